@@ -156,7 +156,7 @@ class Collect(argparse.Action):
             return
         flag = option_string or "MODEL"
         if self.field.kind == "flag":
-            values = not flag.startswith("--no-")
+            values = flag in self.field.bare_flags or not flag.startswith("--no-")
         elif flag in self.field.bare_flags:
             values = "true"
         before: Given | None = namespace.given.get(self.field.name)

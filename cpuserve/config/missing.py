@@ -264,10 +264,6 @@ _LLAMA_CPP = (
         "clients run the tools",
     ),
     Missing("--spm-infill", "the model decides the order of fill-in tokens; leave it out"),
-    Missing(
-        "--image-min-tokens",
-        "pictures are read as the files of a model in safetensors say",
-    ),
     # sampling
     _sampling("temperature", "--temp --temperature"),
     _sampling("top_k", "--top-k"),

@@ -97,7 +97,15 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     language_model_only: Annotated[
         bool | None,
-        _model("Load only the part for text, so that pictures are not read.", default="off"),
+        _model(
+            "Load only the part for text, so that pictures are not read.",
+            default="off",
+            aliases=(
+                Alias("--no-mmproj", bare=True),
+                Alias("--no-mmproj-auto", bare=True),
+                Alias("LLAMA_ARG_NO_MMPROJ"),
+            ),
+        ),
     ] = None
     dtype: Annotated[
         str | None,

@@ -18,7 +18,7 @@ from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
-from cpuserve.media.families.table import AnyFamily, family_of, family_with
+from cpuserve.media.families.table import FRAMES, AnyFamily, family_of, family_with
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
@@ -57,6 +57,8 @@ class PictureRules:
         settings = dict(options.mm_processor_kwargs or {})
         if options.image_max_tokens:
             settings["max_tokens"] = options.image_max_tokens
+        if options.image_min_tokens:
+            settings["min_tokens"] = options.image_min_tokens
         return cls(
             (options.limit_mm_per_prompt or {}).get("image", MOST_PICTURES),
             SourceRules(
@@ -151,7 +153,8 @@ class PictureReader:
         try:
             made._family = family.changed(rules.settings)
         except InvalidRequest as error:
-            msg = f"--mm-processor-kwargs and --image-max-tokens: {error.message}"
+            options = "--mm-processor-kwargs, --image-min-tokens and --image-max-tokens"
+            msg = f"{options}: {error.message}"
             raise ModelError(msg) from None
         return made
 
@@ -197,6 +200,12 @@ class PictureReader:
                 _check_number(len(pictures), self._rules.most)
             found[index] = {**message, "content": join_texts(parts)}
         return found, pictures
+
+    @property
+    def framed(self) -> str:
+        """The marker of a picture with the texts that chat templates write around it."""
+        before, after = FRAMES.get(self._family.marker, ("", ""))
+        return f"{before}{self.spaced(self._family.marker)}{after}"
 
     def spaced(self, text: str) -> str:
         """Return a rendered prompt with the text that belongs around each marker of a picture."""

@@ -90,7 +90,7 @@ BAD = {
     "ids among lists": ({"prompt": [1, [2]]}, "prompt mixes token ids with lists"),
     "multimodal": (
         {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}},
-        "multimodal_data is not supported",
+        "prompt.multimodal_data is not possible: this model reads text only",
     ),
     "vocabulary": ({"prompt": [9999]}, "9999"),
     "negative id": ({"prompt": [-1]}, "-1"),

@@ -391,6 +391,60 @@ def test_pictures_of_a_plain_prompt_of_ollama():
     assert "context" in api.post("/api/generate", **body, prompt="look").json()
 
 
+MEDIA = "<__media__>"
+
+
+def complete(api, prompt):
+    return api.post("/completion", prompt=prompt, n_predict=4)
+
+
+def in_base64(*sizes):
+    return [base64.b64encode(png(*size)).decode() for size in sizes]
+
+
+def test_multimodal_data_of_a_plain_prompt_of_llamacpp():
+    api = picture_api()
+    assert api.get("/props").json()["media_marker"] == MEDIA
+    text = f"<|im_start|>User: look{MEDIA} and {MEDIA}<|im_end|>\nAssistant:"
+    whole = {"prompt_string": text, "multimodal_data": in_base64((100, 60), (60, 100))}
+    assert complete(api, whole).status_code == 200
+    check_places(api, [(100, 60), (60, 100)])
+    first, between, last = text.split(MEDIA)
+    layouts = SMALL.layout(100, 60).text, SMALL.layout(60, 100).text
+    assert prompt_of(api) == f"{first}{layouts[0]}{between}{layouts[1]}{last}"
+    listed = complete(api, ["no picture", whole, {"prompt_string": "none either"}])
+    assert [each["index"] for each in listed.json()] == [0, 1, 2]
+    assert [len(each) for each in api.engine.pictures[-3:]] == [0, 2, 0]
+    streamed = api.post("/completion", prompt=whole, n_predict=4, stream=True)
+    assert streamed.status_code == 200
+    check_places(api, [(100, 60), (60, 100)])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        ({"prompt_string": "none"}, "1 pictures for 0 markers in prompt_string: write <__media__>"),
+        ({"prompt_string": f"{MEDIA} {MEDIA}"}, "1 pictures for 2 markers"),
+        ({"prompt_string": f"{MEDIA} {IMAGE}"}, "a prompt has 2 markers for 1 pictures"),
+        ({"prompt_string": MEDIA, "multimodal_data": ["aGVsbG8="]}, "multimodal_data[0] is no pic"),
+        ({"prompt_string": MEDIA, "multimodal_data": ["%"]}, "multimodal_data[0]"),
+        ({"prompt_string": MEDIA * 9, "multimodal_data": in_base64((9, 9)) * 9}, "at most 8 are"),
+        ({"prompt_string": MEDIA, "multimodal_data": [7]}, "must be a string, got an integer"),
+    ],
+)
+def test_multimodal_data_that_cannot_be_read_is_refused(prompt, why):
+    response = complete(picture_api(most=8), {"multimodal_data": in_base64((9, 9)), **prompt})
+    assert response.status_code == 400, response.text
+    assert why in response.json()["error"]["message"]
+
+
+def test_embeddings_of_pictures_are_refused():
+    given = {"prompt_string": MEDIA, "multimodal_data": in_base64((9, 9))}
+    response = picture_api().post("/embedding", content=given)
+    assert response.status_code in (400, 501)
+    assert "multimodal_data is not supported" in response.json()["error"]["message"]
+
+
 def test_detail_and_settings_change_the_layout():
     api = picture_api()
     assert api.chat([image(detail="low")]).status_code == 200

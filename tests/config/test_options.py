@@ -21,6 +21,7 @@ BAD = {
     "limit_mm_per_prompt": ["8", '{"image": -1}', '{"image": 1.5}', '{"video": 1}'],
     "mm_processor_kwargs": ["x", "[1]"],
     "image_max_tokens": ["-1", "many"],
+    "image_min_tokens": ["-1", "many"],
     "allowed_media_domains": ["https://a.example/x", ""],
     "allowed_local_media_path": [""],
     "image_fetch_timeout": ["0", "soon"],
@@ -532,6 +533,16 @@ def test_flags_of_vllm_switch_the_access_log_off(flag):
     assert (found.server.access_log, found.server.port) == ("off", 1)
     found = flags.asked(parser.parse_args([flag, "--access-log", "all", "smollm2:135m"]))
     assert (found.server.access_log, found.options.model) == ("all", "smollm2:135m")
+
+
+@pytest.mark.parametrize("flag", ["--no-mmproj", "--no-mmproj-auto", "--language-model-only"])
+def test_flags_of_llamacpp_leave_the_tower_out(flag):
+    parser = flags.Parser(prog="cpuserve serve")
+    flags.add_options(parser, server=True)
+    found = flags.asked(parser.parse_args(["smollm2:135m", flag, "--port", "1"]))
+    assert (found.options.language_model_only, found.server.port) == (True, 1)
+    assert found.options.wanted_mmproj == "none"
+    assert load_options({}, environ={"LLAMA_ARG_NO_MMPROJ": "1"}).options.language_model_only
 
 
 @pytest.mark.parametrize(("value", "expected"), [("true", "off"), ("false", "errors")])

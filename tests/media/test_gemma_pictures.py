@@ -87,7 +87,7 @@ def test_numbers_that_contradict_each_other_are_refused(wrong, why, tmp_path):
 
 
 def test_settings_that_change_nothing_are_followed():
-    settings = {"detail": "high", "do_pan_and_scan": False, "max_tokens": 4}
+    settings = {"detail": "high", "do_pan_and_scan": False, "max_tokens": 4, "min_tokens": 4}
     assert FAMILY.changed(settings) == FAMILY
 
 
@@ -98,6 +98,7 @@ def test_settings_that_change_nothing_are_followed():
         ({"do_pan_and_scan": True}, "do_pan_and_scan cannot be True"),
         ({"detail": "ultra"}, "detail cannot be 'ultra'"),
         ({"max_tokens": 3}, "max_tokens must be at least 4"),
+        ({"min_tokens": 5}, "min_tokens must be at most 4"),
     ],
 )
 def test_a_setting_that_the_family_cannot_follow_is_refused(settings, why):

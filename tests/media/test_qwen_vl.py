@@ -85,6 +85,8 @@ def test_settings_change_the_pixels():
     assert SMALL.changed({"size": {"longest_edge": 64 * 64}}).layout(500, 500).rows == 16
     assert SMALL.changed({"max_pixels": 64 * 64}).layout(500, 500).rows == 16
     assert SMALL.changed({"min_pixels": 96 * 96}).layout(8, 8).rows == 36
+    assert SMALL.changed({"min_tokens": 25}).layout(8, 8).rows == 25
+    assert SMALL.changed({"min_tokens": 9}).layout(500, 500) == SMALL.layout(500, 500)
     large = QwenVL(least=1024, most=1 << 24, most_rows=2112, patch=16, merge=2)
     assert large.layout(5000, 5000).rows <= 2112
     assert large.layout(1275, 1650).rows == 40 * 52
@@ -105,6 +107,9 @@ def test_settings_change_the_pixels():
         ({"max_pixels": True}, "max_pixels must be a number of pixels"),
         ({"detail": "ultra"}, "detail must be one of"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"min_tokens": 0}, "min_tokens must be between 1 and 100"),
+        ({"min_tokens": 101}, "min_tokens must be between 1 and 100"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens must be between 1 and 3"),
     ],
 )
 def test_a_setting_that_the_family_cannot_follow_is_refused(settings, why):

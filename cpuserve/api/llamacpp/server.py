@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.errors.error_json import error_json
+from cpuserve.api.llamacpp.completion.prompts import MEDIA_MARKER
 from cpuserve.api.llamacpp.defaults import DEFAULTS, shown_params
 from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.openai.chat.schema import ChatRequest, to_call, words
@@ -44,7 +45,7 @@ class GenerationSettings(msgspec.Struct):
 
 
 class Modalities(msgspec.Struct):
-    """Which inputs besides text the model accepts: none in this server."""
+    """Which inputs besides text the model accepts."""
 
     vision: bool = False
     audio: bool = False
@@ -65,6 +66,7 @@ class Props(msgspec.Struct):
     bos_token: str
     eos_token: str
     build_info: str
+    media_marker: str = MEDIA_MARKER
     is_sleeping: bool = False
     chat_template_tool_use: str | msgspec.UnsetType = msgspec.UNSET
 

@@ -15,7 +15,7 @@ from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import post
 from cpuserve.api.vectors.route import Made, answer, vectors_call
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.calls.call import Prompt, unsupported
 
 router = APIRouter()
 # With embd_normalize 0, a vector is scaled so that its largest absolute value is this number.
@@ -67,7 +67,11 @@ async def llama_embedding(request: RequestContext, body: LlamaEmbeddingRequest) 
     if body.embd_normalize == _UNCHANGED:
         msg = "embd_normalize -1 is not supported, because vectors have the length 1: omit it"
         raise unsupported(msg, "embd_normalize")
-    prompts = [*await flat_prompts(request.context, given)]
+    found = await flat_prompts(request.context, given)
+    prompts: list[str | int | list[int]] = [p for p in found if not isinstance(p, Prompt)]
+    if len(prompts) < len(found):
+        msg = "multimodal_data is not supported: this server embeds texts only"
+        raise unsupported(msg, "content" if body.content is not None else "input")
 
     def make(body: LlamaEmbeddingRequest, _request: RequestContext) -> Made:
         norm = _EUCLIDEAN if body.embd_normalize is None else body.embd_normalize

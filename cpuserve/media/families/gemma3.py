@@ -75,11 +75,13 @@ class Gemma3Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="gemma3"):
                 continue
             if name == "do_pan_and_scan" and value is False:
                 continue
-            if name == "max_tokens":
-                if isinstance(value, int) and not isinstance(value, bool) and value >= rows:
+            if name in ("max_tokens", "min_tokens"):
+                is_most = name == "max_tokens"
+                if type(value) is int and (value >= rows if is_most else value <= rows):
                     continue
+                bound = f"at {'least' if is_most else 'most'} {rows}"
                 refuse_setting(
-                    name, f"must be at least {rows}, the tokens of each picture, got {value!r:.40}"
+                    name, f"must be {bound}, the tokens of each picture, got {value!r:.40}"
                 )
             refuse_setting(
                 name,

@@ -105,6 +105,8 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
                 made = made._with_pixels(name, {edge: value})
             elif name == "max_tokens":
                 made = made._with_most(value)
+            elif name == "min_tokens":
+                made = made._with_least(value)
             elif name in ("fps", "num_frames", "do_sample_frames", "video"):
                 refuse_setting(
                     name, "is for videos, which this server does not read: send pictures"
@@ -113,7 +115,7 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
                 refuse_setting(
                     name,
                     "is no setting of this model's pictures: it has size (shortest_edge and "
-                    "longest_edge), min_pixels, max_pixels, detail, and a maximum number of tokens",
+                    "longest_edge), min_pixels, max_pixels, detail, min_tokens and max_tokens",
                 )
         return made
 
@@ -153,6 +155,12 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             refuse_setting("max_tokens", f"must be at least 1, got {most!r:.40}")
         return msgspec.structs.replace(self, most_rows=min(self.most_rows, most))
+
+    def _with_least(self, least: object) -> QwenVL:
+        most = min(self.most_rows, self.most // self.block**2)
+        if not isinstance(least, int) or isinstance(least, bool) or not 1 <= least <= most:
+            refuse_setting("min_tokens", f"must be between 1 and {most}, got {least!r:.40}")
+        return msgspec.structs.replace(self, least=least * self.block**2)
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with about the same aspect."""

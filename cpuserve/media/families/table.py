@@ -31,6 +31,12 @@ FAMILIES: dict[str, FamilyReader] = {
     "smolvlm": idefics3,
 }
 
+# By the marker of a picture: the texts that chat templates write before and after it.
+FRAMES = {
+    "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
+    "<|IMAGE_PLACEHOLDER|>": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
+}
+
 
 def family_with(config: Mapping[str, Any]) -> AnyFamily | None:
     """Return the family of a model in GGUF files; None if pictures are nothing to it.

@@ -142,7 +142,7 @@ class GenerateCall(CommonFields, kw_only=True):
 
     Inputs:
 
-    prompt: a text, token ids, or a list of texts or of lists of token ids.
+    prompt: a text, token ids, or a list of texts, of lists of token ids or of Prompts.
     messages: the messages of a chat.
     conversations: the messages of several chats, instead of `messages`.
     pairs: pairs of texts, or single texts, instead of a prompt.
@@ -199,7 +199,7 @@ class GenerateCall(CommonFields, kw_only=True):
     session: the id of the client's session, which other clients cannot know.
     """
 
-    prompt: str | list[str | int | list[int]] | None = None
+    prompt: str | list[str | int | list[int] | Prompt] | None = None
     messages: list[ConversationMessage] | None = None
     pairs: Sequence[tuple[str, ...]] | None = None
     instruction: str | None = None

@@ -21,7 +21,7 @@ from cpuserve.serving.generation.beam_search import BeamSearch, step_params
 from cpuserve.serving.generation.fan_out import SequenceRequest, sequences_of, shared_beginning
 from cpuserve.serving.generation.generate import read_prompts
 from cpuserve.serving.generation.sequence import SequenceRun
-from cpuserve.serving.pictures import patches_of
+from cpuserve.serving.prompts.chat_prompt import picture_prompt as placed_prompt
 from cpuserve.serving.tools.use import response_structure
 
 if TYPE_CHECKING:
@@ -101,19 +101,7 @@ def picture_prompt(
     if reader is None:
         msg = "multi_modal_data is not possible, because this model reads text only: omit it"
         raise InvalidRequest(msg, param="prompts")
-    message = {"role": "user", "content": list(parts)}
-    _, pictures = _result(reader.read([message], (0,), settings, measures=False))
-    found = reader.expanded(ids, pictures, ())
-    if found is None:
-        count = ids.count(reader.marker)
-        msg = (
-            f"a prompt has {count} markers for {len(pictures)} pictures: write the marker of this "
-            "model once for each picture"
-        )
-        raise InvalidRequest(msg, param="prompts")
-    whole, placed = found
-    told = [each.seen for each in pictures]
-    return Prompt(whole, pictures=placed, shown=told, patches_of=patches_of(pictures))
+    return _result(placed_prompt(reader, ids, parts, settings, "prompts"))
 
 
 def decision_items(

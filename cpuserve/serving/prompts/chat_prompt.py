@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
@@ -104,6 +104,34 @@ async def read_pictures(
     own = _own_turn([message.get("role") for message in messages])
     settings = call.mm_processor_kwargs
     return await context.pictures.read(messages, own, settings, measures=measures)
+
+
+async def picture_prompt(
+    reader: PictureReader,
+    ids: list[int],
+    parts: Sequence[MediaPart],
+    settings: Mapping[str, Any],
+    param: str,
+) -> Prompt:
+    """Return a prompt of token ids with one marker for each picture, which becomes placeholders.
+
+    param: the field of the request with the prompt.
+
+    Raises InvalidRequest: a picture is refused, or the number of markers is another one.
+    """
+    message: ConversationMessage = {"role": "user", "content": list(parts)}
+    _, pictures = await reader.read([message], (0,), settings, measures=False)
+    found = reader.expanded(ids, pictures, ())
+    if found is None:
+        count = ids.count(reader.marker)
+        msg = (
+            f"a prompt has {count} markers for {len(pictures)} pictures: write the marker of this "
+            "model once for each picture"
+        )
+        raise InvalidRequest(msg, param=param)
+    whole, placed = found
+    told = [each.seen for each in pictures]
+    return Prompt(whole, pictures=placed, shown=told, patches_of=patches_of(pictures))
 
 
 def _has_parts(message: ConversationMessage) -> bool:

@@ -28,6 +28,7 @@ from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.tokenizer.cut import Cut
 
 # The longest prompt in tokens that may be truncated. No request body can hold a longer one.
 MAX_CUT_TOKENS = 1 << 30
@@ -88,11 +89,15 @@ async def prompts_of(
     encoded = iter(found)
     return [
         # A text that was cut is echoed as its tokens.
-        Prompt(next(encoded), None if cut else item)
-        if isinstance(item, str)
-        else Prompt(cut.apply(item) if cut else item)
+        Prompt(next(encoded), None if cut else item) if isinstance(item, str) else _cut(item, cut)
         for item in given
     ]
+
+
+def _cut(item: list[int] | Prompt, cut: Cut | None) -> Prompt:
+    if isinstance(item, Prompt):
+        return item
+    return Prompt(cut.apply(item) if cut else item)
 
 
 async def counted_prompt(context: ModelContext, call: GenerateCall, num_bytes: int) -> Prompt:
@@ -131,6 +136,7 @@ async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str
         if isinstance(item, str)
         else Prompt(infill_prompt(tokenizer, tokens, item, end))
         for item in given
+        if not isinstance(item, Prompt)  # no API has both pictures and a suffix
     ]
 
 
@@ -177,8 +183,8 @@ async def _pair_prompts(
 
 
 def _listed(
-    given: str | list[str | int | list[int]], max_model_len: int, *, embed: bool
-) -> list[str | list[int]]:
+    given: str | list[str | int | list[int] | Prompt], max_model_len: int, *, embed: bool
+) -> list[str | list[int] | Prompt]:
     """Return `given` as a list of prompts; refuse a list of too many ids before looking at its ids.
 
     Raises:

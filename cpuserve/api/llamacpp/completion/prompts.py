@@ -7,51 +7,75 @@ from typing import TYPE_CHECKING, cast
 
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.calls.call import Prompt, unsupported
+from cpuserve.serving.prompts.chat_prompt import picture_prompt
 from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.threads import run_sized
+from cpuserve.tokenizer.conversation import MediaPart
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
 
 # How many texts and token ids are looked at in a microsecond.
 _ITEMS_PER_US = 8
+# The text in a prompt_string in place of each of its pictures.
+MEDIA_MARKER = "<__media__>"
 
 
 async def flat_prompts(
     context: ModelContext, given: str | PromptObject | list[PromptItem]
-) -> list[str | list[int]]:
-    """Return each prompt as a text or as token ids.
+) -> list[str | list[int] | Prompt]:
+    """Return each prompt as a text or as token ids, or with its pictures.
 
     The tokenizer adds special tokens only to a text at the beginning of a prompt.
 
     Raises:
-      InvalidRequest: a list is empty, or a prompt has multimodal data.
+      InvalidRequest: a list is empty, or a picture is refused.
     """
-    if not isinstance(given, list):
-        return [_text(given)]
+    if isinstance(given, str | PromptObject):
+        return [await _one(context, given, "prompt")]
     if any(isinstance(item, int) for item in given):
         return [await _ids(context, given)]
     if not given:
         msg = "prompt is an empty list: give text, token ids, or a list of either"
         raise InvalidRequest(msg, param="prompt")
-    found: list[str | list[int]] = []
-    for item in given:
+    found: list[str | list[int] | Prompt] = []
+    for index, item in enumerate(given):
+        assert not isinstance(item, int)
         if isinstance(item, list):
             found.append(await _ids(context, item))
         else:
-            found.append(_text(item))
+            found.append(await _one(context, item, f"prompt[{index}]"))
     return found
 
 
-def _text(item: PromptItem) -> str:
-    if isinstance(item, PromptObject):
-        if item.multimodal_data:
-            msg = "multimodal_data is not supported: this model reads text only"
-            raise unsupported(msg, "prompt")
+async def _one(context: ModelContext, item: str | PromptObject, where: str) -> str | Prompt:
+    """Return a prompt as a text, or with its pictures; where: its place in the request."""
+    if isinstance(item, str):
+        return item
+    given = item.multimodal_data
+    if not given:
         return item.prompt_string
-    assert isinstance(item, str)
-    return item
+    reader, where = context.pictures, f"{where}.multimodal_data"
+    if reader is None:
+        msg = f"{where} is not possible: this model reads text only"
+        raise unsupported(msg, "prompt")
+    pieces = item.prompt_string.split(MEDIA_MARKER)
+    if len(pieces) != len(given) + 1:
+        msg = (
+            f"{where} has {len(given)} pictures for {len(pieces) - 1} markers in prompt_string: "
+            f"write {MEDIA_MARKER} once for each picture"
+        )
+        raise InvalidRequest(msg, param="prompt")
+    text = reader.framed.join(pieces)
+    (ids,) = await encode(context, [text], add_special_tokens=True)
+    parts = [
+        MediaPart(
+            kind="image", type="image", noun="a picture", where=f"{where}[{index}]", data=data
+        )
+        for index, data in enumerate(given)
+    ]
+    return await picture_prompt(reader, ids, parts, {}, "prompt")
 
 
 async def _ids(context: ModelContext, items: list[str | int] | list[PromptItem]) -> list[int]:

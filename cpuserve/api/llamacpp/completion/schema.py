@@ -12,7 +12,7 @@ from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.fields import SamplerFields, names_in
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.calls.call import NO_LIMIT, GenerateCall, call_from
+from cpuserve.serving.calls.call import NO_LIMIT, GenerateCall, Prompt, call_from
 from cpuserve.serving.calls.line_limits import LineRules
 from cpuserve.serving.calls.params import check_repeat_penalty
 
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 
 class PromptObject(msgspec.Struct, kw_only=True):
-    """A prompt in an object with `prompt_string`; `multimodal_data` is refused."""
+    """A prompt in an object with `prompt_string`, and its pictures in base64.
+
+    The text has the `media_marker` of /props in place of each picture.
+    """
 
     prompt_string: str
-    multimodal_data: list[Any] | None = None
+    multimodal_data: list[str] | None = None
 
 
 # One prompt in a list of prompts. A list that mixes texts and token ids is one prompt.
@@ -135,13 +138,13 @@ _NAMES = names_in("llama.cpp")
 def words(body: LlamaOptions) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
     form = "json_schema" if body.json_schema is not None else "grammar"
-    return {**_NAMES, "structured_outputs": form}
+    return {**_NAMES, "structured_outputs": form, "messages": "prompt"}
 
 
 def to_call(
-    context: ModelContext, prompts: Sequence[str | list[int]], body: LlamaOptions
+    context: ModelContext, prompts: Sequence[str | list[int] | Prompt], body: LlamaOptions
 ) -> GenerateCall:
-    """Return the GenerateCall; prompts: the texts or token ids that `flat_prompts` returned.
+    """Return the GenerateCall; prompts: the results of `flat_prompts`.
 
     Raises:
       InvalidRequest: a field is not supported, is out of range or contradicts another field.
