@@ -133,7 +133,9 @@ def check_fits(prepared: Prepared, promised_bytes: int) -> None:
     free = host.memory_available
     if host.cgroup.memory_available is not None:
         free = min(free, host.cgroup.memory_available)
-    needed = prepared.facts.weight_bytes * len(prepared.resolved.replicas)
+    facts, drafts = prepared.facts, prepared.facts.draft
+    weights = facts.weight_bytes + (0 if drafts is None else drafts.weight_bytes)
+    needed = weights * len(prepared.resolved.replicas)
     if promised_bytes:
         needed += kv_cache_bytes(prepared)
     if needed > free:

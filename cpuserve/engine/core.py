@@ -529,6 +529,7 @@ class EngineCore:
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "steps": self.stats.steps,
+            **({} if self._draft_model is None else self._draft_model.report()),
             **(self.kv.offload.report() if self.kv.offload is not None else {}),
         }
 

@@ -148,6 +148,10 @@ class DraftModel:
             self._failed = True
         self.seconds += time.perf_counter() - began
 
+    def report(self) -> dict[str, object]:
+        """Return the steps of the draft model, and the seconds that its rounds have taken."""
+        return {"draft_steps": self.num_steps, "draft_s": self.seconds}
+
     def close(self) -> None:
         """Free the weights and the cache."""
         self.executor.close()
