@@ -245,10 +245,12 @@ class Executor:
     top_logprobs: npt.NDArray[np.float32]
     vectors: npt.NDArray[np.float32]
     """[max_tokens, width] of a program with a hidden op, else [max_tokens, 0]."""
-    def start(self, words: npt.NDArray[np.int32]) -> None:
-        """Begin a step of a program with a hidden op, which `advance` runs."""
-    def advance(self, seconds: float) -> bool:
-        """Run operations of the step for about `seconds`; return whether it is complete."""
+    def start(self, words: npt.NDArray[np.int32], first: int = 0) -> None:
+        """Begin a step of a program with a hidden op, which `advance` runs. Before op `first`, the
+        tokens of the step so far may be divided into other sequences."""
+    def advance(self, seconds: float, last: int = -1) -> bool:
+        """Run operations of the step for about `seconds`, or up to op `last` (-1: all); return
+        whether it is there."""
     def write_patches(self, rows: npt.NDArray[np.uint8]) -> None:
         """Write the patches [n, patch width] of the pictures of the next step."""
     def tap(

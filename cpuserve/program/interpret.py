@@ -161,13 +161,19 @@ class Interpreter:
         """Run a step and update the KV cache; return the logits [R, vocab] of its R logit rows."""
         return self.logits(self.hidden(arrays))
 
-    def hidden(self, arrays: HasWords) -> Tensor:
+    def hidden(self, arrays: HasWords, later: Sequence[tuple[int, HasWords]] = ()) -> Tensor:
         """Run a step except its last op.
 
         Return the input of this op, only the rows that the step asks for.
+
+        later: (index of an op, step that has the same tokens in other sequences from it on).
         """
-        self.begin(arrays)
-        values = self._run_to(len(self.program.ops) - 1)
+        starts = [(0, arrays), *later]
+        ends = [*(first for first, _ in later), len(self.program.ops) - 1]
+        values: dict[ValueId, Tensor] = {}
+        for (first, part), end in zip(starts, ends, strict=True):
+            self.begin(part)
+            self._run_to(end, first, values)
         (head,) = self.program.ops[-1].reads()
         return values[head][self.row_token]
 
@@ -231,9 +237,14 @@ class Interpreter:
         """
         return [part for states in self.states for part in states.closed(slot)]
 
-    def _run_to(self, index: int) -> dict[ValueId, Tensor]:
-        values: dict[ValueId, Tensor] = {}
+    def _run_to(
+        self, index: int, first: int = 0, values: dict[ValueId, Tensor] | None = None
+    ) -> dict[ValueId, Tensor]:
+        """Run ops first .. index - 1; return the live values, which are added to `values`."""
+        values = {} if values is None else values
         for i, op in enumerate(self.program.ops[:index]):
+            if i < first:
+                continue
             if self.cancelled:
                 msg = "another thread cancelled the step"
                 raise RuntimeError(msg)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class Lowered:
     (-1: there are no adapters).
     `cache_reads` has (cache layer, window in tokens) for each attention op;
     several ops may read the same cache layer.
+    `partitions` is Program.partitions with the numbers of native ops.
     """
 
     native: _C.Program
@@ -84,6 +86,7 @@ class Lowered:
     linear_weights: int = 0
     adapter_scales: int = -1
     cache_reads: list[tuple[int, int]] = field(default_factory=list)
+    partitions: list[tuple[int, bool]] = field(default_factory=list)
 
     def step_bytes(self, sequences: int) -> float:
         """Return the bytes of packed weights that a decode step of `sequences` sequences reads.
@@ -180,6 +183,10 @@ class Lowering:
             self._op = index
             op.lower(self)
             self._retire(op)
+        self.out.partitions = [
+            (bisect_left(self.out.source_op, first), windowed)
+            for first, windowed in self.program.partitions
+        ]
         return self.out
 
     # -- values ------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ Then = Literal[
     "silu_mul",
     "gelu_tanh_mul",
     "clamped_swiglu_mul",
+    "quick_gelu",
 ]
 # "clamped_swiglu_mul" of gpt-oss: (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -70,6 +71,7 @@ ACTIVATIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "silu": lambda f, x: f.silu(x),
     "gelu": lambda f, x: f.gelu(x),
     "gelu_tanh": lambda f, x: f.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda f, x: x * f.sigmoid(1.702 * x),
 }
 
 

@@ -105,6 +105,19 @@ class Program:
         return max((op.num_axes for op in self.ops), default=0)
 
     @property
+    def partitions(self) -> list[tuple[int, bool]]:
+        """Return (index of an op, whether the sequences are windows of pictures from it on).
+
+        The first entry is for op 0. A program without windows has no other.
+        """
+        found = [(0, False)]
+        for index, op in enumerate(self.ops):
+            windowed = getattr(op, "windowed", found[-1][1])
+            if windowed != found[-1][1]:
+                found.append((index, windowed))
+        return found
+
+    @property
     def media_width(self) -> int:
         """Return how many columns of a row of the media buffer the ops read; 0 = none does."""
         return max((op.media_width for op in self.ops), default=0)

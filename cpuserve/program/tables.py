@@ -55,6 +55,23 @@ def bucketed_places(side: int, table: int, merge: int) -> npt.NDArray[np.int64]:
     return blocks.transpose(0, 2, 1, 3).reshape(-1)
 
 
+def plane_waves(side: int, width: int) -> Float32:
+    """Return the sine and cosine embeddings of the places of a grid: [side * side, width].
+
+    The first half of the columns is of the grid's column, the second half of its row; each has the
+    sines of all frequencies, and then the cosines. width: a multiple of 4.
+
+    Source: modeling_granite_docling of transformers.
+    """
+    import numpy as np
+
+    count = width // 4
+    waves = np.outer(np.arange(side), 10000.0 ** -(np.arange(count) / count))
+    one = np.concatenate([np.sin(waves), np.cos(waves)], axis=1)
+    rows, columns = np.divmod(np.arange(side * side), side)
+    return np.concatenate([one[columns], one[rows]], axis=1).astype(np.float32)
+
+
 def alibi_slopes(heads: int) -> Float32:
     """Return the standard ALiBi slopes [heads]: first 2^(-8 i / n) for i = 1 .. n.
 

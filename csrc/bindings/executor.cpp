@@ -205,13 +205,13 @@ void define_steps(py::class_<Executor>& executor) {
           py::arg("words").noconvert(), py::arg("masks").noconvert() = py::none())
       .def(
           "start",
-          [](Executor& e, const Words& words) {
+          [](Executor& e, const Words& words, int64_t first) {
             const Span<const int32_t> span = span_of(words);
             const py::gil_scoped_release release;
-            e.start(span);
+            e.start(span, first);
           },
-          py::arg("words").noconvert())
-      .def("advance", &Executor::advance, py::arg("seconds"), free_gil)
+          py::arg("words").noconvert(), py::arg("first") = 0)
+      .def("advance", &Executor::advance, py::arg("seconds"), py::arg("last") = -1, free_gil)
       .def(
           "write_patches",
           [](Executor& e, const Array<uint8_t>& rows) {

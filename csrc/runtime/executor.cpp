@@ -402,16 +402,20 @@ void Executor::write_patches(Span<const uint8_t> rows) {
   num_patches_ = rows.size() / width;
 }
 
-void Executor::start(Span<const int32_t> words) {
+void Executor::start(Span<const int32_t> words, int64_t first) {
   check_argument(program_->hidden_width() > 0, "start: the program has no hidden op");
+  const auto ops = static_cast<int64_t>(program_->ops().size());
+  check_argument(first >= 0 && first < ops, "start: the program has no operation ", first);
   started_.assign(words.begin(), words.end());
   begin_step(accept(started_));
-  started_next_ = 0;
+  started_next_ = first;
 }
 
-bool Executor::advance(double seconds) {
+bool Executor::advance(double seconds, int64_t last) {
   check_argument(started_next_ >= 0, "advance: no step has been started");
-  const auto ops = static_cast<int64_t>(program_->ops().size());
+  const auto all = static_cast<int64_t>(program_->ops().size());
+  const int64_t ops = last < 0 ? all : last;
+  check_argument(ops > started_next_ && ops <= all, "advance: operation ", ops, " is not later");
   const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
   int64_t op = std::exchange(started_next_, -1);
   do {

@@ -108,12 +108,15 @@ class Executor {
   // which the caller has allocated.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   // start() begins a step with result rows only of HiddenOp, and advance() runs its operations,
-  // until `seconds` have passed; it returns whether the step is complete. Other executors of the
-  // team may run steps between these calls. start() throws like step(). advance() throws
-  // std::invalid_argument if no step has been started since the last complete one, and
-  // std::runtime_error if the step was cancelled.
-  void start(Span<const int32_t> words);
-  bool advance(double seconds);
+  // until `seconds` have passed or operation `last` is next (-1: the step is complete); it returns
+  // whether it is there. Other executors of the team may run steps between these calls.
+  // The same tokens may be divided into other sequences before operation `first`: start() then
+  // goes on with the values that the operations before it have computed.
+  // start() throws like step(). advance() throws std::invalid_argument if no step has been started
+  // since the last complete one, or `last` is no later operation, and std::runtime_error if the
+  // step was cancelled.
+  void start(Span<const int32_t> words, int64_t first = 0);
+  bool advance(double seconds, int64_t last = -1);
   // Writes the patches of the next steps: `rows` are whole rows of Program::patch_width() bytes.
   // Throws std::invalid_argument if they are not, or are more than a step can have tokens.
   void write_patches(Span<const uint8_t> rows);

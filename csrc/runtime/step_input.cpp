@@ -103,7 +103,7 @@ void check_sequence(const StepInput& in, const StepLimits& limits, BlockTables& 
   const int64_t first = in.query_start[s], queries = in.query_start[s + 1] - first;
   const int64_t keys = in.kv_len[s];
   check_range("kv_len", s, keys, queries, limits.max_positions + 1);
-  check_argument(queries % limits.fold == 0, "sequence ", s, " has ", queries,
+  check_argument(queries % limits.fold == 0 || in.seqs == 1, "sequence ", s, " has ", queries,
                  " tokens, which cannot be folded ", limits.fold, " at a time");
   check_tables(in, limits, tables, s);
   for (int64_t i = 0; i < queries; i++) {

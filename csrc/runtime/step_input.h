@@ -69,8 +69,10 @@ struct StepLimits {
   int64_t groups = 1;    // block tables of each sequence (Program::table_groups)
   int64_t states = 0;    // number of state slots, for the last table of a sequence; 0: no states
   int64_t media = 0;     // number of rows of the media buffer
-  int64_t fold = 1;      // each sequence has a multiple of `fold` tokens, and a row for each fold
-  int64_t axes = 0;      // number of axes that ropes turn by (RopeStoreOp::axes)
+  // Each sequence has a multiple of `fold` tokens, and a row for each fold. The only sequence of a
+  // step may have fewer than `fold` further tokens at the end, which have no row.
+  int64_t fold = 1;
+  int64_t axes = 0;           // number of axes that ropes turn by (RopeStoreOp::axes)
   bool needs_angles = false;  // each step has angles
 };
 

@@ -24,6 +24,8 @@ inline double activated(Activation act, double x) {
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
     case Activation::silu:
       return x / (1 + std::exp(-x));
+    case Activation::quick_gelu:
+      return x / (1 + std::exp(-1.702 * x));
     case Activation::clamped_swiglu: {
       const double g = std::min(x, 7.0);
       return g / (1 + std::exp(-1.702 * g));

@@ -27,6 +27,8 @@ class RopeStoreKV(Op, frozen=True):
     plus_one: the factors of the two norms are their weights plus 1 (Gemma 3).
     rope: None = no rotation (OPT).
     stores: False = `qkv` has only queries; an earlier op has stored keys and values (Gemma 4).
+    windowed: whether the sequences of the step are windows of pictures, from this op on; False =
+      they are whole pictures (Program.partitions).
     """
 
     reads_of = ("qkv",)
@@ -43,6 +45,7 @@ class RopeStoreKV(Op, frozen=True):
     eps: float = 1e-6
     plus_one: bool = False
     stores: bool = True
+    windowed: bool = False
 
     @property
     def num_axes(self) -> int:
@@ -424,6 +427,7 @@ class AttentionBuilder(BaseBuilder):
         q_norm: str | None = None,
         k_norm: str | None = None,
         plus_one: bool = False,
+        windowed: bool = False,
     ) -> ValueId:
         """Return the attention of q to all keys of its sequence: [T, q_heads * head_dim].
 
@@ -431,6 +435,7 @@ class AttentionBuilder(BaseBuilder):
         a step has whole sequences, so later layers and steps never read these keys.
 
         window: a query sees keys less than this many tokens away, on both sides (0 = all).
+        windowed: the sequences are windows of pictures, not whole pictures (TowerSpec.window).
         For the other parameters see `rope_store_kv` and `attention`.
         """
         s = self._spec
@@ -444,7 +449,8 @@ class AttentionBuilder(BaseBuilder):
         k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
         norms = (q_weight, k_weight, s.norm_eps, plus_one)
         heads = (s.q_heads, s.kv_heads, d)
-        self._ops.append(RopeStoreKV(qkv, 0, s.q_heads, s.kv_heads, d, rope, *norms))
+        store = RopeStoreKV(qkv, 0, s.q_heads, s.kv_heads, d, rope, *norms, True, windowed)
+        self._ops.append(store)
         out = self._value(f"{label}.attention", s.q_heads * d)
         scale = d**-0.5 if scale is None else scale
         self._ops.append(Attention(qkv, out, 0, *heads, scale, window, causal=False))

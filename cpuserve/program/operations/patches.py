@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.ops import Op, ValueId
-from cpuserve.program.tables import bucketed_places
+from cpuserve.program.tables import bucketed_places, plane_waves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,71 @@ class PlaceEmbed(Op, frozen=True):
         return x + at.vector(self.weight)[places[at.positions]]
 
 
+class ClassEmbed(Op, frozen=True):
+    """x[t] += the place of patch t in its tile, or the class and its place after the last patch.
+
+    A tile is a sequence of side x side patches in merge order and a further row with pixels of 0.
+    weight: the table of places; its row 0 is the place of the class.
+    own: the class. bias: the bias of the matrix that has multiplied the pixels, which the further
+      row does not get.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weight: str
+    own: str
+    bias: str
+    side: int
+    merge: int
+    width: int
+
+    def lower(self, to: Lowering) -> None:
+        rows = self.side**2 + 1
+        key = ("class", self.weight, self.side, self.merge)
+        table = to.vector(key, rows * self.width, self._table)
+        to.add(self, "position_embed", table=table, rows=rows, offset=0)
+
+    def _table(self, read: ReadFn) -> Float32:
+        import numpy as np
+
+        places, own = read(self.weight).reshape(-1, self.width), read(self.own).reshape(-1)
+        last = places[0] + own - read(self.bias)
+        order = bucketed_places(self.side, self.side, self.merge)
+        return np.concatenate([places[1:][order], last[None]]).astype(np.float32)
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        table = torch.from_numpy(self._table(lambda name: at.vector(name).numpy()))
+        return x + table[at.positions]
+
+
+class PlaneEmbed(Op, frozen=True):
+    """x[r] += the waves of row r's place in its tile (`plane_waves`); x [T / fold, width].
+
+    A tile has side x side rows, row by row.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    side: int
+    fold: int
+    width: int
+
+    def lower(self, to: Lowering) -> None:
+        rows, key = self.side**2, ("waves", self.side, self.width)
+        table = to.vector(key, rows * self.width, lambda _: plane_waves(self.side, self.width))
+        to.add(self, "position_embed", table=table, rows=rows, offset=0)
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        waves = torch.from_numpy(plane_waves(self.side, self.width))
+        return x + waves[at.positions[:: self.fold] // self.fold]
+
+
 class GridEmbed(Op, frozen=True):
     """x[t] += the embedding of patch t's place in its picture; weight [side^2, D].
 
@@ -130,6 +195,7 @@ class Fold(Op, frozen=True):
     """out [T / count, count * width]: a row has the columns of `count` successive rows of x.
 
     mean: out [T / count, width] has the mean of these rows instead.
+    Rows at the end that are fewer than `count` have no part in out (TowerSpec.extra).
     """
 
     x: ValueId
@@ -143,6 +209,7 @@ class Fold(Op, frozen=True):
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        x = x[: len(x) // self.count * self.count]
         if self.mean:
             return x.reshape(-1, self.count, self.width).mean(1)
         return x.reshape(-1, self.count * self.width)
@@ -166,6 +233,36 @@ class PatchesBuilder(BaseBuilder):
         width = self._width(x)
         weight = self._need(f"{name}.weight", (table * table, width), "table")
         self._ops.append(PlaceEmbed(x, weight, table, side, merge, width))
+
+    def class_embed(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        shape: tuple[int, ...],
+        own: tuple[str, tuple[int, ...]],
+        patches: str,
+        side: int,
+        merge: int,
+    ) -> None:
+        """Add the embeddings of places and of the class to x, in place (`ClassEmbed`).
+
+        name, shape: the table of places. own: the name and the shape of the class.
+        patches: the name of the matrix, with a bias, that has multiplied the pixels.
+        side, merge: a tile has side x side patches, in blocks of merge x merge patches.
+        """
+        width = self._width(x)
+        weight = self._need(name, shape, "table")
+        found = self._need(*own, "vector")
+        bias = self._need(f"{patches}.bias", (width,), "vector")
+        self._ops.append(ClassEmbed(x, weight, found, bias, side, merge, width))
+
+    def plane_embed(self, x: ValueId, *, side: int) -> None:
+        """Add the waves of each row's place in its tile to x, in place (`PlaneEmbed`).
+
+        side: a tile has side x side rows of x.
+        """
+        self._ops.append(PlaneEmbed(x, side, self._values[x].fold, self._width(x)))
 
     def grid_embed(self, x: ValueId, name: str, *, side: int, corners: bool = True) -> None:
         """Add the embedding of each patch's place in its picture to x, in place (`GridEmbed`).

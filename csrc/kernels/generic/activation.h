@@ -31,6 +31,7 @@ CPUSERVE_INLINE F none(F x) { return x; }
 CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
 CPUSERVE_INLINE F relu2(F x) { return mul(relu(x), relu(x)); }
 CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+CPUSERVE_INLINE F quick_gelu(F x) { return div(x, add(set1(1.0f), exp(mul(set1(-1.702f), x)))); }
 // Returns max(x, -6) / 2, the first factor of GELU. The limit keeps the product small for x < -6,
 // where the other factor (1 + erf or 1 + tanh) is 0 except for a rounding error of 6e-8.
 CPUSERVE_INLINE F gelu_half(F x) { return mul(set1(0.5f), max(set1(-6.0f), x)); }

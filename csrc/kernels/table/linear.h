@@ -11,12 +11,14 @@ namespace cpuserve {
 
 // The activation functions of linears: X(name, up). generic/activation.h has the function `name`,
 // which is applied to x or to the gate, and the function `up`, applied to the up projection.
-// relu2 is the square of relu. clamped_swiglu (gpt-oss) is allowed only with Epilogue::glu:
+// relu2 is the square of relu, and quick_gelu is x * sigmoid(1.702 x). clamped_swiglu (gpt-oss) is
+// allowed only with Epilogue::glu:
 //   out = (1 + clamp(up, -7, 7)) * g * sigmoid(1.702 g), g = min(gate, 7)
 #define CPUSERVE_ACTIVATIONS(X) \
   X(none, none)                 \
   X(relu, none)                 \
-  X(relu2, none) X(gelu, none) X(gelu_tanh, none) X(silu, none) X(clamped_swiglu, clamped_up)
+  X(relu2, none)                \
+  X(gelu, none) X(gelu_tanh, none) X(silu, none) X(clamped_swiglu, clamped_up) X(quick_gelu, none)
 enum class Activation : int32_t {
 #define CPUSERVE_NAME(name, up) name,
   CPUSERVE_ACTIVATIONS(CPUSERVE_NAME)

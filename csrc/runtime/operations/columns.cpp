@@ -102,7 +102,7 @@ void run(const AddOp& op, Worker& w) noexcept {
 }
 
 void prepare(const ScaleOp& op, const Program& p) {
-  p.check_tokens("scale", {op.x});
+  p.check_rows("scale", {op.x});
   const int64_t width = p.f32_value(op.x, "scale x").width;
   check_argument(op.factor != kNone, "scale: the factor is missing");
   p.check_vector(op.factor, p.vector(op.factor).count == 1 ? 1 : width, "scale factor");
@@ -112,9 +112,9 @@ void run(const ScaleOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
   const float* factors = w.vector(op.factor);
   const bool single = w.program().vectors()[static_cast<size_t>(op.factor)].count == 1;
-  const Range rows = w.share(w.tokens());
-  for (int64_t t = rows.begin; t < rows.end; t++) {
-    float* to = floats_of(x, t);
+  const Range rows = w.share(w.rows(op.x));
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    float* to = floats_of(x, r);
     for (int64_t i = 0; i < x.width; i++) to[i] *= factors[single ? 0 : i];
   }
 }

@@ -169,20 +169,23 @@ void run(const FoldOp& op, Worker& w) noexcept {
 }
 
 void prepare(const PositionEmbedOp& op, Program& p) {
-  p.check_tokens("position_embed", {op.x});
+  p.check_rows("position_embed", {op.x});
   check_argument(op.table != kNone && op.rows > op.offset && op.offset >= 0,
                  "position_embed: a table of ", op.rows, " rows cannot have the offset ",
                  op.offset);
   p.check_vector(op.table, op.rows * p.f32_value(op.x, "position_embed x").width, "position table");
-  p.limits().max_positions = std::min(p.limits().max_positions, op.rows - op.offset);
+  const int64_t most = (op.rows - op.offset) * p.value(op.x).fold;
+  p.limits().max_positions = std::min(p.limits().max_positions, most);
 }
 
 void run(const PositionEmbedOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
-  const Range rows = w.share(w.tokens());
-  for (int64_t t = rows.begin; t < rows.end; t++) {
-    float* to = reinterpret_cast<float*>(row_of(x, t));
-    const float* from = w.vector(op.table) + (w.input().positions[t] + op.offset) * x.width;
+  const int64_t fold = w.program().value(op.x).fold;
+  const Range rows = w.share(w.rows(op.x));
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    float* to = reinterpret_cast<float*>(row_of(x, r));
+    const int64_t position = w.input().positions[r * fold] / fold;
+    const float* from = w.vector(op.table) + (position + op.offset) * x.width;
     for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
   }
 }
