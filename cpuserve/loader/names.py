@@ -45,7 +45,7 @@ _PARTS = re.compile(
     r"(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
-    r"|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
+    r"|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
 )
 
@@ -107,6 +107,8 @@ def checkpoint_to_hf(name: str) -> str:
         return f"{name[:-7]}.weight" if name.endswith("_projection_weight") else name
     if name.startswith("backbone."):  # Nemotron H
         return f"model.{name.removeprefix('backbone.')}"
+    if name.startswith("visual.") and not name.startswith("visual.vision_model."):
+        return f"model.{name}"  # Qwen2-VL and 2.5-VL
     for theirs, ours in _NORMS.items():
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3

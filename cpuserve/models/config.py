@@ -184,3 +184,15 @@ def read_heads(config: Mapping[str, Any], width: int) -> tuple[int, int, int]:
     if head_dim % 2:
         refuse("head_dim", head_dim, "even, because RoPE rotates pairs of dimensions")
     return q_heads, kv_heads, head_dim
+
+
+def read_layers(
+    config: Mapping[str, Any], key: str, default: tuple[int, ...], most: int
+) -> tuple[int, ...]:
+    """Return a list of different layers below `most`; ModelError if it has others."""
+    found = config.get(key)
+    found = default if found is None else found
+    known = isinstance(found, list | tuple) and all(type(i) is int and 0 <= i < most for i in found)
+    if not known or len({*found}) < len(found):
+        refuse(key, found, f"layers below {most}")
+    return tuple(found)

@@ -25,9 +25,12 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
+    "quick_gelu": "quick_gelu",
 }
-# The same in MLPs with a gate; kernels have no gated ReLU.
-GATED = {kind: f"{then}_mul" for kind, then in ACTIVATIONS.items() if then != "relu"}
+# The same in MLPs with a gate; programs have no gated ReLU and no gated quick GELU.
+GATED = {
+    kind: f"{then}_mul" for kind, then in ACTIVATIONS.items() if then not in ("relu", "quick_gelu")
+}
 POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
 NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key for it
 

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any, cast
 
-from cpuserve.models.config import read_choice, read_dtype, read_int, read_object, refuse
+from cpuserve.models.config import (
+    read_choice,
+    read_dtype,
+    read_int,
+    read_layers,
+    read_object,
+    refuse,
+)
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.text_parts import KEYS
@@ -28,7 +35,9 @@ class Qwen3VLTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        layers = _layers_of_levels(read_object(config, "vision_config"))
+        own = read_object(config, "vision_config")
+        most = read_int(own, "depth", 27, high=4096)
+        layers = read_layers(own, "deepstack_visual_indexes", (8, 16, 24), most)
         return _spec(config, pictures, width, (24, 20, 20), layers)
 
     @staticmethod
@@ -95,15 +104,6 @@ def _spec(
     )
 
 
-def _layers_of_levels(own: Mapping[str, Any]) -> tuple[int, ...]:
-    found = own.get("deepstack_visual_indexes", (8, 16, 24))
-    most = read_int(own, "depth", 27, high=4096)
-    known = isinstance(found, list | tuple) and all(type(i) is int and 0 <= i < most for i in found)
-    if not known or len({*found}) < len(found):
-        refuse("vision_config.deepstack_visual_indexes", found, f"layers below {most}")
-    return tuple(found)
-
-
 def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
     """Return mrope_section of the text part: how many frequencies of its RoPE each axis has."""
     inner = next((own for key in KEYS if (own := read_object(config, key))), config)
@@ -120,9 +120,9 @@ def build_tower(b: Builder, s: TowerSpec) -> None:
     """Append the operations of the tower to its builder `b`."""
     x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
     b.grid_embed(x, f"{_AT}.pos_embed", side=s.table)
-    rope, levels = axial_rope(s.head_dim), list[ValueId]()
+    levels = list[ValueId]()
     for i in range(s.layers):
-        tower_layer(b, s, f"{_AT}.blocks.{i}", x, rope)
+        tower_layer(b, s, f"{_AT}.blocks.{i}", x)
         if i in s.level_layers:
             at = f"{_AT}.deepstack_merger_list.{s.level_layers.index(i)}"
             levels.append(_merged(b, s, at, b.layer_norm(b.fold(x, s.merge**2), f"{at}.norm")))
@@ -140,15 +140,29 @@ def axial_rope(head_dim: int, theta: float = 10000.0) -> Rope:
     return Rope(head_dim, freqs + freqs, axes=(0,) * quarter + (1,) * quarter)
 
 
-def tower_layer(b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope) -> None:
+def tower_attention(
+    b: Builder, s: TowerSpec, at: str, x: ValueId, h: ValueId, *, bias: bool = True, **how: Any
+) -> None:
+    """Add to x the attention of the normalized rows h. how: arguments of attend_both_sides."""
+    qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=bias)
+    out = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim), **how)
+    b.linear(out, f"{at}.attn.proj", bias=bias, add_to=x)
+
+
+def tower_layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
     """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
-    h = b.layer_norm(x, f"{at}.norm1")
-    qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=True)
-    b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.attn.proj", bias=True, add_to=x)
+    tower_attention(b, s, at, x, b.layer_norm(x, f"{at}.norm1"))
     h = b.layer_norm(x, f"{at}.norm2")
     then = cast("Then", s.activation)
     g = b.linear(h, f"{at}.mlp.linear_fc1", features=s.intermediate, bias=True, then=then)
     b.linear(g, f"{at}.mlp.linear_fc2", bias=True, add_to=x)
+
+
+def gated_mlp(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId, bias: bool = True) -> None:
+    """Add to x the MLP of h, which has a gate."""
+    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", s.activation)
+    g = b.linear(h, both, features=s.intermediate, bias=bias, then=then)
+    b.linear(g, f"{at}.down_proj", bias=bias, add_to=x)
 
 
 def _merged(b: Builder, s: TowerSpec, at: str, x: ValueId) -> ValueId:

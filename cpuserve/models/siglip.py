@@ -27,8 +27,8 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import columns
 
-_AT = "model.vision_model"
-PATCHES = f"{_AT}.embeddings.patch_embedding"
+SIGLIP_AT = "model.vision_model"
+PATCHES = f"{SIGLIP_AT}.embeddings.patch_embedding"
 _GEMMA3, _PROJECTOR = "vision_tower", "multi_modal_projector"
 # The pooling of SigLIP, which Gemma 3 does not use.
 _HEAD = (
@@ -71,13 +71,13 @@ class Idefics3Tower:
             table=image // patch,
             pixels=read_pixels(pictures),
             patch_weight=PATCHES,
-            names=(f"{_AT}.", "model.connector."),
+            names=(f"{SIGLIP_AT}.", "model.connector."),
         )
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.fold(_encoded(b, s, _AT), s.merge**2)
+        x = b.fold(_encoded(b, s, SIGLIP_AT), s.merge**2)
         b.hidden(b.linear(x, "model.connector.modality_projection.proj", features=s.out_width))
 
 
@@ -199,12 +199,18 @@ def _siglip(own: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _encoded(b: Builder, s: TowerSpec, at: str) -> ValueId:
-    """Return the rows of all patches of the step: [T, width]."""
+def siglip_patches(b: Builder, s: TowerSpec, at: str) -> ValueId:
+    """Return the rows of all patches of the step before the first layer: [T, width]."""
     patches = f"{at}.embeddings.patch_embedding"
     x = b.linear(b.patches(s.patch_width), patches, features=s.width, bias=True)
     places = f"{at}.embeddings.position_embedding"
     b.place_embed(x, places, table=s.table, side=s.side, merge=s.merge)
+    return x
+
+
+def _encoded(b: Builder, s: TowerSpec, at: str) -> ValueId:
+    """Return the rows of all patches of the step: [T, width]."""
+    x = siglip_patches(b, s, at)
     for i in range(s.layers):
         siglip_layer(b, s, f"{at}.encoder.layers.{i}", x)
     return b.layer_norm(x, f"{at}.post_layernorm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.program.lora import Adapters
@@ -29,13 +29,23 @@ class TowerSpec:
     `names`: the beginnings of its tensor names.
     `level_layers`: the layers with results that become further columns of the rows; the first
       layers of the text part add `out_width` columns each (DeepStack).
+    `row_scale`, `level_scale`: the factors of the first `out_width` columns of the rows, and of the
+      further ones.
     `sections`: how many frequencies of the text part's RoPE turn a row by each of three places, its
       place in the text, its row and its column; () = all turn it by its position in the text.
     `interleaved`: whether the axes take turns, instead of one section after another.
+    `gated`: whether the MLP has a gate. `biased`: whether the layers' matrices have biases.
     `mean`: whether a block becomes the mean of its patches, and not all of them side by side.
+    `window`: in layers other than `whole_layers`, a patch sees only the patches of its window, of
+      window x window merged rows, or fewer at the right and at the bottom; 0 = a patch sees the
+      whole tile in all layers.
     `spans`: the layers of the text part in which the tokens of a picture see each other in both
       directions: "" = none, "sliding" = those with a window, "all".
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
+    `merge_weight`: a convolution over the patches of a block; "" = there is none.
+    `extra`: how many further rows a step of a tile has after its patches, such as a class token;
+      attention sees them, but they become no rows. Such a step has one tile.
+    `family`: values that only one family has.
     The other fields have the same meaning as in ModelSpec.
     """
 
@@ -56,11 +66,20 @@ class TowerSpec:
     pixels: PixelScale
     patch_weight: str
     names: tuple[str, ...]
+    merge_weight: str = ""
     level_layers: tuple[int, ...] = ()
+    row_scale: float = 1.0
+    level_scale: float = 1.0
     sections: tuple[int, ...] = ()
     interleaved: bool = False
+    gated: bool = False
+    biased: bool = True
     mean: bool = False
+    window: int = 0
+    whole_layers: tuple[int, ...] = ()
     spans: Literal["", "sliding", "all"] = ""
+    extra: int = 0
+    family: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0
     pooled: bool = True
@@ -88,12 +107,17 @@ class TowerSpec:
 
     def operations(self, patches: int) -> int:
         """Return the additions and multiplications of a tile, in linears and attention."""
-        layer = 4 * self.width**2 + 2 * self.width * self.intermediate
-        layer += 2 * patches * self.width
+        layer = 4 * self.width**2 + (2 + self.gated) * self.width * self.intermediate
+        seen = self.layers * patches
+        if self.window:
+            whole = len(self.whole_layers)
+            most = min((self.window * self.merge) ** 2, patches)
+            seen = whole * patches + (self.layers - whole) * most
         # Of merge^2 patches, one row is multiplied: their mean, or all of them side by side.
         last = patches // self.merge**2 if self.mean else patches
         ends = patches * self.patch_width + last * self.row_width
-        return 2 * (patches * self.layers * layer + ends * self.width)
+        layers = self.layers * layer + 2 * seen * self.width
+        return 2 * (patches * layers + ends * self.width)
 
     @property
     def step_bytes(self) -> int:
@@ -114,6 +138,8 @@ class TowerSpec:
     @property
     def tiles_a_step(self) -> int:
         """The most tiles of a step of the tower."""
+        if self.extra:
+            return 1
         return max(1, STEP_PATCHES // self.tile_patches) if self.side else MOST_TILES
 
     @property

@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 BUILTIN = {
     "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
+    "GlmOcrForConditionalGeneration": "cpuserve.models.glm_ocr:GlmOcrTower",
+    "GraniteDoclingForConditionalGeneration": (
+        "cpuserve.models.granite_docling:GraniteDoclingTower"
+    ),
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
+    "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
+    "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
+    "Qwen2_5_VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen25VLTower",
     "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
     "Qwen3VLMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
     "Qwen3_5ForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 class PatchWeights:
     """`Weights` where the convolution `name` is a matrix [n, patch * patch * channels]."""
 
-    def __init__(self, weights: Weights, name: str, pixels: PixelScale) -> None:
-        """pixels: how the image processor makes a number of a byte."""
+    def __init__(self, weights: Weights, name: str, pixels: PixelScale, merge: str = "") -> None:
+        """pixels: how the image processor makes a number of a byte.
+
+        merge: a convolution over blocks of patches, which becomes a matrix as well.
+        """
         self._weights = weights
+        self._merge = f"{merge}.weight" if merge else ""
         self._matrix, self._bias = f"{name}.weight", f"{name}.bias"
         self._pixels = pixels
 
@@ -42,6 +46,8 @@ class PatchWeights:
     def get(self, name: str) -> QuantTensor:
         """Return the tensor; the matrix and its bias are built in fp32 when they are read."""
         whole = self._weights.get(self._matrix if name == self._bias else name)
+        if name == self._merge:
+            return _by_place(whole)
         if name == self._matrix and len(whole.shape) > 2:
             n, channels, *sides = whole.shape
             k = channels * int(np.prod(sides[-2:]))
@@ -56,8 +62,9 @@ class PatchWeights:
         return whole
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """Return the weight kind of the tensor; the matrix of patches is dense."""
-        return DENSE_KINDS[dtype] if name == self._matrix else self._weights.kind(name, dtype)
+        """Return the weight kind of the tensor; matrices that were convolutions are dense."""
+        convolved = name in (self._matrix, self._merge)
+        return DENSE_KINDS[dtype] if convolved else self._weights.kind(name, dtype)
 
     def _stored(self, rows: slice = slice(None)) -> Float32:
         """Return rows [rows, channels, places] of the convolution, in fp32."""
@@ -87,3 +94,17 @@ class PatchWeights:
             sums = sums + dequantize(self._weights.get(self._bias))
         shifted: Float32 = sums.astype(np.float32)
         return shifted
+
+
+def _by_place(whole: QuantTensor) -> QuantTensor:
+    """Return a convolution [n, width, y, x] as a matrix [n, y * x * width]."""
+    from cpuserve.quant import dequantize
+
+    n, *sides = whole.shape
+    k = int(np.prod(sides))
+
+    def build(some: slice) -> npt.NDArray[np.uint8]:
+        values = dequantize(whole)[some].reshape(-1, *sides).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(values, np.float32).reshape(-1, k).view(np.uint8)
+
+    return BuiltTensor(whole.name, (n, k), "f32", n * k * 4, build, whole.release)

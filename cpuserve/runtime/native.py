@@ -41,7 +41,7 @@ from cpuserve.runtime.executor import (
 from cpuserve.runtime.expert_memory import ExpertMemory, pool_options
 from cpuserve.runtime.packed_cache import PackedCache, PackedParts
 from cpuserve.runtime.threads import threads_on
-from cpuserve.runtime.tower import Tower, tower_config
+from cpuserve.runtime.tower import NativeTower, tower_config
 from cpuserve.sampling.slot import SlotRequest
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class NativeExecutor:
         self.native = natives.all[0]
         self._experts = ExpertMemory(config, self.native, getattr(self._cache, "heat", None))
         self.tower: PictureTower | None = (
-            None if tower is None else NativeTower(tower, natives.all[1])
+            None if tower is None else NativeTower(tower, natives.all[1], lowered[1].partitions)
         )
         self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 
@@ -373,28 +373,6 @@ class ModelPart:
         if config.interleave_nodes:
             native.interleave(config.interleave_nodes)
         return native
-
-
-class NativeTower(Tower):
-    """A tower that a native executor runs, on the team of the text part."""
-
-    def __init__(self, spec: TowerSpec, native: _C.Executor) -> None:
-        super().__init__(spec)
-        self.native = native
-
-    def cancel(self, on: bool = True) -> None:
-        """End the running (or the next) step, even inside an op."""
-        self.native.cancel(on)
-
-    def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
-        self.native.write_patches(np.ascontiguousarray(patches))
-        self.native.start(arrays.words)
-
-    def _run(self, budget_s: float) -> bool:
-        return self.native.advance(budget_s)
-
-    def _results(self, count: int) -> Float32:
-        return self.native.vectors[:count].copy()
 
 
 def make_team(config: EngineConfig) -> _C.Team:

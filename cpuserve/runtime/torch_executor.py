@@ -6,7 +6,7 @@ support, or if the user requests it, the platform selects TorchExecutor and logs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -442,20 +442,22 @@ class TorchTower(Tower):
         self.interpreter = Interpreter(
             program, tensors, kv_dtype=own.kv_dtype, num_blocks=own.kv_blocks
         )
+        self.partitions = program.partitions
         self._found: Float32 | None = None
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step after its current op."""
         self.interpreter.cancelled = on
 
-    def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
+    def _begin(self, patches: Bytes, steps: Sequence[tuple[int, StepArrays]]) -> None:
         import torch
 
         self.interpreter.patches = torch.from_numpy(np.array(patches))
-        self._arrays = arrays
+        self._steps = steps
 
     def _run(self, budget_s: float) -> bool:  # noqa: ARG002 the step is not divided
-        self._found = self.interpreter.hidden(self._arrays).float().numpy()
+        (_, first), *later = self._steps
+        self._found = self.interpreter.hidden(first, later).float().numpy()
         return True
 
     def _results(self, count: int) -> Float32:

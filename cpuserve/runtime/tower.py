@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import HIDDEN, LogitRow, SeqChunk, StepBatch
 from cpuserve.ids import BlockId, SlotId
 from cpuserve.models.spec import STEP_PATCHES
+from cpuserve.program.operations.patches import MIDDLE
 from cpuserve.runtime.pack import pack
 
 if TYPE_CHECKING:
@@ -27,13 +30,34 @@ KV_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 MOST_PACKED = 16  # steps that are kept packed, because their tiles may come again
 
 Tile = tuple[int, int]
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTiles:
+    """A step of tiles.
+
+    whole: the step with each tile as a sequence.
+    windows: the same patches with each window as a sequence; None = the tower has none.
+    order: the merged rows of the tiles in the order of the windows, which the step has them in;
+      None = they are in their own order.
+    """
+
+    whole: StepArrays
+    windows: StepArrays | None = None
+    order: npt.NDArray[np.intp] | None = None
 
 
 class Tower:
     """Encodes pictures; subclasses run a step of whole tiles.
 
     One thread calls the methods: start, advance until it returns True, then rows.
+
+    partitions: the numbers of the operations from which on the sequences of a step are windows, or
+      whole tiles again (Program.partitions), as the subclass numbers its operations.
     """
+
+    partitions: Sequence[tuple[int, bool]]
 
     def __init__(self, spec: TowerSpec) -> None:
         self.spec = spec
@@ -42,7 +66,7 @@ class Tower:
         self._at = 0  # the first patch that is not encoded
         self._running: list[Tile] = []  # the tiles of the step that runs
         self._rows: list[Float32] = []
-        self._packed: dict[tuple[Tile, ...], StepArrays] = {}
+        self._packed: dict[tuple[Tile, ...], PackedTiles] = {}
 
     @property
     def turned_merge(self) -> int:
@@ -79,12 +103,10 @@ class Tower:
         while self._left or self._running:
             if not self._running:
                 self._running = self._next()
-                last = self._at + sum(map(prod, self._running))
-                self._begin(self._patches[self._at : last], self._words(self._running))
-                self._at = last
+                self._begin_next()
             if not self._run(max(0.0, end - time.monotonic())):
                 return False
-            self._rows.append(self._results(sum(map(prod, self._running)) // self.spec.merge**2))
+            self._rows.append(self._in_order(self._words(self._running).order))
             self._running = []
             if time.monotonic() >= end:
                 break
@@ -103,6 +125,34 @@ class Tower:
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step soon; any thread may call this."""
+
+    def _begin_next(self) -> None:
+        """Begin the step of the running tiles."""
+        packed, merged = self._words(self._running), self.spec.merge**2
+        last = self._at + sum(map(prod, self._running))
+        patches = self._patches[self._at : last]
+        if packed.order is not None:
+            patches = patches.reshape(-1, merged, patches.shape[1])[packed.order]
+            patches = patches.reshape(-1, self.spec.patch_width)
+        if self.spec.extra:  # their pixels are 0 in the program
+            more = np.full((self.spec.extra, self.spec.patch_width), int(MIDDLE), np.uint8)
+            patches = np.concatenate([patches, more])
+        steps = []
+        for first, windowed in self.partitions:
+            arrays = packed.windows if windowed else packed.whole
+            assert arrays is not None, "the program has windows, so the spec has them as well"
+            steps.append((first, arrays))
+        self._begin(patches, steps)
+        self._at = last
+
+    def _in_order(self, order: npt.NDArray[np.intp] | None) -> Float32:
+        """Return the rows of the step that is complete, in the order of their tiles."""
+        found = self._results(sum(map(prod, self._running)) // self.spec.merge**2)
+        if order is None:
+            return found
+        rows = np.empty_like(found)
+        rows[order] = found
+        return rows
 
     def _check_tile(self, rows: int, columns: int) -> None:
         """Raise ValueError unless the tower can encode a tile of this size."""
@@ -131,8 +181,7 @@ class Tower:
         del self._left[:count]
         return tiles
 
-    def _words(self, tiles: Sequence[Tile]) -> StepArrays:
-        """Return the step of tiles; each tile is a sequence."""
+    def _words(self, tiles: Sequence[Tile]) -> PackedTiles:
         key = tuple(tiles)
         if key not in self._packed:
             if len(self._packed) >= MOST_PACKED:
@@ -140,22 +189,46 @@ class Tower:
             self._packed[key] = self._pack(key)
         return self._packed[key]
 
-    def _pack(self, tiles: Sequence[Tile]) -> StepArrays:
+    def _pack(self, tiles: Sequence[Tile]) -> PackedTiles:
+        spec = self.spec
+        places = None if spec.side else [grid_places(*tile, spec.merge) for tile in tiles]
+        sizes = [prod(tile) + spec.extra for tile in tiles]
+        rows = sum(map(prod, tiles)) // spec.merge**2
+        if not spec.window:
+            return PackedTiles(self._step(sizes, places, rows))
+        assert places is not None, "a tower with windows reads pictures of any size"
+        orders, windows, before = [], list[int](), 0
+        for down, across in tiles:
+            order, counts = window_order(down // spec.merge, across // spec.merge, spec.window)
+            orders.append(order + before)
+            windows += [count * spec.merge**2 for count in counts]
+            before += len(order)
+        order = np.concatenate(orders)
+        merged = np.concatenate(places, axis=1).reshape(2, -1, spec.merge**2)
+        ordered = merged[:, order].reshape(2, -1)
+        whole, parts = (np.split(ordered, np.cumsum(n)[:-1], axis=1) for n in (sizes, windows))
+        steps = self._step(sizes, whole, rows), self._step(windows, parts, rows)
+        return PackedTiles(*steps, order)
+
+    def _step(self, sizes: Sequence[int], places: Sequence[Int32] | None, rows: int) -> StepArrays:
+        """Return the step of sequences with `sizes` patches, which returns `rows` rows.
+
+        places: the row and the column of each patch of a sequence; None = positions decide.
+        """
         chunks: list[SeqChunk] = []
         block = 0
-        for slot, tile in enumerate(tiles):
-            count = prod(tile)
+        for slot, count in enumerate(sizes):
             end = block + -(-count // BLOCK)
             table = BlockTable(BlockId(b) for b in range(block, end))
             chunks.append(SeqChunk(SlotId(slot), [0] * count, 0, [table]))
-            if not self.spec.side:
-                chunks[-1].angles = grid_places(*tile, self.spec.merge)
+            if places is not None:
+                chunks[-1].angles = places[slot].tolist()
             block = end
-        folded = sum(map(prod, tiles)) // self.spec.merge**2
-        chunks[0].rows = [LogitRow(i, HIDDEN) for i in range(folded)]
+        chunks[0].rows = [LogitRow(i, HIDDEN) for i in range(rows)]
         return pack(StepBatch(chunks))
 
-    def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
+    def _begin(self, patches: Bytes, steps: Sequence[tuple[int, StepArrays]]) -> None:
+        """Begin to run `steps`: each from an operation on, up to the operation of the next one."""
         raise NotImplementedError
 
     def _run(self, budget_s: float) -> bool:
@@ -165,24 +238,125 @@ class Tower:
         raise NotImplementedError
 
 
-def grid_places(rows: int, columns: int, merge: int) -> list[list[int]]:
-    """Return the row and the column of each patch of a picture, in merge order."""
-    grid = np.indices((rows, columns))
+class PartExecutor(Protocol):
+    """The methods of `_C.Executor` for towers: a step runs in slices, and in several parts."""
+
+    @property
+    def vectors(self) -> Float32:
+        """Return the rows of the last step."""
+
+    def write_patches(self, rows: Bytes) -> None:
+        """Write the patches of the next step."""
+
+    def start(self, words: Int32, first: int = 0) -> None:
+        """Begin a part of a step with op `first`."""
+
+    def advance(self, seconds: float, last: int = -1) -> bool:
+        """Run ops for about `seconds`, or up to op `last`; return whether it is there."""
+
+    def cancel(self, on: bool = True) -> None:
+        """End the running step."""
+
+
+class NativeTower(Tower):
+    """A tower that a native executor runs, on the team of the text part."""
+
+    def __init__(
+        self, spec: TowerSpec, native: PartExecutor, partitions: Sequence[tuple[int, bool]]
+    ) -> None:
+        """partitions: where they begin in the program of the executor (Lowered)."""
+        super().__init__(spec)
+        self.native = native
+        self.partitions = partitions
+        self._later: list[tuple[int, StepArrays]] = []  # the steps that are not begun
+
+    def cancel(self, on: bool = True) -> None:
+        """End the running (or the next) step, even inside an op."""
+        self.native.cancel(on)
+
+    def _begin(self, patches: Bytes, steps: Sequence[tuple[int, StepArrays]]) -> None:
+        self.native.write_patches(np.ascontiguousarray(patches))
+        self._later = [*steps]
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        first, arrays = self._later.pop(0)
+        self.native.start(arrays.words, first)
+
+    def _run(self, budget_s: float) -> bool:
+        end = time.monotonic() + budget_s
+        while self._later:
+            last, _ = self._later[0]
+            if not self.native.advance(max(0.0, end - time.monotonic()), last):
+                return False
+            self._begin_step()
+            if time.monotonic() >= end:
+                return False
+        return self.native.advance(max(0.0, end - time.monotonic()))
+
+    def _results(self, count: int) -> Float32:
+        return self.native.vectors[:count].copy()
+
+
+def grid_places(rows: int, columns: int, merge: int) -> Int32:
+    """Return the row and the column of each patch of a picture, in merge order: [2, patches]."""
+    grid = np.indices((rows, columns), np.int32)
     blocks = grid.reshape(2, rows // merge, merge, columns // merge, merge)
-    places: list[list[int]] = blocks.transpose(0, 1, 3, 2, 4).reshape(2, -1).tolist()
-    return places
+    return blocks.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+
+
+def window_order(rows: int, columns: int, window: int) -> tuple[npt.NDArray[np.intp], list[int]]:
+    """Return the order of a grid's elements window after window, and the size of each window.
+
+    Windows have window x window elements, or fewer at the right and at the bottom.
+    """
+    grid = np.arange(rows * columns).reshape(rows, columns)
+    found = [
+        grid[row : row + window, column : column + window].reshape(-1)
+        for row in range(0, rows, window)
+        for column in range(0, columns, window)
+    ]
+    return np.concatenate(found), [len(each) for each in found]
+
+
+def most_windows(spec: TowerSpec) -> tuple[int, int]:
+    """Return (windows of a step, blocks of the KV cache that they need) at most; (0, 0): none.
+
+    Each window begins with a block of its own.
+    """
+    if not spec.window:
+        return 0, 0
+    merged, windows, blocks = spec.tile_patches // spec.merge**2, 0, 0
+    for rows in range(1, merged + 1):
+        (whole, rest), (across, more) = (
+            divmod(length, spec.window) for length in (rows, merged // rows)
+        )
+        counts = [
+            (spec.window**2, whole * across),
+            (spec.window * more, whole if more else 0),
+            (rest * spec.window, across if rest else 0),
+            (rest * more, 1 if rest and more else 0),
+        ]
+        windows = max(windows, sum(count for _, count in counts))
+        needs = (-(-size * spec.merge**2 // BLOCK) * count for size, count in counts)
+        blocks = max(blocks, sum(needs))
+    # A step of several small tiles has fewer patches, but may have a smaller window in each.
+    return windows + spec.tiles_a_step, blocks + spec.tiles_a_step
 
 
 def tower_config(config: EngineConfig, spec: TowerSpec) -> EngineConfig:
     """Return the settings of the executor of a tower in an engine with settings `config`."""
     tiles = spec.tiles_a_step
+    windows, blocks = most_windows(spec)
+    fold = spec.merge**2
+    most = -(-(spec.step_patches + spec.extra) // fold) * fold
     return msgspec.structs.replace(
         config,
-        max_num_batched_tokens=spec.step_patches,
-        max_num_seqs=tiles,
-        max_model_len=spec.tile_patches,
+        max_num_batched_tokens=most,
+        max_num_seqs=max(tiles, windows),
+        max_model_len=spec.tile_patches + spec.extra,
         kv_dtype=KV_TYPES[config.dtype],
-        kv_blocks=-(-spec.step_patches // BLOCK) + tiles,
+        kv_blocks=max(-(-most // BLOCK) + tiles, blocks),
         kv_groups=[],
         state_slots=0,
         media_rows=0,

@@ -23,6 +23,7 @@ from cpuserve.serving.generation.fan_out import sequences_of
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
     GEMMA3,
+    GRID_MODELS,
     IMAGE_ID,
     grid_inputs,
     patches_of,
@@ -40,10 +41,13 @@ BLOCK = 32
 TOKENS = 8
 
 
-@pytest.fixture(scope="module", params=["SmolVLM", "Qwen3VL", "Gemma3"])
+MODELS = ["SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", "GraniteDocling", "InternVL"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
     path, name = tmp_path_factory.mktemp("vision"), f"{request.param}ForConditionalGeneration"
-    if request.param == "Qwen3VL":
+    if name in GRID_MODELS:
         theirs = write_grid_model(name, path)
     else:
         theirs = write_tower_model(name, path, side=SIDE, merge=MERGE)
@@ -60,7 +64,7 @@ class Question:
 
     def __init__(self, theirs, seed, count=4):
         self.architecture = type(theirs).__name__
-        self.whole = "Qwen" in self.architecture
+        self.whole = self.architecture in GRID_MODELS
         before = np.random.default_rng(1).integers(10, 380, 40).tolist()
         self.asked = []
         if self.whole:
@@ -81,10 +85,10 @@ class Question:
     def inputs(self, ids):
         """The arguments of transformers' model for these tokens."""
         if not self.whole:
-            tokens, pixels = torch.tensor([ids]), pixels_of(self.tiles, self.architecture)
+            tokens, given = torch.tensor([ids]), pixels_of(self.tiles, self.architecture)
             kinds = {"token_type_ids": (tokens == IMAGE_ID).int()}
             more = kinds if self.architecture == GEMMA3 else {}
-            return {"input_ids": tokens, "pixel_values": pixels, **more}
+            return {"input_ids": tokens, **given, **more}
         kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
         more = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": kinds, "use_cache": False}
         return {**grid_inputs([self.tiles]), **more}

@@ -110,6 +110,8 @@ PIXELS = {
 }
 PATCH = 8
 GEMMA3 = "Gemma3ForConditionalGeneration"
+INTERNVL = "InternVLForConditionalGeneration"
+GRANITE = "GraniteDoclingForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
 
@@ -138,7 +140,7 @@ def write_tower_model(
 ) -> torch.nn.Module:
     """Write a random model of images with the settings of its image processor, and return it.
 
-    architecture: that of SmolVLM, Idefics3 or Gemma 3.
+    architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling or InternVL.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -164,6 +166,17 @@ def write_tower_model(
         text["query_pre_attn_scalar"] = 1  # so that the few heads do not see the mean of all keys
         own = {"mm_tokens_per_image": (side // merge) ** 2, "image_token_index": IMAGE_ID}
         own["tie_word_embeddings"] = text["tie_word_embeddings"] = False
+    if architecture == GRANITE:
+        text |= {"model_type": "granite_docling_text", "attention_multiplier": 0.5}
+        text |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 0.25}
+        vision |= {"scale_factor": merge, "deepstack_visual_indexes": [0, 2]}
+        vision["out_hidden_size"] = text["hidden_size"]
+        own = {"image_token_id": IMAGE_ID, "density_router_hidden_size": 8}
+    if architecture == INTERNVL:
+        text["model_type"] = "qwen2"
+        vision["layer_scale_init_value"] = 0.5
+        own = {"image_token_id": IMAGE_ID, "downsample_ratio": 1 / merge}
+        own["tie_word_embeddings"] = text["tie_word_embeddings"] = False
     config = whole(text_config={**text, **changed}, vision_config=vision, **own)
     model = _write_random(architecture, config, to, seed=0)
     pictures = {
@@ -171,7 +184,7 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture == GEMMA3:
+    if architecture in (GEMMA3, GRANITE, INTERNVL):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
@@ -181,7 +194,10 @@ def write_tower_model(
 
 # Models with towers that read pictures of any size: the model type of the text part.
 GRID_MODELS = {
+    "GlmOcrForConditionalGeneration": "glm_ocr_text",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
 }
@@ -196,6 +212,12 @@ _GRID_VISION = {
     "deepstack_visual_indexes": [0, 1],
     "temporal_patch_size": 2,
     "spatial_merge_size": 2,
+}
+# Windows of 2 x 2 merged rows, in the first and the last layer.
+_WINDOWS = {"window_size": 2 * 2 * PATCH, "fullatt_block_indexes": [1]}
+_OWN_VISION: dict[str, dict[str, Any]] = {
+    "Qwen2VLForConditionalGeneration": {"embed_dim": 48, "hidden_size": _TEXT["hidden_size"]},
+    "Qwen2_5_VLForConditionalGeneration": _WINDOWS,
 }
 _TOKENS = {"image_token_id": IMAGE_ID, "video_token_id": 6}
 _TOKENS.update(vision_start_token_id=7, vision_end_token_id=8)
@@ -219,7 +241,8 @@ def write_grid_model(
     given, made = {**_TEXT, **more, "vocab_size": vocab}, CONFIG_MAPPING[kind]
     inner = made(**{**_known(made(), given, also=more), **(text or {})})
     usual = whole().vision_config
-    vision = type(usual)(**_known(usual, _GRID_VISION))
+    own = {**_GRID_VISION, **_OWN_VISION.get(architecture, {})}
+    vision = type(usual)(**_known(usual, own))
     config = whole(text_config=inner, vision_config=vision, **_TOKENS)
     model = _write_random(architecture, config, to, seed=2)
     pictures = {
@@ -270,11 +293,31 @@ def patches_of(tiles: np.ndarray, merge: int) -> np.ndarray:
     return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1, PATCH * PATCH * 3)
 
 
-def pixels_of(tiles: np.ndarray, architecture: str = "") -> torch.Tensor:
-    """Return what the image processor makes of the tiles: [1, count, 3, height, width].
+def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tensor]:
+    """Return what the image processor makes of the tiles, as arguments of the model.
 
-    architecture: that of Gemma 3 takes [count, 3, height, width].
+    The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
+    Gemma 3 and InternVL.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    return pixels if architecture == GEMMA3 else pixels[None]
+    if architecture in (GEMMA3, INTERNVL):
+        return {"pixel_values": pixels}
+    given = {"pixel_values": pixels[None]}
+    if architecture == GRANITE:
+        given["pixel_attention_mask"] = torch.ones(1, len(tiles), dtype=torch.bool)
+    return given
+
+
+def tile_rows(theirs: torch.nn.Module, tiles: np.ndarray) -> torch.Tensor:
+    """Return the rows of tiles that transformers adds to the stream of the text part."""
+    with torch.inference_mode():
+        found = theirs.model.get_image_features(**pixels_of(tiles, type(theirs).__name__))
+        rows = torch.cat(list(found.pooler_output))
+        if type(theirs).__name__ != GRANITE:
+            return rows
+        text = theirs.config.text_config
+        levels = [torch.cat(list(each)) for each in found.deepstack_features]
+        # The text part multiplies all embeddings, and ours is divided by the residual multiplier.
+        parts = [rows * text.embedding_multiplier, *levels]
+        return torch.cat(parts, dim=1) / text.residual_multiplier

@@ -17,6 +17,7 @@ from cpuserve.loader.gguf.mmproj import mmproj_config
 from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.media.families.table import family_of, family_with
+from cpuserve.models import spec_from_config
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
 from tests.helpers.mmproj import GGUF_TEXTS, write_ggufs
@@ -74,7 +75,7 @@ def error_of(path, theirs):
     """How far the rows of a tower of this type are from those of transformers, and its facts."""
     tiles = random_tiles(8, SIDE)
     with torch.inference_mode():
-        want = torch.cat(list(theirs.model.get_image_features(pixels_of(tiles)).pooler_output))
+        want = torch.cat(list(theirs.model.get_image_features(**pixels_of(tiles)).pooler_output))
     found = prepared(path, dtype="float32")
     got = rows_of(found.resolved.config, tiles)
     return np.sqrt(np.mean((got - want.numpy()) ** 2) / want.numpy().var()), found
@@ -152,7 +153,6 @@ WRONG = [
     ({"clip.vision.projector.scale_factor": None}, "projector.scale_factor is missing"),
     ({"clip.vision.block_count": 0}, "block_count is 0"),
     ({"clip.vision.image_std": None}, "image_std"),
-    ({"clip.use_gelu": None}, "hidden_act"),
 ]
 # The same of Qwen3-VL.
 WRONG_GRIDS = [
@@ -160,6 +160,16 @@ WRONG_GRIDS = [
     ({"clip.vision.spatial_merge_size": 0}, "spatial_merge_size is 0"),
     ({"clip.projector_type": "gemma3"}, "its text part is Gemma3ForCausalLM, and this model is Qw"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [({}, "gelu_tanh"), ({"clip.use_gelu": None}, "quick_gelu")],
+)
+def test_the_activation_is_that_of_the_mmproj_file(source, tmp_path, changes, activation):
+    model, mmproj = write_ggufs(source[0], tmp_path, **changes)
+    config = open_checkpoint(model, str(mmproj)).config
+    assert spec_from_config(config).tower.activation == activation
 
 
 @pytest.mark.parametrize(("changes", "why"), WRONG)

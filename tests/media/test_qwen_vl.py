@@ -1,9 +1,10 @@
-"""Pictures of Qwen3-VL and PaddleOCR-VL: pixels and sizes of the processors of transformers."""
+"""Pictures of Qwen-VL, PaddleOCR-VL and GLM-OCR: pixels and sizes of transformers' processors."""
 
 import json
 
 import numpy as np
 import pytest
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -51,6 +52,9 @@ def processed(processor, image):
 @pytest.mark.parametrize(
     ("kind", "made", "marker", "frames"),
     [
+        ("glm_ocr", Glm46VImageProcessorPil, "<|image|>", 2),
+        ("qwen2_5_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
+        ("qwen2_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("qwen3_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("paddleocr_vl", PaddleOCRVLImageProcessorPil, "<|IMAGE_PLACEHOLDER|>", 1),
     ],
@@ -58,7 +62,7 @@ def processed(processor, image):
 def test_the_pixels_are_those_of_the_processor(kind, made, marker, frames, tmp_path):
     given = {**PROCESSOR, "temporal_patch_size": frames}
     family = family_of(written(tmp_path, given, kind))
-    assert (family == SMALL) == (kind == "qwen3_vl")
+    assert (family == SMALL) == kind.startswith("qwen")
     processor = made(**given, do_rescale=False, do_normalize=False)
     for number, (width, height) in enumerate(SIZES):
         image = picture(width, height, seed=number)
@@ -141,3 +145,18 @@ def test_numbers_that_contradict_each_other_are_refused(changes, vision, why, tm
 def test_the_older_names_of_the_sizes_are_read(tmp_path):
     changes = {"size": None, "min_pixels": 1024, "max_pixels": 160 * 160}
     assert family_of(written(tmp_path, changes, kind="qwen3_5")) == SMALL
+
+
+@pytest.mark.parametrize("most", [160 * 160, 25601, 3 * 5 * 16 * 16 + 1])
+def test_glm_counts_the_pixels_of_two_frames(most, tmp_path):
+    given = {**PROCESSOR, "size": {"shortest_edge": 1025, "longest_edge": most}}
+    family = family_of(written(tmp_path, given, "glm_ocr"))
+    processor = Glm46VImageProcessorPil(**given)
+    for width, height in SIZES:
+        number = processor.get_number_of_image_patches(height, width)
+        assert family.layout(width, height).num_patches == number, (width, height)
+    half = family.changed({"size": {"shortest_edge": 512, "longest_edge": 512}})
+    assert half.layout(500, 500).rows == 1
+    with pytest.raises(InvalidRequest, match="at least 512, which are one token"):
+        family.changed({"max_pixels": 511, "min_pixels": 1})
+    assert family.page_side == SMALL.changed({"max_pixels": most // 2}).page_side

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers.vision_utils import get_vision_window_index
 
 import cpuserve.runtime.native
 from cpuserve import _C
@@ -17,16 +18,19 @@ from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.quant import quantize_online
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchTower
+from cpuserve.runtime.tower import tower_config, window_order
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
     GEMMA3,
+    GRANITE,
     GRID_MODELS,
+    INTERNVL,
     PATCH,
     grid_inputs,
     patches_of,
-    pixels_of,
     random_grid,
     random_tiles,
+    tile_rows,
     write_grid_model,
     write_tower_model,
 )
@@ -38,13 +42,16 @@ SHAPES = {
     "larger table": (4, 2, 7),
     "whole": (4, 4, 4),
     "gemma 3": (8, 4, 8),
+    "granite": (8, 2, 8),
+    "internvl": (8, 2, 8),
 }
 SMOLVLM = "SmolVLMForConditionalGeneration"
+OTHERS = {"gemma 3": GEMMA3, "granite": GRANITE, "internvl": INTERNVL}
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request, tmp_path_factory):
-    architecture = GEMMA3 if request.param == "gemma 3" else SMOLVLM
+    architecture = OTHERS.get(request.param, SMOLVLM)
     return written(tmp_path_factory.mktemp("tower"), *SHAPES[request.param], architecture)
 
 
@@ -60,12 +67,6 @@ def opened(path):
 
 def settings(dtype="float32", **changes):
     return fake_config(dtype=dtype, isa=_C.isa_levels()[-1], block_size=32, **changes)
-
-
-def features(theirs, tiles):
-    with torch.inference_mode():
-        pixels = pixels_of(tiles, type(theirs).__name__)
-        return torch.cat(list(theirs.model.get_image_features(pixels).pooler_output))
 
 
 def with_team(threads, ranks, use):
@@ -99,11 +100,12 @@ def native(path, tiles, merge, dtype="float32", threads=1, ranks=(), scheme="non
 def test_rows_are_those_of_transformers(model):
     path, theirs, side, merge = model
     tiles = random_tiles(3, side)
-    want = features(theirs, tiles).numpy()
+    want = tile_rows(theirs, tiles).numpy()
     spec, weights = opened(path)
     oracle = TorchTower(settings(), spec.tower, weights)
     got = oracle.encode(patches_of(tiles, merge), [(side, side)] * 3)
-    assert got.shape == want.shape == (3 * (side // merge) ** 2, 64)
+    width = 64 * (3 if spec.tower.levels else 1)
+    assert got.shape == want.shape == (3 * (side // merge) ** 2, width)
     bound = 1e-3 * np.ptp(want)
     assert np.abs(got - want).max() < bound / 100
     assert np.abs(native(path, tiles, merge) - want).max() < bound / 100
@@ -160,7 +162,7 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(architecture, tm
 def test_the_tower_of_idefics3_is_the_same(tmp_path):
     path, theirs, side, merge = written(tmp_path, 6, 3, 6, "Idefics3ForConditionalGeneration")
     tiles = random_tiles(2, side)
-    want = features(theirs, tiles).numpy()
+    want = tile_rows(theirs, tiles).numpy()
     assert np.abs(native(path, tiles, merge) - want).max() < 1e-5 * np.ptp(want)
 
 
@@ -168,13 +170,13 @@ def test_the_tower_of_idefics3_is_the_same(tmp_path):
 def test_rows_of_shorter_types_are_near(tmp_path, scheme):
     path, theirs, side, merge = written(tmp_path, 4, 2, 4)
     tiles = random_tiles(8, side)
-    want = features(theirs, tiles).numpy()
+    want = tile_rows(theirs, tiles).numpy()
     got = native(path, tiles, merge, "bfloat16", scheme=scheme)
     error = np.sqrt(np.mean((got - want) ** 2) / np.var(want))
     assert 1e-4 < error < (0.02 if scheme == "none" else 0.04)
 
 
-@pytest.mark.parametrize("architecture", [SMOLVLM, GEMMA3])
+@pytest.mark.parametrize("architecture", [SMOLVLM, GEMMA3, GRANITE, INTERNVL])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype, architecture):
     path, _, side, merge = written(tmp_path, 4, 2, 4, architecture)
@@ -313,3 +315,63 @@ def test_the_packed_file_has_the_tower_too(tmp_path, monkeypatch):
     with_team(1, [], use)
     assert np.array_equal(found[2], want)
     assert len(packed) == 4
+
+
+def test_windows_are_those_of_transformers():
+    for rows, columns in ((2, 3), (4, 4), (5, 9), (1, 13), (8, 6)):
+        grid = torch.tensor([[1, 2 * rows, 2 * columns]])
+        index, ends = get_vision_window_index(
+            grid, spatial_merge_size=2, window_size=4 * 2 * PATCH, patch_size=PATCH
+        )
+        order, sizes = window_order(rows, columns, 4)
+        assert order.tolist() == index.tolist()
+        assert [4 * size for size in sizes] == torch.diff(ends).tolist()
+
+
+def test_a_patch_sees_only_its_window(tmp_path):
+    write_grid_model("Qwen2_5_VLForConditionalGeneration", tmp_path)
+    file, grid = tmp_path / "config.json", random_grid(8, 8)
+    config = json.loads(file.read_text())
+    config["vision_config"]["fullatt_block_indexes"] = []
+    file.write_text(json.dumps(config))
+    other = grid.copy()
+    other[:, 4 * PATCH :, 4 * PATCH :] = 255 - other[:, 4 * PATCH :, 4 * PATCH :]
+    for kind in ("torch", "native"):
+        rows, changed = (encoded_grids(tmp_path, kind, [g]) for g in (grid, other))
+        same = np.all(rows == changed, axis=1).reshape(4, 4)
+        assert same.tolist() == [[y < 2 or x < 2 for x in range(4)] for y in range(4)]
+
+
+def test_a_step_has_room_for_the_windows_of_every_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpuserve.models.spec.MOST_PATCHES", 240)
+    write_grid_model("Qwen2_5_VLForConditionalGeneration", tmp_path)
+    spec, _ = opened(tmp_path)
+    config = tower_config(settings(), spec.tower)
+    tiles = [(2 * r, 2 * c) for r in range(1, 61) for c in range(1, 61) if r * c <= 60]
+    for step in [[tile] for tile in tiles] + [[(2, 2)] * 15, [(6, 10)] * 4, [(2, 6)] * 10]:
+        sizes = [n for r, c in step for n in window_order(r // 2, c // 2, spec.tower.window)[1]]
+        assert len(sizes) <= config.max_num_seqs
+        assert sum(-(-4 * n // 32) for n in sizes) <= config.kv_blocks
+
+
+def test_a_part_of_a_step_that_does_not_exist_is_refused(tmp_path):
+    write_grid_model("Qwen2_5_VLForConditionalGeneration", tmp_path)
+    spec, weights = opened(tmp_path)
+
+    def use(team):
+        tower = tower_of(settings(), spec, weights, team)
+        tower.start(patches_of(random_grid(4, 4), 2), [(4, 4)])
+        assert not tower.advance(0)
+        native, count = tower.native, tower.native.num_ops()
+        words = tower._words([(4, 4)]).whole.words
+        for first in (-1, count):
+            with pytest.raises(ValueError, match="no operation"):
+                native.start(words, first)
+        native.start(words)
+        assert not native.advance(0)
+        for last in (0, 1, count + 1):
+            with pytest.raises(ValueError, match="is not later"):
+                native.advance(0, last)
+        assert native.advance(1e9, 5)
+
+    with_team(1, [], use)

@@ -19,8 +19,10 @@ from tests.helpers.fake_executor import fake_config
 from tests.helpers.mmproj import GGUF_TEXTS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
+    GRANITE,
     GRID_MODELS,
     IMAGE_ID,
+    INTERNVL,
     PATCH,
     grid_inputs,
     patches_of,
@@ -44,7 +46,7 @@ PROMPTS = {
 }
 
 
-MODELS = ["SmolVLMForConditionalGeneration", GEMMA3, *GRID_MODELS]
+MODELS = ["SmolVLMForConditionalGeneration", GEMMA3, GRANITE, INTERNVL, *GRID_MODELS]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -96,7 +98,7 @@ def theirs_of(model, ids, pixels):
         if whole:
             given = grid_inputs(pixels, architecture)
         else:
-            given = {"pixel_values": pixels_of(np.concatenate(pixels), architecture)}
+            given = pixels_of(np.concatenate(pixels), architecture)
     ids = list(ids)
 
     def logits():

@@ -1,7 +1,7 @@
-"""Qwen3-VL, Qwen3.5, 3.6 and PaddleOCR-VL: one picture of any size, in whole blocks of patches.
+"""Qwen-VL, PaddleOCR-VL and GLM-OCR: one picture of any size, in whole blocks of patches.
 
-Source: the image processors of Qwen2-VL and PaddleOCR-VL, and the processor of Qwen3-VL, in
-transformers 5.24.
+Source: the image processors of Qwen2-VL, PaddleOCR-VL and GLM-4.6V, and the processor of Qwen3-VL,
+in transformers 5.24.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ _EDGES = ("shortest_edge", "longest_edge")  # the names of the least and the mos
 class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     """The numbers of one checkpoint.
 
-    least, most: the pixels of a scaled picture.
+    least, most: the pixels of a scaled picture, times `frames`.
+    frames: how often the processor counts a picture, as if it were a video of so many frames.
     most_rows: the most rows of a picture.
     patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
     resample: Pillow's number of the filter.
     marker: the text of the token for a row.
     widens: whether a side shorter than a block is first scaled to one.
+    grows: whether a picture with such a side is first scaled, and keeps its aspect.
     """
 
     least: int
@@ -47,6 +49,8 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     resample: int = 3
     marker: str = "<|image_pad|>"
     widens: bool = False
+    grows: bool = False
+    frames: int = 1
 
     @property
     def placeholder(self) -> str:
@@ -71,7 +75,8 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     @property
     def page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
-        return math.isqrt(4 * min(self.most, self.most_rows * self.block**2) // 3)
+        most = min(self.most // self.frames, self.most_rows * self.block**2)
+        return math.isqrt(4 * most // 3)
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return the layout of a picture of this size in pixels.
@@ -126,7 +131,8 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
             )
         if detail != "low":
             return self
-        return msgspec.structs.replace(self, most=max(self.least, min(self.most, _LOW_PIXELS)))
+        low = min(self.most, _LOW_PIXELS * self.frames)
+        return msgspec.structs.replace(self, most=max(self.least, low))
 
     def _with_size(self, size: object) -> QwenVL:
         if not isinstance(size, Mapping) or not size or not {*size} <= {*_EDGES}:
@@ -143,11 +149,12 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
                 refuse_setting(name, f"must be a number of pixels, got {value!r:.40}")
             found.append(value)
         least, most = found
-        if most < self.block**2 or least > most:
+        token = self.block**2 * self.frames
+        if most < token or least > most:
             refuse_setting(
                 name,
                 f"means at least {least} and at most {most} pixels: the most must be at least "
-                f"{self.block**2}, which are one token, and not below the least",
+                f"{token}, which are one token, and not below the least",
             )
         return msgspec.structs.replace(self, least=least, most=most)
 
@@ -168,6 +175,9 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
             width, height = round(width * self.block / height), self.block
         if self.widens and width < self.block:
             width, height = self.block, round(height * self.block / width)
+        if self.grows and min(width, height) < self.block:
+            scale = max(self.block / height, self.block / width)
+            width, height = int(width * scale), int(height * scale)
         if max(width, height) > _MOST_ASPECT * min(width, height):
             msg = (
                 f"has {width} x {height} pixels: for this model, a side may be at most "
@@ -175,14 +185,14 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
             )
             raise InvalidRequest(msg)
         block, limit = self.block, self.most_rows * self.block**2
-        most = min(self.most, limit)
+        most, counted = min(self.most, limit * self.frames), self.frames * height * width
         least = min(self.least, most)
         sides = [round(side / block) * block for side in (width, height)]
-        if math.prod(sides) > most:
-            beta = math.sqrt(height * width / most)
+        if self.frames * math.prod(sides) > most:
+            beta = math.sqrt(counted / most)
             sides = [max(block, math.floor(s / beta / block) * block) for s in (width, height)]
-        elif math.prod(sides) < least:
-            beta = math.sqrt(least / (height * width))
+        elif self.frames * math.prod(sides) < least:
+            beta = math.sqrt(least / counted)
             sides = [math.ceil(side * beta / block) * block for side in (width, height)]
         if math.prod(sides) > limit:  # a long and narrow picture loses its aspect
             longer = sides.index(max(sides))
@@ -195,8 +205,9 @@ def qwen_vl(
     processor: Mapping[str, Any],
     _whole: Mapping[str, Any],
     tokens: Mapping[str, str],
+    frames: int = 1,
 ) -> QwenVL:
-    """Return the family with the numbers of a checkpoint (FamilyReader).
+    """Return the family with the numbers of a checkpoint (FamilyReader). frames: see QwenVL.
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
@@ -220,7 +231,7 @@ def qwen_vl(
         read_number(processor.get(old) or size.get(edge), f"size.{edge}")
         for old, edge in zip(("min_pixels", "max_pixels"), _EDGES, strict=True)
     )
-    if least > most or most < (patch * merge) ** 2:
+    if least > most or most < frames * (patch * merge) ** 2:
         msg = f"size allows at least {least} and at most {most} pixels, which is no picture"
         raise ModelError(msg)
     return QwenVL(
@@ -229,6 +240,7 @@ def qwen_vl(
         most_rows=MOST_PATCHES // merge**2,
         patch=patch,
         merge=merge,
+        frames=frames,
         resample=read_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", "<|image_pad|>"),
     )
@@ -246,3 +258,18 @@ def paddleocr_vl(
     """
     tokens = {"image_token": "<|IMAGE_PLACEHOLDER|>", **tokens}
     return msgspec.structs.replace(qwen_vl(config, processor, whole, tokens), widens=True)
+
+
+def glm_ocr(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> QwenVL:
+    """Return the family of GLM-OCR with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    frames = read_number(processor.get("temporal_patch_size", 2), "temporal_patch_size")
+    tokens = {"image_token": "<|image|>", **tokens}
+    return msgspec.structs.replace(qwen_vl(config, processor, whole, tokens, frames), grows=True)

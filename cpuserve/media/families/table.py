@@ -10,11 +10,12 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
+from cpuserve.media.families.canvas import CanvasTiles, granite_docling, internvl
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
-from cpuserve.media.families.qwen_vl import QwenVL, paddleocr_vl, qwen_vl
+from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
 
-AnyFamily: TypeAlias = Idefics3 | QwenVL | Gemma3Pictures
+AnyFamily: TypeAlias = Idefics3 | QwenVL | Gemma3Pictures | CanvasTiles
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
@@ -22,8 +23,13 @@ FamilyReader: TypeAlias = Callable[
 ]
 FAMILIES: dict[str, FamilyReader] = {
     "gemma3": gemma3,
+    "glm_ocr": glm_ocr,
+    "granite_docling": granite_docling,
     "idefics3": idefics3,
+    "internvl": internvl,
     "paddleocr_vl": paddleocr_vl,
+    "qwen2_5_vl": qwen_vl,
+    "qwen2_vl": qwen_vl,
     "qwen3_5": qwen_vl,
     "qwen3_5_moe": qwen_vl,
     "qwen3_vl": qwen_vl,

@@ -1,0 +1,97 @@
+"""The tower of Granite-Docling 500M: SigLIP over square tiles, with features of earlier layers.
+
+Of its two connectors, the program has the coarse one; transformers uses the fine one, with four
+times as many rows, only for the processor's `fine_route`. Source: modeling_granite_docling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cpuserve.models.config import (
+    read_bool,
+    read_float,
+    read_int,
+    read_layers,
+    read_object,
+    refuse,
+)
+from cpuserve.models.siglip import SIGLIP_AT, Idefics3Tower, siglip_layer, siglip_patches
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.text_parts import text_config
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+_WHOLE = "GraniteDoclingForConditionalGeneration"
+_AT = f"{SIGLIP_AT}.connector"
+_EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for the connector's norms
+
+
+class GraniteDoclingTower:
+    """The vision model and the coarse connector of Granite-Docling."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = {"hidden_size": 768, "num_attention_heads": 12, "image_size": 512, "patch_size": 16}
+        own |= read_object(config, "vision_config")
+        merge = read_int(own, "scale_factor", 4, high=64)
+        side = read_int(own, "image_size", high=1 << 14)
+        usual = {**config, "vision_config": own, "scale_factor": merge}
+        tiles = {**pictures, "max_image_size": {"longest_edge": side}}
+        found = Idefics3Tower.spec(usual, tiles, width)
+        if read_int(own, "out_hidden_size", 1024, high=1 << 20) != width or width % 4:
+            refuse("vision_config.out_hidden_size", own.get("out_hidden_size"), f"{width}")
+        text = text_config(_WHOLE, config)
+        residual = read_float(text, "residual_multiplier", 1.0)
+        return replace(
+            found,
+            level_layers=read_layers(own, "deepstack_visual_indexes", (3, 7, 10), found.layers),
+            # The program of the text part keeps its rows divided by the residual multiplier.
+            row_scale=read_float(text, "embedding_multiplier", 1.0) / residual,
+            level_scale=1.0 / residual,
+            family={"fine": read_bool(own, "use_fine_route", True)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x, levels, merged = siglip_patches(b, s, SIGLIP_AT), list[ValueId](), s.merge**2
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{SIGLIP_AT}.encoder.layers.{i}", x)
+            if i in s.level_layers:
+                levels.append(_level(b, s, b.fold(x, merged), len(levels)))
+        x = b.layer_norm(x, f"{SIGLIP_AT}.post_layernorm")
+        x = b.fold(b.layer_norm(x, f"{_AT}.ln_in", eps=_EPS), merged)
+        x = b.linear(x, f"{_AT}.coarse.projection", features=s.out_width)
+        b.plane_embed(x, side=s.side // s.merge)
+        h = b.activation(b.layer_norm(x, f"{_AT}.ln_mid", eps=_EPS), "gelu")
+        h = b.linear(h, f"{_AT}.mlp_fc2", features=s.out_width)
+        rows = b.layer_norm(h, f"{_AT}.ln_out", eps=_EPS)
+        for count, level in enumerate(levels, 1):
+            rows = b.columns(rows, s.out_width * count, more=level)
+        b.multiply_by(
+            rows, [(s.out_width, s.row_scale), (s.out_width * len(levels), s.level_scale)]
+        )
+        b.leave(_fine_names(len(levels)) if s.family["fine"] else ())
+        b.hidden(rows)
+
+
+def _level(b: Builder, s: TowerSpec, x: ValueId, number: int) -> ValueId:
+    at = f"{_AT}.coarse.deepstack_mergers.{number}"
+    h = b.layer_norm(x, f"{at}.layer_norm", eps=_EPS)
+    h = b.linear(h, f"{at}.linear_1", features=s.out_width, bias=True, then="gelu")
+    return b.linear(h, f"{at}.linear_2", features=s.out_width, bias=True)
+
+
+def _fine_names(levels: int) -> list[str]:
+    """Return the tensors of the fine connector."""
+    mergers = [
+        f"{_AT}.fine.deepstack_mergers.{number}.{part}.{kind}"
+        for number in range(levels)
+        for part in ("layer_norm", "linear_1", "linear_2")
+        for kind in ("weight", "bias")
+    ]
+    return [f"{_AT}.fine.projection.weight", *mergers]
