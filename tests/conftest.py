@@ -180,14 +180,11 @@ def eager(monkeypatch):
     """
     from cpuserve.core.drafts import DraftBudget
 
-    def take(budget, chances):
-        count = min(len(chances), budget.tokens)
-        budget.tokens -= count
-        budget.spent += count
-        return count
+    def count(budget, chances):
+        return min(len(chances), max(budget.tokens, 0))
 
-    monkeypatch.setattr(DraftBudget, "pays", lambda *_: True)
-    monkeypatch.setattr(DraftBudget, "take", take)
+    monkeypatch.setattr(DraftBudget, "count", count)
+    monkeypatch.setattr(DraftBudget, "is_worth", True)
 
 
 @pytest.fixture

@@ -294,8 +294,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/drafts.py",
-        "chance * self.took_s > self.given * self.draft_s",
-        "True",
+        "if given * best_s > best_given * seconds:",
+        "if True:",
         f"{DRAFTS} -k raise_the_tokens",
     ),
     Fault(

@@ -106,7 +106,8 @@ class PromptBudget:
             return cls(tokens, math.inf, 0, SHORT, long, alone=alone, ends_early=True)
         seconds, least = math.inf, 0
         if target:
-            seconds = cost.allowance(work.rows, work.keys, target) - cost.draft_seconds(work.drafts)
+            seconds = cost.allowance(work.rows, work.keys, target)
+            seconds -= cost.draft_seconds(work.rows, work.keys, work.drafts, slow=work.slow)
             other = cost.other_chunk
             tokens, least = min(tokens, other or tokens), other or LEAST_CHUNK
         return cls(tokens, seconds, least, tokens, tokens, alone=False)

@@ -1,10 +1,11 @@
 """Predict how long a step takes on this host, learning from the steps that have run.
 
     seconds = base + row x (decode rows) + key x (keys that these rows read)
-              + draft x (draft tokens) + token x (prompt tokens)
+              + draft x (work of the rows of draft tokens) + token x (prompt tokens)
               + pair x ((query, key) pairs of the prompt chunks)
               + score x (scored prompt tokens)
 
+The work of a row of a draft token depends on the number of rows before it (RowWork).
 The weights base, row, key and so on are fitted online by normalized least mean squares.
 Least mean squares needs a few multiplications per step,
 stores no history, and adapts when other programs slow the machine.
@@ -14,7 +15,10 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,9 +47,20 @@ FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 # Few requests score their prompt (for logprobs), so `score` gets most of the error of such a step.
 _SCORES = 64.0
-_DRAFTS = 4.0
-# Until a step has had drafts, a draft is predicted to take this fraction of `base`.
+# The unit of the weights of drafts: their rows do half the work of a step with one row.
+_DRAFTS = 0.5
+# Until the times of rows are measured, each row of a draft does this part of a step with one row.
 _FIRST_DRAFT = 1.0 / 8
+# The prices of other classes follow the learned one by this part of the difference in each step,
+# because what slowed their last steps down may be over.
+_OTHER_CLASSES = 0.002
+# A row does at least this part of the work of a step with one row, for attention and sampling.
+_LEAST_ROW = 1.0 / 256
+# A pass of the kernels over the weights has at most this number of rows, or twice as many.
+_PASS = 8
+# The times of rows are known for steps of at most this number of rows. Every further row does
+# as much work as a row of the upper half on average.
+_MOST_ROWS = 256
 # If every step has equally many drafts, only the sum of `base` and their time is measured. After 4,
 # 8, 16 and so on up to _EQUAL_STEPS such steps, _OTHER_STEPS steps therefore have at most half as
 # many drafts, which costs about 1 % of the rate. There are two, because an error is corrected only
@@ -78,6 +93,7 @@ class StepWork:
     pairs: number of (query, key) pairs in the attention of the prompt tokens.
     scores: number of prompt tokens with requested log probabilities; each needs a row of logits.
     drafts: number of draft tokens that the step verifies.
+    slow: whether the rows of drafts take more time to sample, for example with penalties.
     """
 
     rows: int = 0
@@ -86,12 +102,77 @@ class StepWork:
     pairs: float = 0.0
     scores: int = 0
     drafts: int = 0
+    slow: bool = False
 
     def add_prompt(self, start: int, count: int, scores: int = 0) -> None:
         """Add a prompt chunk of `count` tokens at positions start, start + 1, ..."""
         self.tokens += count
         self.scores += scores
         self.pairs += count * (start + 0.5 * count)
+
+
+class RowWork:
+    """The work that further rows add to a step, as a fraction of a step with one row.
+
+    Kernels multiply several rows in one pass over the weights, so the second row may cost almost
+    nothing, while the first row of another pass costs as much as a step.
+
+    times: (the number of rows, the seconds of a step with these rows), ascending from one row;
+      the seconds of other numbers are interpolated. () = every row takes equally long.
+    """
+
+    def __init__(self, times: Sequence[tuple[int, float]] = ()) -> None:
+        points = [(rows, seconds / times[0][1] - 1.0) for rows, seconds in times]
+        if len(points) < 2:
+            points = [(1, 0.0), (_MOST_ROWS, (_MOST_ROWS - 1) * _FIRST_DRAFT)]
+        half = len(points) // 2
+        (few, before), (many, after) = points[half - 1] if half else points[0], points[-1]
+        self._last = max((after - before) / (many - few), _LEAST_ROW)
+        self._work = [0.0, 0.0]  # of the rows after the first one, by the number of rows
+        for (first, low), (last, high) in pairwise(points):
+            each = max((high - max(low, self._work[-1])) / (last - first), _LEAST_ROW)
+            self._work += [self._work[-1] + each * (i + 1) for i in range(last - first)]
+
+    def of(self, rows: int, drafts: int) -> float:
+        """Return the work that `drafts` rows add to a step of `rows` rows."""
+        return self._after_first(rows + drafts) - self._after_first(rows)
+
+    def _after_first(self, rows: int) -> float:
+        known = len(self._work) - 1
+        return self._work[min(rows, known)] + self._last * max(rows - known, 0)
+
+
+# Products with these numbers of rows are timed, with as many matrices as take ROWS_S with one row.
+# Each is timed ROW_ROUNDS times, and the least time counts, because other programs can only slow
+# a product down. All parts together take 0.4 s for a small model, and 1 s for a large one.
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+ROWS_S, ROW_ROUNDS = 0.005, 8
+
+
+def row_times(
+    probe: Callable[[int, int, int], float], matrices: int, most: int
+) -> Iterator[list[tuple[int, float]]]:
+    """Measure the same matrix products with 1 row and with more (Executor.row_times).
+
+    probe: a function that returns the seconds of products; it takes the number of rows,
+      the first matrix and the number of matrices.
+    most: the most rows.
+    """
+    if not matrices:
+        return
+    each = probe(1, 0, matrices) / matrices
+    yield []
+    count = min(matrices, max(round(ROWS_S / max(each, 1e-9)), 1))
+    least = {rows: math.inf for rows in ROW_COUNTS if rows <= most}
+    for _ in range(ROW_ROUNDS):
+        for rows in least:
+            least[rows] = min(least[rows], probe(rows, 0, count))
+            yield []
+    yield sorted(least.items())
+
+
+# The price of a draft is learned for each class of steps with drafts (CostModel.class_of).
+DraftClass = tuple[int, int, bool]
 
 
 class CostModel:
@@ -105,8 +186,10 @@ class CostModel:
         self.restore_s: dict[str, float] = {}
         self.base, self.row, self.key = 0.02, 0.0003 * _ROWS, 0.002
         self.token, self.pair, self.score = 0.004 * _TOKENS, 0.1, 0.0
-        self.draft = _FIRST_DRAFT * self.base * _DRAFTS
-        self._drafted = False
+        self.row_work = RowWork()
+        # The seconds of _DRAFTS work of drafts: as last learned (0: never), and in each class.
+        self.draft = 0.0
+        self.drafts: dict[DraftClass, float] = {}
         self._forgiven = False
         self._usual_drafts = self._equal_steps = 0
         self._equal_limit = _FIRST_EQUAL
@@ -119,18 +202,23 @@ class CostModel:
         self._usual_tokens = 0.0
         self._share_error = _Agreed()
         self._decode_error = _Agreed()
-        self._draft_error = _Agreed()
+        self._draft_errors: defaultdict[DraftClass, _Agreed] = defaultdict(_Agreed)
         self._draft_share = _Agreed(_SHARE_GAIN)
         self._prompt_error = _Agreed()
 
     def decode_seconds(self, rows: int, keys: int, drafts: int = 0) -> float:
         """Return the predicted seconds of a step without prompt tokens."""
         decode = self.base + self.row * (rows / _ROWS) + self.key * (keys / _KEYS)
-        return decode + self.draft_seconds(drafts) if drafts else decode
+        return decode + self.draft_seconds(rows, keys, drafts) if drafts else decode
 
-    def draft_seconds(self, drafts: int) -> float:
-        """Return the predicted seconds that drafts add to a step."""
-        return self.draft * (drafts / _DRAFTS)
+    def draft_seconds(self, rows: int, keys: int, drafts: int, *, slow: bool = False) -> float:
+        """Return the predicted seconds that drafts add to a step with these decode rows."""
+        work = self.row_work.of(rows, drafts) / _DRAFTS
+        return self._draft_weight(class_of(rows, keys, drafts, slow=slow)) * work
+
+    def _draft_weight(self, kind: DraftClass) -> float:
+        """Return the seconds of _DRAFTS work, in this class or as last learned in another one."""
+        return self.drafts.get(kind) or self.draft or self.base * _DRAFTS
 
     def prompt_seconds(self, tokens: int, pairs: float, scores: int = 0) -> float:
         """Return the predicted seconds that prompt tokens add to a step."""
@@ -138,13 +226,19 @@ class CostModel:
         return linear + self.pair * (pairs / _PAIRS)
 
     def step_seconds(self, work: StepWork) -> float:
-        """Return the predicted seconds of a step with this work, without its drafts."""
-        decode = self.decode_seconds(work.rows, work.keys, work.drafts)
-        return decode + self.prompt_seconds(work.tokens, work.pairs, work.scores)
+        """Return the predicted seconds of a step with this work."""
+        return self._decode_step(work) + self.prompt_seconds(work.tokens, work.pairs, work.scores)
+
+    def _decode_step(self, work: StepWork) -> float:
+        """Return the predicted seconds of a step without its prompts."""
+        decode = self.decode_seconds(work.rows, work.keys)
+        if not work.drafts:
+            return decode
+        return decode + self.draft_seconds(work.rows, work.keys, work.drafts, slow=work.slow)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Correct the weights after a step with this work took `seconds`."""
-        decode = self.decode_seconds(work.rows, work.keys, work.drafts)
+        decode = self._decode_step(work)
         if not work.tokens:
             if work.rows:
                 self._decode_steps += 1
@@ -175,16 +269,17 @@ class CostModel:
     def _observe_decode(self, work: StepWork, seconds: float, decode: float) -> None:
         """Correct the weights after a step without prompt tokens."""
         # An error is corrected only if two steps in a row have it. A step with drafts is compared
-        # with the last step with drafts, as other steps often run between them.
+        # with the last one of its class, as other steps often run between them.
         agreed = self._decode_error
         if work.drafts:
-            agreed = self._draft_error
+            kind = class_of(work.rows, work.keys, work.drafts, slow=work.slow)
+            agreed = self._draft_errors[kind]
         if self._equal_steps >= self._equal_limit and work.drafts < self._usual_drafts:
             self._fit_draft_share(work, seconds - decode)
         elif work.drafts and self._forgiven:  # steps without drafts have taught the other weights
             self._forgiven = False
             error = agreed(seconds / decode - 1.0) * decode
-            self.draft = max(self.draft + error * _DRAFTS / work.drafts, 1e-6 * _DRAFTS)
+            self._learn_draft(work, error / (self.row_work.of(work.rows, work.drafts) / _DRAFTS))
         else:
             self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
         if work.drafts or self._usual_drafts:
@@ -193,9 +288,12 @@ class CostModel:
     def _fit_draft_share(self, work: StepWork, error: float) -> None:
         # The prediction is right for steps with the usual drafts, and has to stay so. The time of a
         # draft is therefore multiplied by (1 + turn), and the time of the other work is reduced.
-        usual = self.draft_seconds(self._usual_drafts)
-        turn = -self._draft_share(error / (usual - self.draft_seconds(work.drafts)))
-        self.draft *= 1.0 + turn
+        usual = self.draft_seconds(work.rows, work.keys, self._usual_drafts, slow=work.slow)
+        less = self.draft_seconds(work.rows, work.keys, work.drafts, slow=work.slow)
+        if less >= usual:  # prices of different classes tell nothing apart
+            return
+        turn = -self._draft_share(error / (usual - less))
+        self._scale_drafts(1.0 + turn)
         self.base = max(self.base - turn * usual, 1e-5)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
@@ -212,28 +310,45 @@ class CostModel:
             self.spread = min(max(self.spread + step, LEAST_SPREAD), MOST_SPREAD)
 
     def _fit_decode(self, work: StepWork, error: float) -> None:
-        row, key, draft = work.rows / _ROWS, work.keys / _KEYS, work.drafts / _DRAFTS
+        row, key = work.rows / _ROWS, work.keys / _KEYS
+        draft = self.row_work.of(work.rows, work.drafts) / _DRAFTS if work.drafts else 0.0
         step = error / (1.0 + row * row + key * key + draft * draft)
         self.base = max(self.base + step, 1e-5)
         self.row = max(self.row + step * row, 0.0)
         self.key = max(self.key + step * key, 0.0)
         if work.drafts:
-            self._drafted = True
-            self.draft = max(self.draft + step * draft, 1e-6 * _DRAFTS)
-        elif not self._drafted:
-            self.draft = _FIRST_DRAFT * self.base * _DRAFTS
+            self._learn_draft(work, step * draft)
 
-    def forgive_drafts(self) -> None:
-        """Reduce the learned time of a draft a little, after a step left out likely drafts."""
-        least = min(self.draft, self.row / _ROWS * _DRAFTS)
-        self.draft = max(self.draft * _FORGIVING_DRAFT, least)
+    def _learn_draft(self, work: StepWork, change: float) -> None:
+        """Add `change` to the price of drafts in the class of this step."""
+        kind = class_of(work.rows, work.keys, work.drafts, slow=work.slow)
+        self.draft = max(self._draft_weight(kind) + change, 1e-3 * self.base * _DRAFTS)
+        for other, weight in self.drafts.items():
+            self.drafts[other] = weight + _OTHER_CLASSES * (self.draft - weight)
+        self.drafts[kind] = self.draft
+
+    def _scale_drafts(self, factor: float) -> None:
+        self.draft *= factor
+        for kind in self.drafts:
+            self.drafts[kind] *= factor
+
+    def forgive_drafts(self, steps: int = 1) -> None:
+        """Reduce the learned time of drafts a little, after steps left out likely drafts."""
+        factor = _FORGIVING_DRAFT**steps
+        # The work of a row is at least _LEAST_ROW, so the price of a row stays above this weight.
+        least = self.row / _ROWS * _DRAFTS / max(self.row_work.of(1, 16) / 16, _LEAST_ROW)
+        for kind, weight in self.drafts.items():
+            self.drafts[kind] = max(weight * factor, min(weight, least))
+        self.draft = max(self.draft * factor, min(self.draft, least))
         self._forgiven = True
 
-    @property
-    def most_drafts(self) -> int:
-        """The most drafts of the next step: fewer than usual if their time is to be measured."""
+    def most_drafts(self, rows: int) -> int:
+        """Return the most drafts of the next step: few if their time is to be measured.
+
+        A step that measures a forgiven price has the rows of one pass of the kernels.
+        """
         if self._forgiven:
-            return 1
+            return min(range(1, _PASS + 1), key=lambda n: self.row_work.of(rows, n) / n)
         return self._usual_drafts // 2 if self._equal_steps >= self._equal_limit else sys.maxsize
 
     def _count_equal_drafts(self, drafts: int) -> None:
@@ -312,6 +427,16 @@ class CostModel:
         square, linear = 0.5 * self.pair / _PAIRS, self.token / _TOKENS + self.pair / _PAIRS * start
         count = 2.0 * seconds / (linear + math.sqrt(linear * linear + 4.0 * square * seconds))
         return min(int(count), max(FIRST_CHUNK, 2 * self.longest_chunk))
+
+
+def class_of(rows: int, keys: int, drafts: int, *, slow: bool = False) -> DraftClass:
+    """Return the class of a step with drafts, by its rows, the keys of a row, and sampling.
+
+    The first class has 2 rows, and the next ones have up to 4, 8, 16 and so on.
+    Contexts of up to 1k, 4k, 16k tokens and so on are different classes.
+    """
+    context = keys // max(rows, 1) >> 10
+    return (rows + drafts - 1).bit_length(), (context.bit_length() + 1) // 2, slow
 
 
 class _Agreed:

@@ -1,8 +1,8 @@
 """Draft tokens: proposed tokens in the rows after a decode row, which the same step verifies.
 
-A draft token adds a row to the step. It is worth the time of this row if its probability
-to be accepted, divided by that time, exceeds the tokens per second of the step without the draft.
-Reading the weights limits a step of one sequence: a row costs little, so uncertain drafts pay.
+A draft token adds a row to the step. A row gets as many draft tokens as give the most expected
+tokens per second. Reading the weights limits a step of one sequence: a row costs little,
+so uncertain drafts pay.
 Arithmetic limits a step of many sequences, so only drafts that are almost certainly right pay.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.core.cost import CostModel, StepWork
+from cpuserve.core.cost import CostModel, RowWork, StepWork
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.core.ngram_drafts import LONGEST_WAIT, NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
 
@@ -26,52 +26,92 @@ if TYPE_CHECKING:
 
 # A draft that is right this often is likely: it would pay if it took a quarter of the step.
 _LIKELY = 0.25
+# Whether any draft can pay is asked for these numbers of certain drafts.
+CERTAIN = (1, 2, 3, 4, 6, 8, 12, 16)
+MOST_JUMPS = 128  # the most tokens of grammars that need no sampling in a step
 # Beside prompts, drafts take at most a fourth of the tokens and of the time that prompts may take.
 BESIDE_PROMPTS = 4
+
+
+@dataclass(slots=True)
+class StepLimits:
+    """What limits every step: the cost model, the most tokens, and the longest time.
+
+    target_s: the longest time of a step with decode rows in seconds, 0 = no limit.
+    """
+
+    cost: CostModel
+    tokens: int
+    target_s: float = 0.0
 
 
 @dataclass(slots=True)
 class DraftBudget:
     """The tokens and the time that a step has left for drafts.
 
+    rows: number of decode rows of the step, with the tokens that are sure.
+    keys: number of keys that the decode rows read.
     given: number of tokens that the step is expected to generate, with the drafts so far.
-    took_s: seconds that the step is expected to take, with the drafts so far.
-    draft_s: seconds that one more draft token adds to the step.
+    base_s: seconds that the step is expected to take without drafts.
     spent: number of draft tokens in the step so far.
+    slow: whether some of the drafts so far are slow to sample (Request.samples_slowly).
     refused: whether a likely draft was left out because of its time.
     grows: whether a sequence may take new blocks for draft tokens.
     """
 
+    cost: CostModel
     tokens: int
     seconds: float
+    rows: int
+    keys: int
     given: float
-    took_s: float
-    draft_s: float
+    base_s: float
     spent: int = 0
+    slow: bool = False
     refused: bool = False
     grows: bool = True
 
     @classmethod
-    def after(
-        cls, work: StepWork, cost: CostModel, tokens: int = sys.maxsize, target_s: float = 0.0
-    ) -> DraftBudget:
-        """Return the budget that the decode rows and the sure tokens of `work` leave.
-
-        tokens: the most tokens of the step.
-        target_s: the longest time of the step in seconds, 0 = no limit.
-        """
+    def after(cls, work: StepWork, limits: StepLimits) -> DraftBudget:
+        """Return the budget that the decode rows and the sure tokens of `work` leave."""
+        cost, rows = limits.cost, work.rows + work.drafts
+        target = limits.target_s
         return cls(
-            min(tokens - work.rows - work.drafts, cost.most_drafts),
-            seconds=cost.allowance(work.rows, work.keys, target_s) if target_s else math.inf,
-            given=work.rows + work.drafts,
-            took_s=cost.decode_seconds(work.rows, work.keys, work.drafts),
-            draft_s=cost.draft_seconds(1),
+            cost,
+            min(limits.tokens - rows, cost.most_drafts(rows)),
+            seconds=cost.allowance(work.rows, work.keys, target) if target else math.inf,
+            rows=rows,
+            keys=work.keys,
+            given=rows,
+            base_s=cost.decode_seconds(work.rows, work.keys, work.drafts),
         )
+
+    @property
+    def took_s(self) -> float:
+        """The seconds that the step is expected to take, with the drafts so far."""
+        return self.base_s + self._seconds_of(self.spent)
+
+    @property
+    def draft_s(self) -> float:
+        """The seconds that one more draft token adds to the step."""
+        return self.seconds_for(1)
 
     @property
     def most_jumps(self) -> int:
         """How many tokens that need no sampling are worth their time in the step."""
-        return int(min(self.tokens, self.seconds / self.draft_s)) if self.pays(1.0) else 0
+        return self.count([1.0] * min(self.tokens, MOST_JUMPS))
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether a draft that is certainly right would be worth its time in the step."""
+        return any(
+            (self.given + n) * self.base_s > self.given * (self.base_s + self._seconds_of(n))
+            for n in CERTAIN
+        )
+
+    def seconds_for(self, drafts: int) -> float:
+        """Return the seconds that this number of further draft tokens adds to the step."""
+        return self._seconds_of(self.spent + drafts) - self._seconds_of(self.spent)
 
     def share_with_prompts(self) -> None:
         """Leave most of the step to its prompts, which may also need the free blocks."""
@@ -79,111 +119,159 @@ class DraftBudget:
         self.seconds /= BESIDE_PROMPTS
         self.grows = False
 
-    def pays(self, chance: float) -> bool:
-        """Whether a draft token that is right with this probability is worth its time."""
-        return chance * self.took_s > self.given * self.draft_s
+    def count(self, chances: Sequence[float]) -> int:
+        """Return how many draft tokens of a row give the most tokens per second.
 
-    def begins(self, chance: float) -> bool:
-        """Whether the first draft token of a row is worth its time."""
-        pays = self.pays(chance)
-        self.refused |= chance >= _LIKELY and not pays
-        return pays
-
-    def paying(self, chances: Sequence[float]) -> int:
-        """Return how many draft tokens of a row are worth their time, if no other row has any."""
-        count, chance = 0, 1.0
-        for right in chances:
+        chances: of each draft token, if the draft tokens before it are right.
+        """
+        before = self._seconds_of(self.spent)
+        given, chance, longest = self.given, 1.0, 0.0
+        best, best_given, best_s = 0, given, self.base_s + before
+        for count, right in enumerate(chances[: max(self.tokens, 0)], 1):
             chance *= right
-            if not self.pays(chance):
+            given += chance
+            longest = max(longest, self._seconds_of(self.spent + count) - before)
+            if longest > self.seconds:
                 break
-            count += 1
-        return count
+            seconds = self.base_s + before + longest
+            if given * best_s > best_given * seconds:
+                best, best_given, best_s = count, given, seconds
+        return best
 
-    def close(self, cost: CostModel) -> int:
-        """Return the number of draft tokens in the step, after all rows have had their turn."""
-        if self.refused and not self.spent:
-            cost.forgive_drafts()
-        return self.spent
+    def take(self, chances: Sequence[float], *, slow: bool = False) -> int:
+        """Take draft tokens with these chances that are worth their time; return how many.
 
-    def take(self, chances: Sequence[float]) -> int:
-        """Take draft tokens with these chances that are worth their time; return how many."""
-        count, chance = 0, 1.0
-        for right in chances[: max(self.tokens, 0)]:
-            chance *= right
-            if self.draft_s > self.seconds or not self.pays(chance):
-                break
-            count += 1
-            self.given += chance
-            self.took_s += self.draft_s
-            self.seconds -= self.draft_s
+        slow: whether their rows are slow to sample.
+        """
+        was_slow, before = self.slow, self._seconds_of(self.spent)
+        self.slow |= slow
+        count = self.count(chances)
+        if not count:
+            self.slow = was_slow
+            self.refused |= self.grows and self.tokens > 0 and chances[0] >= _LIKELY
+            return 0
         self.tokens -= count
         self.spent += count
+        self.seconds -= self._seconds_of(self.spent) - before
+        chance = 1.0
+        for right in chances[:count]:
+            chance *= right
+            self.given += chance
         return count
+
+    def close(self) -> int:
+        """Return the number of draft tokens in the step, after all rows have had their turn."""
+        if self.refused and not self.spent:
+            self.cost.forgive_drafts()
+        return self.spent
+
+    def _seconds_of(self, drafts: int) -> float:
+        return self.cost.draft_seconds(self.rows, self.keys, drafts, slow=self.slow)
 
 
 class Drafter:
     """Proposes up to `num_tokens` draft tokens after a step, and adds them to the next one.
 
+    A request without drafts that pay is looked at in every second step, then more rarely, so a
+    text that never repeats costs almost nothing. While no request is looked at, nothing is done.
+
     num_drafts: how often a sequence got draft tokens that were verified.
     num_draft_tokens: the number of draft tokens that were verified or certain.
     num_accepted_tokens: the number of draft tokens that were sampled or certain.
-    most_jumps: how many tokens all requests together may jump over before the next step.
+    limits: the limits of a step; the scheduler sets them.
+    has_model: whether a draft model adds drafts after `propose`, up to Request.most_drafts.
     """
 
     def __init__(self, kv: KvManager, num_tokens: int, source: NgramDrafts) -> None:
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = self.most_jumps = 0
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.source = source
+        self.has_model = False
+        self.limits = StepLimits(CostModel(), sys.maxsize)
         self.budget: DraftBudget | None = None  # of the next step, for drafts of a model
+        self._rows = self._keys = 0  # of the next step, if it has the same requests
         self._kv = kv
         self._num_tokens = num_tokens
+        self._drafted = False  # whether a request may have drafts
+        self._rest = 0  # how many more steps propose nothing
 
-    def propose(self, requests: Iterable[Request], budget: DraftBudget, cost: CostModel) -> None:
+    @property
+    def most_jumps(self) -> int:
+        """How many tokens all requests together may jump over before the next step."""
+        return DraftBudget.after(StepWork(self._rows, self._keys), self.limits).most_jumps
+
+    def propose(self, requests: Sequence[Request], running: int, keys: int) -> None:
         """Set the draft tokens of requests that have got a token in the last step.
 
-        budget: the time of the next step by `cost`, if it has the same requests.
+        running, keys: the number of requests of the next step, and of the keys that they read.
         """
+        self._rows, self._keys = running, keys
+        if self._rest > 0 and not self._drafted:
+            self._rest -= 1
+            return
+        budget = self.budget = DraftBudget.after(StepWork(running, keys), self.limits)
+        worth = budget.is_worth
+        self._drafted, self._rest = self.has_model, 0 if self.has_model else LONGEST_WAIT
         self.source.begin()
-        self.budget = budget
-        self.most_jumps = budget.most_jumps
-        worth = budget.pays(1.0)
         for request in requests:
-            request.drafts, request.chances, request.most_drafts = [], [], 0
+            if request.drafts or request.most_drafts:
+                request.drafts, request.chances, request.most_drafts = [], [], 0
             if not request.is_running or request.computes_prompt:
+                self._rest = 0
                 continue
             if not worth:  # no draft pays, however likely it is
-                self.source.rest(request)
-                budget.refused = True
+                self.source.rest(request, 1 + LONGEST_WAIT)
             elif (most := self._most(request)) > 0:
-                drafts, chances = self.source.propose(request, most)
-                count = _before_stop(drafts, request.stop_ids)
-                if request.masked:  # each draft of a grammar costs a bitmask
-                    count = min(count, budget.paying(chances))
-                request.most_drafts = most
-                request.drafts, request.chances = drafts[:count], chances[:count]
-        budget.close(cost)
+                self._rest = min(self._rest, self._propose(request, most, budget))
+            else:  # the next token ends the response, or a chunk of states
+                self._rest = 0
+        if not worth:
+            self.limits.cost.forgive_drafts(1 + self._rest)
+
+    def _propose(self, request: Request, most: int, budget: DraftBudget) -> int:
+        """Set the draft tokens of one request; return for how many steps it needs no look."""
+        drafts, chances = self.source.propose(request, most)
+        count = _before_stop(drafts, request.stop_ids) if drafts else 0
+        paying = budget.count(chances[:count]) if count else 0
+        if request.masked or self.has_model:
+            request.most_drafts = most
+        if request.masked:  # each draft of a grammar costs a bitmask
+            count, self._drafted = paying, True
+        if count:
+            request.drafts, request.chances = drafts[:count], chances[:count]
+            self._drafted = True
+        return self.source.look_again(request, found=paying > 0)
 
     def extend(
         self,
         requests: Iterable[Request],
         chunks: Iterable[SeqChunk],
-        budget: DraftBudget,
+        work: StepWork,
         *,
         prompts: bool,
     ) -> None:
-        """Add draft tokens to the decode rows of a step, as far as `budget` and blocks suffice.
+        """Add draft tokens to the decode rows of a step, as far as time, tokens and blocks suffice.
 
+        work: the work of the step, to which the drafts are added.
         prompts: whether prompts follow in the step.
         """
+        if not self._drafted:
+            return
+        budget = DraftBudget.after(work, self.limits)
         if prompts:
             budget.share_with_prompts()
         for request, chunk in zip(requests, chunks, strict=True):
-            if request.drafts and budget.begins(request.chances[0]):
+            if request.drafts:
                 self._extend(request, chunk, budget)
+        work.drafts += budget.close()
+        work.slow = budget.slow
 
     def _extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Append draft tokens that are worth their time to the decode row `chunk`."""
         ids, tables = request.token_ids, request.tables
-        drafts = request.drafts[: budget.take(request.chances[: max(self._most(request), 0)])]
+        chances = request.chances[: max(self._most(request), 0)]
+        if not chances:
+            return
+        drafts = request.drafts[: budget.take(chances, slow=request.samples_slowly)]
         if budget.grows:
             self._kv.grow(tables, len(ids) + len(drafts), request.num_computed)
         del drafts[min(map(len, tables)) * self._kv.block_size - len(ids) :]
@@ -218,6 +306,21 @@ class Drafter:
         return most
 
 
+def learned_rows(
+    drafter: Drafter | None, measured: Iterable[list[tuple[int, float]]]
+) -> Iterator[bool]:
+    """Give the cost model of drafts the measured times of rows; yield True after each part.
+
+    measured: the parts of the measurement (Executor.row_times).
+    """
+    if drafter is None:
+        return
+    for times in measured:
+        if times:
+            drafter.limits.cost.row_work = RowWork(times)
+        yield True
+
+
 def _before_stop(drafts: Sequence[int], stop_ids: frozenset[int]) -> int:
     """Return how many of `drafts` come before the first one that ends the response."""
     if stop_ids.isdisjoint(drafts):
@@ -237,4 +340,6 @@ def make_drafter(
         return None
     make_index = text_indexes(asked.prompt_lookup_min, asked.prompt_lookup_max)
     tokens = asked.indexed_tokens(config.max_num_seqs, config.max_model_len)
-    return Drafter(kv, asked.num_speculative_tokens, NgramDrafts(make_index, tokens))
+    drafter = Drafter(kv, asked.num_speculative_tokens, NgramDrafts(make_index, tokens))
+    drafter.has_model = config.draft is not None
+    return drafter

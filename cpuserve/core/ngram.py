@@ -40,15 +40,19 @@ MakeIndex = Callable[[int], TextIndex]
 class IndexedText:
     """The index of a request's text.
 
-    reserved: the number of tokens that the index may have in the end.
+    reserved: the number of tokens that the memory of the index is reserved for.
     tokens: the number of tokens of the request that the index has got so far.
     rests: the number of steps in a row that did not need the index.
+    misses: how often in a row the index had no draft that pays.
+    due: the number of tokens of the request from which on the index is asked again.
     """
 
     index: TextIndex
     reserved: int
     tokens: int = 0
     rests: int = 0
+    misses: int = 0
+    due: int = 0
 
 
 def first_chances() -> list[float]:

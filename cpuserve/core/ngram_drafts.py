@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpuserve.core.ngram import IndexedText, MakeIndex
 from cpuserve.core.request import Request
+from cpuserve.ids import RequestId
 
 # A step indexes at most SLICE tokens of texts that have no complete index yet. With three sizes of
 # n-grams and a prompt of 128k tokens this takes 0.3 ms, and 1.1 ms while other programs use all
@@ -13,13 +14,25 @@ SLICE = 2048
 LATE = 128
 # An index is dropped after this number of steps in a row without drafts that could pay.
 RESTS = 64
+# After FEW_MISSES looks in a row without a draft that pays, an index is asked in every second step,
+# after STEP more in every fourth one, and after as many more in every eighth one.
+FEW_MISSES, STEP = 8, 4
+LONGEST_WAIT = 7
+# The memory of an index is reserved for at least this number of tokens (kLeastTokens in C++).
+LEAST_RESERVED = 256
+# A text that outgrows its reserved memory reserves as much for its tokens, or a fourth more.
+GROWTH = 4
+# An index that has missed so often in a row gives its memory to another one that grows.
+MANY_MISSES = 64
 
 
 class NgramDrafts:
     """Indexes the texts of running requests.
 
-    most_tokens: the number of tokens that all indexes together may have. A request reserves its
-      whole text, with the tokens that it may still generate, or it gets no index.
+    most_tokens: the number of tokens that all indexes together may have. An index reserves memory
+      for the text so far, and a part more whenever the text has outgrown it. If there is no more
+      memory, an index without drafts that pay is dropped, or else the one that grows;
+      its request gets no other one.
     """
 
     def __init__(self, make_index: MakeIndex, most_tokens: int) -> None:
@@ -27,6 +40,8 @@ class NgramDrafts:
         self._make_index = make_index
         self._most_tokens = most_tokens
         self._slice = 0
+        self._indexed: dict[RequestId, Request] = {}
+        self._denied: set[RequestId] = set()  # requests that get no index any more
 
     def begin(self) -> None:
         """Begin the proposals after a step."""
@@ -34,37 +49,85 @@ class NgramDrafts:
 
     def propose(self, request: Request, count: int) -> tuple[list[int], list[float]]:
         """Return up to `count` draft tokens of a request, and their chances (TextIndex.chances)."""
-        text = request.text or self._begin_text(request)
+        text = request.text
+        if text is None:
+            text = self._begin_text(request)
+        elif len(request.token_ids) < text.due:
+            return [], []
         if text is None or not self._catch_up(request, text):
             return [], []
         drafts = text.index.guess(count)
-        return drafts, text.index.chances(len(drafts))
+        return drafts, text.index.chances(len(drafts)) if drafts else []
 
-    def rest(self, request: Request) -> None:
-        """Note that no draft can pay now, so the index need not follow the text."""
+    def look_again(self, request: Request, *, found: bool) -> int:
+        """Return for how many steps `propose` need not be asked for this request.
+
+        found: whether it had drafts that pay.
+        """
+        text, tokens = request.text, len(request.token_ids)
+        if text is None:
+            return LONGEST_WAIT
+        if text.tokens < tokens:  # the index is being built, or waits
+            return max(text.due - tokens - 1, 0)
+        text.misses = 0 if found else text.misses + 1
+        if text.misses <= FEW_MISSES:
+            return 0
+        doublings = 1 + (text.misses - FEW_MISSES - 1) // STEP
+        wait = min((1 << doublings) - 1, LONGEST_WAIT)
+        text.due = tokens + 1 + wait
+        return wait
+
+    def rest(self, request: Request, steps: int = 1) -> None:
+        """Note that no draft can pay for some steps, so the index need not follow the text."""
         if request.text is not None:
-            request.text.rests += 1
+            request.text.rests += steps
             if request.text.rests > RESTS:
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Drop the index of a request."""
+        """Drop the index of a request that ends, or that needs none for a while."""
+        self._denied.discard(request.id)
+        self._drop(request)
+
+    def _drop(self, request: Request) -> None:
         if request.text is not None:
             self.reserved -= request.text.reserved
             request.text = None
+            del self._indexed[request.id]
+
+    def _deny(self, request: Request) -> None:
+        self._drop(request)
+        self._denied.add(request.id)
 
     def _begin_text(self, request: Request) -> IndexedText | None:
-        tokens = request.num_prompt + request.max_tokens
-        if self.reserved + tokens > self._most_tokens:
+        tokens = max(len(request.token_ids), LEAST_RESERVED)
+        if request.id in self._denied or not self._reserve(request, tokens):
             return None
-        self.reserved += tokens
         request.text = IndexedText(self._make_index(len(request.token_ids)), tokens)
+        self._indexed[request.id] = request
         return request.text
+
+    def _reserve(self, request: Request, tokens: int) -> bool:
+        """Reserve memory for `tokens` more tokens; False if all memory is in use."""
+        while self.reserved + tokens > self._most_tokens:
+            others = (r for r in self._indexed.values() if r is not request)
+            rarest = max(others, key=_misses, default=None)
+            if rarest is None or _misses(rarest) < MANY_MISSES:
+                return False
+            self._deny(rarest)
+        self.reserved += tokens
+        return True
 
     def _catch_up(self, request: Request, text: IndexedText) -> bool:
         """Index the tokens that are new, or a slice of them; return whether the index has all."""
         start, end = text.tokens, len(request.token_ids)
         text.rests = 0
+        if end > text.reserved:
+            more = max(end - text.reserved, text.reserved // GROWTH)
+            if not self._reserve(request, more):
+                self._deny(request)
+                return False
+            text.reserved += more
         if end - start <= LATE:
             text.index.advance(indexed_tokens(request, start, end))
             text.tokens = end
@@ -77,6 +140,10 @@ class NgramDrafts:
             return False
         text.index.advance([])  # look for the first match
         return True
+
+
+def _misses(request: Request) -> int:
+    return 0 if request.text is None else request.text.misses
 
 
 def indexed_tokens(request: Request, start: int, end: int) -> list[int]:

@@ -98,6 +98,7 @@ class Request:
     most_drafts: int = 0
     sure: int = 0
     unsent: list[int] = field(default_factory=list)
+    samples_slowly: bool = False
     _jumps: bool = False
 
     def __post_init__(self) -> None:
@@ -108,7 +109,9 @@ class Request:
         self.num_top = -1 if params.num_top is None else params.num_top
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top, mask=self.mask)]
-        self._jumps = self.masked and self.num_top < 0 and _samples_without_state(params)
+        plain = _samples_without_state(params)
+        self._jumps = self.masked and self.num_top < 0 and plain
+        self.samples_slowly = self.masked or not plain
         self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
         self.chain.placeholders = Placeholders(self.pictures) if self.pictures else None
 

@@ -34,7 +34,7 @@ from cpuserve.core.budget import PromptBudget, loss_allowed
 from cpuserve.core.callers import CallerShares
 from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
-from cpuserve.core.drafts import DraftBudget, Drafter
+from cpuserve.core.drafts import Drafter, StepLimits
 from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
@@ -95,6 +95,8 @@ class Scheduler:
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self._itl_target_s = itl_target_s
+        if drafter is not None:
+            drafter.limits = StepLimits(self.cost, max_num_batched_tokens, itl_target_s)
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
         if whole_prompts:
             self._chunk_limit = max_num_batched_tokens
@@ -183,15 +185,14 @@ class Scheduler:
         self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
         if self.encodes:
             prompts = []
-        most, target = self.max_num_batched_tokens, self._itl_target_s
         if self.drafter is not None and self.work.rows:
-            left = DraftBudget.after(self.work, self.cost, most, target)
-            self.drafter.extend(self.batch_requests, self._batch, left, prompts=bool(prompts))
-            self.work.drafts += left.close(self.cost)
+            more = bool(prompts)
+            self.drafter.extend(self.batch_requests, self._batch, self.work, prompts=more)
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
-            most -= self.work.rows + self.work.drafts
+            most = self.max_num_batched_tokens - self.work.rows - self.work.drafts
+            target = self._itl_target_s
             budget = PromptBudget.of_step(prompts, most, self.work, self.cost, target)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step in any case, so moves may use all of its time.
@@ -227,10 +228,7 @@ class Scheduler:
                 deltas.append(Delta(request, [], processed=computed))
         assert next_row == len(results), "the step needs one result per row"
         if self.drafter is not None:
-            work = StepWork(len(self.running), self.work.keys)
-            most, target = self.max_num_batched_tokens, self._itl_target_s
-            left = DraftBudget.after(work, self.cost, most, target)
-            self.drafter.propose(requests, left, self.cost)
+            self.drafter.propose(requests, len(self.running), self.work.keys)
         return deltas
 
     def fail(self, message: str) -> list[Delta]:

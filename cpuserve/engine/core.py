@@ -12,7 +12,7 @@ import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
-from cpuserve.core.drafts import make_drafter
+from cpuserve.core.drafts import learned_rows, make_drafter
 from cpuserve.core.encoding import EncodedPictures
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
@@ -84,8 +84,7 @@ class EngineCore:
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
-        rows = config.max_num_batched_tokens
-        length, tower = config.max_model_len, executor.tower
+        length, rows, tower = config.max_model_len, config.max_num_batched_tokens, executor.tower
         media = 0 if tower is None else config.media_rows
         self.limits = Limits(
             length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
@@ -122,6 +121,7 @@ class EngineCore:
         self.wake: Callable[[], None] = _no_one
         self._grammars: Grammars | None = None
         self._damage = DamageWatch()
+        self._rows = learned_rows(self.scheduler.drafter, executor.row_times())
 
     def progress(self) -> object:
         """Return a value that changes while the engine makes progress; another thread calls this.
@@ -346,9 +346,7 @@ class EngineCore:
         deltas, finished = self._run(batch)
         if self._grammars is not None and self._grammars.in_use:
             self._after_step(self._grammars, deltas)
-        outputs = [Output.of(delta) for delta in deltas]
-        outputs += self._refused
-        self._refused = []
+        outputs, self._refused = [*map(Output.of, deltas), *self._refused], []
         pictures = self.scheduler.pictures
         if pictures.wanted:
             outputs += [Output(n, [], wants=[i]) for n, i in pictures.asks()]
@@ -381,8 +379,8 @@ class EngineCore:
             self.stats.encode_s = self.encoder.seconds
 
     def tidy(self) -> bool:
-        """Write one block to disk while the engine is idle; False if no block is left to write."""
-        return self.kv.offload is not None and self.kv.offload.tidy()
+        """Write a block to disk or measure rows while the engine is idle; False = all is done."""
+        return (self.kv.offload is not None and self.kv.offload.tidy()) or next(self._rows, False)
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
         """Run a step; return (the deltas of its requests, whether it ran to its end)."""

@@ -223,14 +223,17 @@ class DraftModel:
         """Return the turns that get another guess, so that the tokens per second are the most."""
         turns.sort(key=lambda turn: -turn.expected)
         best, given, took = 0, budget.given, budget.took_s
-        gain, keys = 0.0, 0
+        gain, keys, guessing_s = 0.0, 0, 0.0
         for count, turn in enumerate(turns, 1):
             gain += turn.expected
             keys += turn.sequence.computed
-            seconds = self.cost.decode_seconds(count, keys) + count * budget.draft_s
-            if (budget.given + gain) * took > given * (budget.took_s + seconds):
-                best, given, took = count, budget.given + gain, budget.took_s + seconds
-        budget.given, budget.took_s = given, took
+            seconds = self.cost.decode_seconds(count, keys)
+            after = budget.took_s + seconds + budget.seconds_for(count)
+            if (budget.given + gain) * took > given * after:
+                best, given, took, guessing_s = count, budget.given + gain, after, seconds
+        budget.given = given
+        budget.base_s += guessing_s
+        budget.spent += best
         return turns[:best]
 
     def _saved(self, turns: Sequence[_Draft], rows: float, before: float, draft_s: float) -> float:

@@ -272,6 +272,14 @@ class Executor(Protocol):
         """
         return None
 
+    def row_times(self) -> Iterator[list[tuple[int, float]]]:
+        """Measure matrix products in parts of about 20 ms, with other work between them.
+
+        Yields [] after each part, and at the end (the number of rows, the seconds of these rows),
+        ascending from one row; nothing if they cannot be measured.
+        """
+        yield from ()
+
     def roofline(self) -> Iterator[dict[str, object]]:
         """Measure the limits of this machine in parts of about 50 ms, with other work between them.
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import cpuserve._C as _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
+from cpuserve.core.cost import row_times
 from cpuserve.core.ngram import MakeIndex
 from cpuserve.errors import TooLittleMemory
 from cpuserve.fault_points import fault
@@ -233,6 +234,10 @@ class NativeExecutor:
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Return the inputs and the output of lowered op `op_index` in this step."""
         return self.native.tap(arrays.words, op_index)
+
+    def row_times(self) -> Iterator[list[tuple[int, float]]]:
+        """Measure matrix products of some weights, or of all weights of a small model."""
+        return row_times(self.native.probe_linears, self.native.num_linears, self.max_tokens)
 
     def roofline(self) -> Iterator[dict[str, object]]:
         """Probe this machine: bandwidth by reading the packed weights, dot products in registers.

@@ -7,7 +7,15 @@ import pytest
 from cpuserve import _C
 from cpuserve.config.speculation import read_speculation
 from cpuserve.core.ngram import GAIN, LONGEST, first_chances, in_python
-from cpuserve.core.ngram_drafts import LATE, RESTS, SLICE, NgramDrafts, indexed_tokens
+from cpuserve.core.ngram_drafts import (
+    LATE,
+    LONGEST_WAIT,
+    MANY_MISSES,
+    RESTS,
+    SLICE,
+    NgramDrafts,
+    indexed_tokens,
+)
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.request import Request
 from cpuserve.sampling.params import SamplingParams
@@ -176,18 +184,67 @@ def test_a_long_text_is_indexed_in_slices_of_a_step():
     assert propose(source, first, count=2) == [first.token_ids[13:15]]
 
 
-def test_texts_that_do_not_fit_into_the_memory_get_no_index():
+def test_a_text_reserves_memory_as_it_grows_and_not_for_its_longest_response():
     source = drafts_of(most_tokens=1000)
-    first, second, third = request_of(600), request_of(300), request_of(200)
-    propose(source, first, second, third)
-    assert [r.text is None for r in (first, second, third)] == [False, True, False]
-    assert source.reserved == 600 + 100 + 200 + 100
-    source.forget(first)
-    propose(source, second)
-    assert second.text is not None
-    for request in (first, second, third):
+    requests = [request_of(300, max_tokens=10**6) for _ in range(4)]
+    for number, request in enumerate(requests):
+        request.id = number
+    propose(source, *requests)
+    assert [r.text is not None for r in requests] == [True, True, True, False]
+    assert source.reserved == 900
+    requests[0].token_ids += range(50)
+    propose(source, requests[0])
+    assert source.reserved == requests[0].text.reserved + 600 == 975
+    requests[1].token_ids += range(50)
+    assert propose(source, requests[1]) == [[]]
+    assert requests[1].text is None
+    assert source.reserved == 675
+    propose(source, requests[1])  # it would only outgrow its memory again
+    assert requests[1].text is None
+    propose(source, requests[3])
+    assert requests[3].text is not None
+    for request in requests:
         source.forget(request)
     assert source.reserved == 0
+    propose(source, requests[1])
+    assert requests[1].text is not None
+
+
+def test_a_text_without_drafts_that_pay_gives_its_memory_to_another_one():
+    source = drafts_of(most_tokens=700)
+    first, second, third = requests = [request_of(300) for _ in range(3)]
+    for number, request in enumerate(requests):
+        request.id = number
+    propose(source, first, second)
+    for _ in range(MANY_MISSES):
+        source.look_again(first, found=False)
+        source.look_again(second, found=True)
+    propose(source, third)
+    assert [r.text is not None for r in requests] == [False, True, True]
+    propose(source, first)
+    assert first.text is None
+
+
+def test_an_index_without_drafts_that_pay_is_asked_more_rarely():
+    source, request = drafts_of(), request_of(300)
+    asked = []
+    for step in range(200):
+        request.token_ids.append(10_000 + step)
+        text = request.text
+        if text is None or len(request.token_ids) >= text.due:
+            asked.append(step)
+        propose(source, request)
+        source.look_again(request, found=False)
+    assert asked[:9] == list(range(9))
+    assert len(asked) < 40
+    assert {b - a for a, b in zip(asked[-5:], asked[-4:], strict=False)} == {1 + LONGEST_WAIT}
+    request.token_ids += request.token_ids[10 : 12 + LONGEST_WAIT]
+    at = request.token_ids[12 + LONGEST_WAIT : 14 + LONGEST_WAIT]
+    assert propose(source, request, count=2) == [at]
+    source.look_again(request, found=True)
+    request.token_ids.append(7)
+    propose(source, request)
+    assert request.text.tokens == len(request.token_ids)
 
 
 def test_an_index_is_dropped_while_no_draft_pays_and_built_again():

@@ -354,13 +354,20 @@ def told(engine, number):
     return engine.tokens(number), rows, last.finish, last.stop_id, last.error, last.fault
 
 
+def possible(budget, chances):
+    """How many drafts a step has tokens for, up to the first one that cannot be right."""
+    likely = list(itertools.takewhile(lambda chance: chance > 0.0, chances))
+    return min(len(likely), max(budget.tokens, 0))
+
+
 @pytest.mark.parametrize("kv_blocks", [900, 60])
 def test_drafts_and_forced_tokens_change_no_answer_with_a_grammar(monkeypatch, kv_blocks):
     answers, steps = [], []
     for speculation in (None, GUESSES):
         engine = Engine(speculation=speculation, kv_blocks=kv_blocks, max_num_seqs=6)
         if speculation is not None:
-            monkeypatch.setattr(DraftBudget, "pays", lambda _self, chance: chance > 0.0)
+            monkeypatch.setattr(DraftBudget, "count", possible)
+            monkeypatch.setattr(DraftBudget, "is_worth", True)
         numbers = forms(engine)
         engine.run()
         answers.append([told(engine, number) for number in numbers])
@@ -377,7 +384,8 @@ def test_drafts_and_forced_tokens_change_no_answer_with_a_grammar(monkeypatch, k
 
 
 def test_forced_tokens_take_no_step_of_their_own(monkeypatch):
-    monkeypatch.setattr(DraftBudget, "pays", lambda _self, _chance: True)
+    monkeypatch.setattr(DraftBudget, "count", possible)
+    monkeypatch.setattr(DraftBudget, "is_worth", True)
     engine = Engine(speculation=GUESSES)
     number = engine.add(structured_outputs=StructuredOutputs(regex="x[yz]" + "w" * 40))
     engine.run()

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from cpuserve.core.cost import ROW_COUNTS, ROW_ROUNDS
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.platforms.limits import REQUESTS, RateLimit
@@ -13,8 +14,8 @@ from tests.helpers.tiny import tiny_model
 _C = pytest.importorskip("cpuserve._C")
 
 
-def measured(quantize, activation_bits):
-    """The last answer of the roofline of a tiny model, and its lowered program."""
+def opened(quantize, activation_bits):
+    """An executor of a tiny model."""
     from cpuserve.runtime.native import NativeExecutor
 
     checkpoint = open_checkpoint(tiny_model("llama"))
@@ -30,7 +31,12 @@ def measured(quantize, activation_bits):
         quantize=quantize,
     )
     weights = quantize_online(checkpoint.weights, quantize)
-    native = NativeExecutor(config, program, weights, _C.Team(1, None))
+    return NativeExecutor(config, program, weights, _C.Team(1, None))
+
+
+def measured(quantize, activation_bits):
+    """The last answer of the roofline of a tiny model, and its lowered program."""
+    native = opened(quantize, activation_bits)
     *_, last = native.roofline()
     native.close()
     return last, native.lowered
@@ -51,3 +57,12 @@ def test_two_terms_of_activations_halve_the_limit_of_arithmetic(bits, rows):
             if w is not None
         )
         assert limit.tokens_per_s == pytest.approx(limit.requests / seconds)
+
+
+def test_matrices_are_timed_with_one_row_and_with_more():
+    native = opened("int8_fine", 8)
+    *parts, times = native.row_times()
+    native.close()
+    assert parts == [[]] * (1 + ROW_ROUNDS * len(ROW_COUNTS))
+    assert [rows for rows, _ in times] == list(ROW_COUNTS)
+    assert min(seconds for _, seconds in times) > 0
