@@ -1,6 +1,6 @@
 """Draft tokens: proposed tokens in the rows after a decode row, which the same step verifies.
 
-A draft token adds a row to the step. A row gets as many draft tokens as give the most expected
+A draft token adds a row to the step. A row gets the number of draft tokens with the most expected
 tokens per second. Reading the weights limits a step of one sequence: a row costs little,
 so uncertain drafts pay.
 Arithmetic limits a step of many sequences, so only drafts that are almost certainly right pay.
@@ -35,7 +35,7 @@ BESIDE_PROMPTS = 4
 
 @dataclass(slots=True)
 class StepLimits:
-    """What limits every step: the cost model, the most tokens, and the longest time.
+    """The limits of every step: the cost model, the most tokens, and the longest time.
 
     target_s: the longest time of a step with decode rows in seconds, 0 = no limit.
     """
@@ -120,9 +120,9 @@ class DraftBudget:
         self.grows = False
 
     def count(self, chances: Sequence[float]) -> int:
-        """Return how many draft tokens of a row give the most tokens per second.
+        """Return the number of draft tokens of a row with the most expected tokens per second.
 
-        chances: of each draft token, if the draft tokens before it are right.
+        chances: the probability of each draft token, if the draft tokens before it are right.
         """
         before = self._seconds_of(self.spent)
         given, chance, longest = self.given, 1.0, 0.0
@@ -251,7 +251,7 @@ class Drafter:
     ) -> None:
         """Add draft tokens to the decode rows of a step, as far as time, tokens and blocks suffice.
 
-        work: the work of the step, to which the drafts are added.
+        work: the work of the step; the drafts are added to it.
         prompts: whether prompts follow in the step.
         """
         if not self._drafted:

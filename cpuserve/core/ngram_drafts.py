@@ -22,7 +22,7 @@ LONGEST_WAIT = 7
 LEAST_RESERVED = 256
 # A text that outgrows its reserved memory reserves as much for its tokens, or a fourth more.
 GROWTH = 4
-# An index that has missed so often in a row gives its memory to another one that grows.
+# An index that has missed so often in a row is dropped for another one that grows.
 MANY_MISSES = 64
 
 

@@ -79,12 +79,14 @@ def decode_bytes(
     longest: int,
     threads: int,
 ) -> int:
-    """Return the bytes of logits, selected keys and indexes for draft tokens of a step."""
-    asked, selected = speculation_of(options, facts, executor), 4 * threads * facts.selected_floats
+    """Return the bytes of logits, bitmasks, selected keys, and indexes for draft tokens."""
+    asked = speculation_of(options, facts, executor)
+    masks = requests * (1 if asked is None else asked.rows_of_sequence)
+    fixed = 4 * threads * facts.selected_floats + masks * -(-facts.vocab // 32) * 4
     if asked is None:
-        return selected + logit_bytes(facts, requests)
+        return fixed + logit_bytes(facts, requests)
     rows = requests * asked.logit_rows
-    return selected + logit_bytes(facts, rows) + asked.index_bytes(requests, longest)
+    return fixed + logit_bytes(facts, rows) + asked.index_bytes(requests, longest)
 
 
 def draft_tokens(requests: int, tokens: int) -> int:

@@ -17,6 +17,7 @@ from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
 
 MIB = 1 << 20
+MASKS = 8  # bitmasks of a sequence: for the next token, and after each of 7 draft tokens
 TOKEN = 2 * 30 * 3 * 64 * 2  # bytes of a SmolLM2 token: K and V, layers, heads, dims, bf16
 
 
@@ -127,7 +128,7 @@ def test_counts_of_penalties_are_paid_for_before_the_cache():
     facts = dataclasses.replace(LLAMA_1B, vocab=128_256)
     taken = free_for_cache(LLAMA_1B, max_num_seqs=512) - free_for_cache(facts, max_num_seqs=512)
     seen = min(128_256, facts.max_position)
-    counts = 512 * (4 * 128_256 + 12 * seen)
+    counts = 512 * (4 * 128_256 + 12 * seen) + 512 * MASKS * 128_256 / 8
     assert taken == pytest.approx((counts + logit_bytes(facts, 512)) / GIB, abs=0.015)
 
 
@@ -136,7 +137,7 @@ def test_logits_of_a_step_are_paid_for_before_the_cache(seqs, rows):
     facts = dataclasses.replace(LLAMA_1B, vocab=1_000_000)
     asked = {"max_num_seqs": seqs, "max_model_len": 256}
     taken = free_for_cache(LLAMA_1B, **asked) - free_for_cache(facts, **asked)
-    counts = seqs * (4 * 1_000_000 + 12 * 256)
+    counts = seqs * (4 * 1_000_000 + 12 * 256 + MASKS * 1_000_000 / 8)
     assert taken == pytest.approx((counts + rows * 4 * 1_000_000) / GIB, abs=0.015)
 
 
@@ -148,6 +149,7 @@ def test_indexes_of_draft_tokens_are_paid_for_before_the_cache(seqs):
     taken = plain - free_for_cache(LLAMA_1B, **drafting)
     rows = max(32, min(seqs, 128)), max(32, min(6 * seqs, 128))  # 5 draft tokens
     taken -= (rows[1] - rows[0]) * LLAMA_1B.vocab * 4 / GIB
+    taken -= 5 * seqs * LLAMA_1B.vocab / 8 / GIB  # a bitmask for each draft token
     # three sizes of n-grams: entries of 4 bytes, of which 5 in 8 are in use, and 4 bytes of text
     assert taken == pytest.approx(min(seqs * 65536 * 48, 64 * MIB) / GIB, abs=0.015)
     assert taken > 0.005
@@ -159,14 +161,23 @@ def test_logits_of_draft_tokens_are_paid_for_before_the_cache(seqs, rows):
     config = {"method": "ngram", "num_speculative_tokens": 5}
     asked = {"max_num_seqs": seqs, "max_model_len": 256, "speculative_config": config}
     taken = free_for_cache(LLAMA_1B, **asked) - free_for_cache(facts, **asked)
-    counts = seqs * (4 * 1_000_000 + 12 * 256)
+    counts = seqs * (4 * 1_000_000 + 12 * 256 + 6 * 1_000_000 / 8)
     assert taken == pytest.approx((counts + rows * 4 * 1_000_000) / GIB, abs=0.015)
 
 
 def test_guesses_by_default_take_little_memory():
     asked = {"max_num_seqs": 512, "max_model_len": 65536}
     plain = free_for_cache(LLAMA_1B, **asked, speculate="off")
-    assert plain - free_for_cache(LLAMA_1B, **asked) == pytest.approx(4 * MIB / GIB, abs=0.01)
+    masks = 7 * 512 * LLAMA_1B.vocab / 8
+    taken = plain - free_for_cache(LLAMA_1B, **asked)
+    assert taken == pytest.approx((4 * MIB + masks) / GIB, abs=0.01)
+
+
+def test_bitmasks_of_grammars_are_paid_for_before_the_cache():
+    facts = dataclasses.replace(LLAMA_1B, vocab=1_000_000)
+    asked = {"max_num_seqs": 512, "max_model_len": 256}
+    off, auto = (free_for_cache(facts, **asked, speculate=s) for s in ("off", "auto"))
+    assert off - auto == pytest.approx((7 * 512 * 1_000_000 / 8 + 4 * MIB) / GIB, abs=0.015)
 
 
 def test_counts_of_penalties_leave_the_smallest_cache_on_a_small_machine():
