@@ -96,6 +96,7 @@ ROUTERS = (
     "feed_forward.gate.weight",
     "feed_forward.router.weight",
     "block_sparse_moe.gate.weight",
+    "block_sparse_moe.router.weight",
     "router.layer.weight",
     "mlp.router.weight",
     "router.gate.weight",
