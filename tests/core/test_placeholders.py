@@ -122,6 +122,28 @@ def test_the_tier_in_memory_does_not_take_another_picture_for_this_one():
     assert not space.find(named(), 0, 0)
 
 
+def test_a_hash_collision_in_the_tier_in_memory_does_not_show_another_picture():
+    space, chain = SwapSpace(1 << 10, (8,)), named(picture("a"))
+    for entry in entries_of(chain):
+        space.put(entry, 0, bytes(8))
+    other = named(picture("b"))
+    other.keys = chain.keys
+    assert not space.find(other, 0, 0)
+
+
+def test_the_tier_in_memory_compares_pictures_before_a_block_of_text_as_well():
+    """The last block has only text, which is equal after both pictures."""
+    space, chain = SwapSpace(1 << 10, (8,)), named(picture("a"))
+    last = entries_of(chain)[-1]
+    space.put(last, 0, bytes(8))
+    for name in ("b", "a"):
+        other, index = named(picture(name)), PrefixIndex(SIZE, seed=b"s")
+        for block in range(len(other.keys) - 1):
+            other.advance(index.insert(other, [block]))
+        other.keys = chain.keys
+        assert space.find(other, len(chain.keys) - 1, 0) == (name == "a")
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_files_of_blocks_do_not_take_another_picture_for_this_one(tmp_path, shared):
     disk = DiskCache(tmp_path, NEEDS, 1 << 20, 1 << 20)

@@ -1,6 +1,9 @@
 """Writes tiny models of images and text as GGUF files: the text part, and an mmproj file.
 
-They are as convert_hf_to_gguf.py --mmproj of llama.cpp writes them.
+convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the
+same model. llama.cpp (mtmd of llama-cpp-python 0.3.36) and the interpreter have the same 16 greedy
+tokens after a picture for all four; their encoded pictures differ by at most 3e-4 of the range,
+as llama.cpp takes gelu from an fp16 table. For this, Qwen3-VL needs more layers of text than levels.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ GGUF_TEXTS = {
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
 # Numbers of the tiny text part that the keys of `convert` do not have.
-_TEXT_KEYS = {"qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0]}}
+_TEXT_KEYS = {"qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 2}}
 
 
 def write_ggufs(
