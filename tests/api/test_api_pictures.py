@@ -13,6 +13,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.media.sources import SourceRules
+from cpuserve.serving.pictures import MOST_PICTURES
 from tests.api.fakes import Api, error_of, events_of
 from tests.api.sees import IMAGE, TEMPLATE, folder, picture_api, prompt_of, tokenizer
 from tests.helpers.drawn import (
@@ -324,6 +325,41 @@ def test_tokens_are_counted_without_decoding(monkeypatch):
     ).json()
     assert count["input_tokens"] == found["count"]
     assert set(asked) == {True}
+
+
+@pytest.mark.parametrize("kind", ["pictures", "pages"])
+def test_the_largest_number_of_pictures_is_counted_as_it_is_read(kind):
+    def said(count):
+        if kind == "pages":
+            return [text("all of"), pdf(document(count))]
+        return [*(image(png(60 + n, 90, seed=n)) for n in range(count)), text("compare them")]
+
+    def in_blocks(count):
+        if kind == "pages":
+            return [text("all of"), PDFS["messages"](document(count))]
+        return [
+            *({"type": "image", "source": {
+                "type": "base64", "media_type": "image/png",
+                "data": base64.b64encode(png(60 + n, 90, seed=n)).decode()}}
+              for n in range(count)),
+            text("compare them"),
+        ]  # fmt: skip
+
+    api = picture_api()
+    turn = [{"role": "user", "content": said(MOST_PICTURES)}]
+    found = api.post("/tokenize", model="tiny", messages=turn).json()
+    assert len(found["pictures"]) == MOST_PICTURES
+    assert api.chat(messages=turn).status_code == 200
+    assert api.engine.asked[-1][0] == found["tokens"]
+    assert len(api.engine.pictures[-1]) == MOST_PICTURES
+    blocks = [{"role": "user", "content": in_blocks(MOST_PICTURES)}]
+    count = api.post("/v1/messages/count_tokens", model="tiny", messages=blocks).json()
+    assert count["input_tokens"] == found["count"]
+    more = [{"role": "user", "content": said(MOST_PICTURES + 1)}]
+    for path in ("/tokenize", "/v1/chat/completions"):
+        refused = api.post(path, model="tiny", messages=more)
+        assert refused.status_code == 400
+        assert f"at most {MOST_PICTURES}" in error_of(refused)["message"]
 
 
 def test_the_sizes_and_tokens_of_pictures_are_told():

@@ -3,7 +3,7 @@
 convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the
 same model. llama.cpp (mtmd of llama-cpp-python 0.3.36) and the interpreter have the same 16 greedy
 tokens after a picture for all four; their encoded pictures differ by at most 3e-4 of the range,
-as llama.cpp takes gelu from an fp16 table. For this, Qwen3-VL needs more layers of text than levels.
+as llama.cpp takes gelu from an fp16 table. Qwen3-VL needs more layers of text than levels for this.
 """
 
 from __future__ import annotations
