@@ -188,6 +188,15 @@ def eager(monkeypatch):
 
 
 @pytest.fixture
+def hasty(eager, monkeypatch):
+    """Let a draft model guess the tokens of every text, whatever time it takes."""
+    from cpuserve.engine.draft_model import DraftModel
+
+    monkeypatch.setattr(DraftModel, "_paying", lambda _self, turns, _budget: turns)
+    monkeypatch.setattr(DraftModel, "_is_worth", lambda *_: True)
+
+
+@pytest.fixture
 def patient_offload(monkeypatch):
     """Save every evicted block and restore every saved one, however long this machine takes.
 

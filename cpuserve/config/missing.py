@@ -170,7 +170,7 @@ _LLAMA_CPP = (
     Missing("--threads-http", "the front end is one process, on the cores of --num-reserved-cpu"),
     Missing(
         "--n-gpu-layers --gpu-layers -ngl --main-gpu -mg --tensor-split -ts --split-mode "
-        "-sm --override-tensor -ot -dev --fit-target -fitt",
+        "-sm --override-tensor -ot -dev --fit-target -fitt --gpu-layers-draft -ngld -devd",
         "this server runs on CPUs; leave it out",
     ),
     Missing("--batch-size", "use --max-num-batched-tokens (-b) to bound the tokens of a step"),
@@ -244,7 +244,8 @@ _LLAMA_CPP = (
     ),
     Missing(
         "--spec-type --draft-min --draft-n-min --spec-draft-n-min --lookup-cache-static "
-        "-lcs --lookup-cache-dynamic -lcd",
+        "-lcs --lookup-cache-dynamic -lcd --draft-p-min --draft-p-split --spec-draft-p-min "
+        "--ctx-size-draft -cd",
         "drafts have as many tokens as are expected to pay, at most --draft-max",
     ),
     # chats

@@ -63,13 +63,27 @@ def answers(llm, numbers):
     return [(exact(o), [(c.finish_reason, c.stop_reason) for c in o.outputs]) for o in outputs]
 
 
-def test_200_prompts_have_the_same_bits_alone_and_among_31(eager):
-    model = str(default_model())
-    with LLM(model, speculate="off", **SIZES) as llm:
-        want = answers(llm, NUMBERS)
-    with LLM(model, speculate="auto", **SIZES) as llm:
+@pytest.fixture(scope="module")
+def want():
+    with LLM(str(default_model()), speculate="off", **SIZES) as llm:
+        return answers(llm, NUMBERS)
+
+
+def test_200_prompts_have_the_same_bits_alone_and_among_31(eager, want):
+    with LLM(str(default_model()), speculate="auto", **SIZES) as llm:
         assert answers(llm, NUMBERS) == want
         stats = llm._client.stats
         assert 150 < stats.accepted_tokens < stats.draft_tokens
         alone = NUMBERS[3::40]
+        assert [answers(llm, [n])[0] for n in alone] == [want[n] for n in alone]
+
+
+def test_200_prompts_have_the_same_bits_with_a_draft_model(hasty, want):
+    """The model drafts for itself, so many guesses are right."""
+    model = str(default_model())
+    with LLM(model, speculate="auto", model_draft=model, **SIZES) as llm:
+        assert answers(llm, NUMBERS) == want
+        stats = llm._client.stats
+        assert 500 < stats.accepted_tokens < stats.draft_tokens
+        alone = NUMBERS[3::80]
         assert [answers(llm, [n])[0] for n in alone] == [want[n] for n in alone]

@@ -43,13 +43,6 @@ def drafts(tmp_path_factory):
 
 
 @pytest.fixture
-def hasty(eager, monkeypatch):
-    """Let every text have drafts of the draft model, whatever time they take."""
-    monkeypatch.setattr(DraftModel, "_paying", lambda _self, turns, _budget: turns)
-    monkeypatch.setattr(DraftModel, "_is_worth", lambda *_: True)
-
-
-@pytest.fixture
 def no_ngrams(monkeypatch):
     monkeypatch.setattr(NgramDrafts, "propose", lambda *_: ([], []))
 
