@@ -41,6 +41,9 @@ LEAST_LEFT = 32
 # The draft model runs whatever it costs until its first TRIALS steps have been measured.
 # Where no draft pays, one is tried after TRY_AFTER rounds, because texts and prices change.
 TRIALS, TRY_AFTER = 8, 64
+# A guess may pay only with those after it: up to FARTHEST are considered, while their chance is at
+# least UNLIKELY.
+FARTHEST, UNLIKELY = 4, 0.1
 
 log = get_logger("engine")
 
@@ -222,19 +225,41 @@ class DraftModel:
     def _paying(self, turns: list[_Draft], budget: DraftBudget) -> list[_Draft]:
         """Return the turns that get another guess, so that the tokens per second are the most."""
         turns.sort(key=lambda turn: -turn.expected)
-        best, given, took = 0, budget.given, budget.took_s
-        gain, keys, guessing_s = 0.0, 0, 0.0
+        best, best_rate, took_s = 0, budget.given / budget.took_s, 0.0
+        gain, keys = 0.0, 0
         for count, turn in enumerate(turns, 1):
             gain += turn.expected
             keys += turn.sequence.computed
             seconds = self.cost.decode_seconds(count, keys)
-            after = budget.took_s + seconds + budget.seconds_for(count)
-            if (budget.given + gain) * took > given * after:
-                best, given, took, guessing_s = count, budget.given + gain, after, seconds
-        budget.given = given
-        budget.base_s += guessing_s
+            rate = self._best_rate(gain, turn.sequence.chances.mean, count, seconds, budget)
+            if rate > best_rate:
+                best, best_rate, took_s = count, rate, seconds
+        budget.given += sum(turn.expected for turn in turns[:best])
+        budget.base_s += took_s
         budget.spent += best
         return turns[:best]
+
+    def _best_rate(
+        self, gain: float, mean: float, count: int, seconds: float, budget: DraftBudget
+    ) -> float:
+        """Return the tokens per second with the best number of further guesses of `count` turns.
+
+        A row may be the first one of another pass over the weights, so that it pays only with
+        the rows after it.
+
+        gain: the tokens that the next guesses are expected to give; later ones, `mean` times as
+          many each. seconds: the time of a step of the draft model.
+        """
+        given, took, best = budget.given, budget.took_s, 0.0
+        for guesses in range(1, FARTHEST + 1):
+            given += gain
+            gain *= mean
+            best = max(
+                best, given / (took + guesses * seconds + budget.seconds_for(guesses * count))
+            )
+            if gain < count * UNLIKELY:
+                break
+        return best
 
     def _saved(self, turns: Sequence[_Draft], rows: float, before: float, draft_s: float) -> float:
         """Return the seconds that guesses of these turns are expected to save for each token.

@@ -98,6 +98,7 @@ BAD = {
     "long_prefill_token_threshold": ["-1", "x"],
     "scheduling_policy": ["lifo", ""],
     "speculate": ["on", ""],
+    "prefill_next_turn": ["maybe"],
     "model_draft": [""],
     "draft_max": ["0", "65", "x"],
     "speculative_config": [

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpuserve.core.cost import RowWork
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.step import RowResult
@@ -66,10 +67,11 @@ class Drafting(Engine):
         self.guesser = Guesser(num_blocks)
         kv = KvManager(num_blocks, BLOCK)
         self.drafts = DraftModel(self.guesser, kv, VOCAB, longest=150)
-        self.drafts.num_steps = TRIALS
+        self.drafts.num_steps, self.drafter.has_model = TRIALS, True
         for cost, base in ((self.scheduler.cost, 0.01), (self.drafts.cost, draft_s)):
-            cost.base, cost.row, cost.key, cost.draft = base, 0.0, 0.0, 0.0008
+            cost.base, cost.row, cost.key = base, 0.0, 0.0
             cost.token, cost.pair = token_s * 256, 0.0
+            cost.row_work = RowWork(((1, base), (33, base + 32 * 0.0002)))
             cost.observe = lambda *_: None
 
     def step(self):
@@ -114,6 +116,16 @@ def test_a_guess_has_to_be_worth_its_time(monkeypatch, draft_s, guesses):
     request = engine.add(0, PROMPT[:4], max_tokens=40, seed=5)
     engine.step()
     assert len(request.drafts) == guesses
+
+
+def test_a_row_that_begins_a_pass_gets_the_rows_after_it(monkeypatch):
+    """The second row costs 6 ms, and the next ones nothing: one guess does not pay, three do."""
+    engine = Drafting(monkeypatch, draft_s=0.0005)
+    passes = ((1, 0.01), (2, 0.0177), (3, 0.0178), (4, 0.0179), (5, 0.018), (6, 0.0181))
+    engine.scheduler.cost.row_work = RowWork(passes)
+    request = engine.add(0, PROMPT[:4], max_tokens=40, seed=5)
+    engine.step()
+    assert len(request.drafts) == 4
 
 
 def test_where_no_guess_pays_one_is_tried_now_and_then(monkeypatch):
