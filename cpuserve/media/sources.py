@@ -6,6 +6,7 @@ the host. A host is resolved once; the connection uses the address that was chec
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import socket
@@ -23,7 +24,7 @@ from socket import create_connection, getaddrinfo
 from typing import NoReturn
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
 from cpuserve.fault_points import fault
 
 _PORTS = {"http": 80, "https": 443}
@@ -32,6 +33,8 @@ _PART_BYTES = 1 << 16
 _OPEN_FLAGS: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NAT64 = ip_network("64:ff9b::/96")  # addresses of IPv4 hosts for clients with IPv6 only
 _MOST_URL_CHARS = 8192
+# The system refuses with these for reasons of its own: the same request may succeed later.
+_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EIO)
 DATA = "send its bytes as a data: URL"
 
 Address = IPv4Address | IPv6Address
@@ -63,7 +66,9 @@ class SourceRules:
 def read_source(url: str, rules: SourceRules) -> bytes:
     """Return the bytes at a file:, http: or https: URL; the call waits for them.
 
-    Raises InvalidRequest, with a message without a subject, if the rules or the other side refuse.
+    Raises, with a message without a subject:
+      InvalidRequest: the rules or the other side refuse.
+      ServiceUnavailable: this system refuses, for example because it has too many open files.
     """
     if len(url) > _MOST_URL_CHARS:
         _refuse(f"has a URL of {len(url)} characters: at most {_MOST_URL_CHARS} are accepted")
@@ -103,7 +108,8 @@ def _file(parts: SplitResult, rules: SourceRules) -> bytes:
             _refuse(outside)
         fault("media_file.open")
         descriptor = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        _check_system(error)
         _refuse(outside)
     try:
         found = os.fstat(descriptor)
@@ -113,7 +119,8 @@ def _file(parts: SplitResult, rules: SourceRules) -> bytes:
             _refuse(f"has {found.st_size} bytes: at most {rules.most_bytes} are accepted")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(rules.most_bytes)
-    except OSError:
+    except OSError as error:
+        _check_system(error)
         _refuse(outside)
     finally:
         os.close(descriptor)
@@ -148,6 +155,7 @@ def _fetched(parts: SplitResult, host: str, port: int, rules: SourceRules) -> by
             cut.cancel()
             held[0].close()
     except (OSError, http.client.HTTPException, ValueError) as error:
+        _check_system(error)
         if time.monotonic() >= ends:
             _refuse(
                 f"was not sent by {host[:100]} within {rules.timeout_s:g} s: {DATA}, or start the "
@@ -212,6 +220,13 @@ def _shut(sock: socket.socket) -> None:
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def _check_system(error: Exception) -> None:
+    """Raise ServiceUnavailable if this system is the reason of an error."""
+    if isinstance(error, OSError) and error.errno in _OWN:
+        msg = f"cannot be read now, because the system refuses: {error.strerror} ({LIMITS})"
+        raise ServiceUnavailable(msg) from None
 
 
 def _refuse(why: str) -> NoReturn:

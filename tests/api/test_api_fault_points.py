@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from cpuserve.fault_points import POINTS
+from tests.api.sees import write_served_model
+from tests.helpers.drawn import data_url, picture, saved
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.sane import (
     ENGINE,
     GRAMMARS,
+    PICTURES,
     TEMPLATES,
     WatchedServer,
     assert_server_sane,
@@ -174,9 +177,33 @@ def end(kind):
         for found, process in server.processes():
             if found == kind:
                 os.kill(process.pid, signal.SIGKILL)
-        return {GRAMMARS: grammar, TEMPLATES: chat}[kind](server)
+        return {GRAMMARS: grammar, TEMPLATES: chat, PICTURES: seen}[kind](server)
 
     return again
+
+
+def _seen(server, url):
+    shown = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "this?"}]
+    turn = {"messages": [{"role": "user", "content": shown}], "max_tokens": 2}
+    return [server.ask("/v1/chat/completions", turn)]
+
+
+def _new_picture():
+    return saved(picture(70, 40, seed=next(NUMBERS)))
+
+
+def seen(server):
+    return _seen(server, data_url(_new_picture()))
+
+
+def seen_in_file(server):
+    (server.folder / "a.png").write_bytes(_new_picture())
+    return _seen(server, f"file://{server.folder}/a.png")
+
+
+def seen_elsewhere(server):
+    """The connection to this address fails before it begins."""
+    return _seen(server, "http://1.1.1.1/a.png")
 
 
 def look(path):
@@ -267,7 +294,29 @@ CASES = (
     Case("client.receive", text),
     Case("system.read", look("/v1/cpu")),
 )
-RUNS = [(case, action) for case in CASES for action in POINTS[case.point].actions]
+# Those of a model that reads pictures.
+SEEN = (
+    Case("pictures.start", end(PICTURES)),
+    Case("pictures.connect", end(PICTURES)),
+    Case("pictures.send", seen),
+    Case("pictures.receive", seen),
+    Case("pictures.read", seen),
+    Case("picture_process.accept", end(PICTURES)),
+    Case("picture_process.fork", end(PICTURES)),
+    Case("picture_fork.receive", seen),
+    Case("picture_fork.map", seen),
+    Case("picture_fork.write", seen),
+    Case("picture_fork.send", seen),
+    Case("media_file.open", seen_in_file),
+    Case("media.connect", seen_elsewhere, fine=FINE | {400}),
+)
+
+
+def runs(cases):
+    """The parameters of a test: each case with each way in which its point can fail."""
+    made = [(case, action) for case in cases for action in POINTS[case.point].actions]
+    ids = [f"{case.point}-{action}" for case, action in made]
+    return pytest.mark.parametrize(("case", "action"), made, ids=ids)
 
 
 def arm(folder, plan):
@@ -302,10 +351,28 @@ def server(tmp_path_factory):
         made.stop()
 
 
-@pytest.mark.parametrize(
-    ("case", "action"), RUNS, ids=[f"{case.point}-{action}" for case, action in RUNS]
-)
-def test_the_server_is_sane_after(case, action, server):
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeing")
+    (folder / "plans").mkdir()
+    options = [
+        *("--served-model-name", "m", "--max-model-len", 256, "--kv-cache-memory", "1MiB"),
+        *("--allowed-local-media-path", folder, "--allowed-media-domains", "*"),
+        *("--omp-threads-bind", "nobind"),
+    ]
+    faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": str(folder / "plans")}
+    model = write_served_model(folder / "model").path
+    with watched_server(folder, model, *options, **faults) as made:
+        for request in (text, chat, seen, seen_in_file) * 2:
+            for status, body in request(made):
+                assert status == 200, body
+        made.settle()
+        yield made
+        made.stop()
+
+
+def check(server, case, action):
+    """The server is sane after the point has failed once in this way."""
     for plan in (case.also, f"{case.point}:1:{action}"):
         fired = arm(server.folder / "plans", plan)
 
@@ -320,6 +387,16 @@ def test_the_server_is_sane_after(case, action, server):
     for after in case.then:
         after(server)
     assert_server_sane(server, *case.known)
+
+
+@runs(CASES)
+def test_the_server_is_sane_after(case, action, server):
+    check(server, case, action)
+
+
+@runs(SEEN)
+def test_a_server_with_pictures_is_sane_after(case, action, seeing):
+    check(seeing, case, action)
 
 
 # --- experts that are read from the disk ----------------------------------------------------------

@@ -33,11 +33,12 @@ QUIET = (
     r"\d+ further lines like those before were left out)"
 )
 CANARY = {"prompt": [11, 12, 13], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-ENGINE, GRAMMARS, TEMPLATES = "engine", "grammars", "templates"
+ENGINE, GRAMMARS, TEMPLATES, PICTURES = "engine", "grammars", "templates", "pictures"
 _MODULES = {
     "cpuserve.engine.child": ENGINE,
     "cpuserve.engine.grammars.worker": GRAMMARS,
     "cpuserve.tokenizer.rendering.process": TEMPLATES,
+    "cpuserve.media.decoding.process": PICTURES,
 }
 
 
@@ -64,6 +65,7 @@ class WatchedServer:
         self._read = 0
         self._settled = {}
         self._shared = shared_memory()
+        self._pids = {self.process.pid}  # of all processes of the server that were seen
 
     # --- its life -----------------------------------------------------------------------------
 
@@ -86,7 +88,7 @@ class WatchedServer:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE_S) == 0, self.log()
         wait_until(lambda: not any(map(psutil.pid_exists, left)), f"{left} did not all end")
-        assert shared_memory() <= self._shared
+        assert not self.shared_left()
         assert not self.unfinished()
         assert "Traceback" not in self.log(), self.log()
 
@@ -146,7 +148,9 @@ class WatchedServer:
         """Return all processes of the server that run now."""
         with suppress(psutil.NoSuchProcess):
             own = psutil.Process(self.process.pid)
-            return [own, *own.children(recursive=True)]
+            found = [own, *own.children(recursive=True)]
+            self._pids |= {process.pid for process in found}
+            return found
         return []
 
     def processes(self):
@@ -170,10 +174,11 @@ class WatchedServer:
         counts = Counter(kind for kind, _ in found)
         facts = dict(counts)
         for kind, process in found:
-            if kind in ("front end", ENGINE, GRAMMARS, TEMPLATES):
+            if kind in ("front end", *_MODULES.values()):
                 with suppress(psutil.NoSuchProcess):
-                    # Each idle fork of the templates has a socket, and there may be up to four.
-                    forks = counts[f"{TEMPLATES}/fork"] if kind == "front end" else 0
+                    # Each idle fork has a socket, and of each kind there may be up to four.
+                    forks = sum(counts[f"{of}/fork"] for of in (TEMPLATES, PICTURES))
+                    forks = forks if kind == "front end" else 0
                     facts[kind, "files"] = max(
                         facts.get((kind, "files"), 0), process.num_fds() - forks
                     )
@@ -196,7 +201,7 @@ class WatchedServer:
         more = {}
         for what, number in self.facts().items():
             allowed = self._settled.get(what, 0)
-            if what == f"{TEMPLATES}/fork":
+            if what in (f"{TEMPLATES}/fork", f"{PICTURES}/fork"):
                 allowed = 4
             elif what == ("front end", "threads"):
                 allowed += 8  # pools of threads grow with requests at the same time, up to a limit
@@ -211,6 +216,19 @@ class WatchedServer:
         names = ("*.part", ".*.tmp", "*.tmp")
         found = [path for name in names for path in self.folder.rglob(name)]
         return found + list((self.folder / "tmp").iterdir())
+
+    def shared_left(self):
+        """Return the names of shared memory since the start, without those of other servers.
+
+        A name such as cpuserve-kv-123-... has the number of a process.
+        """
+        self.everything()
+
+        def is_own(name):
+            numbers = [int(number) for number in re.findall(r"-(\d+)-", name)]
+            return not numbers or not self._pids.isdisjoint(numbers)
+
+        return {name for name in shared_memory() - self._shared if is_own(name)}
 
     def new_log(self):
         """Return the lines of the log since the last call."""
@@ -261,7 +279,7 @@ def assert_server_sane(server, *known):
     wait_until(lambda: not any(server.gauges().values()), lambda: server.gauges())
     wait_until(lambda: not server.more_than_settled(), lambda: server.more_than_settled())
     wait_until(lambda: not server.unfinished(), lambda: server.unfinished())
-    assert shared_memory() <= server._shared
+    assert not server.shared_left()
     expected = re.compile("|".join((QUIET, *known)))
     lines = [line for line in server.new_log() if not expected.search(line)]
     assert not lines, "\n".join(lines)

@@ -211,18 +211,21 @@ POINTS_HERE = [
     *("picture_fork.receive", "picture_fork.map", "picture_fork.write", "picture_fork.send"),
 ]
 ASK = """
+import psutil
 from cpuserve.errors import RequestError
 from cpuserve.media.decoding.client import Decoder
 from tests.helpers.drawn import SMALL, png
 
-decoder, found = Decoder(), []
+decoder, found, zombies = Decoder(), [], []
 for _ in range(2):
     try:
         decoder.decode(png(), SMALL, document=False, most_pages=1, measures=False)
         found.append("fine")
     except RequestError as error:
         found.append(f"{error.status} {error.message}")
-print(*found, sep="|")
+    states = [each.status() for each in psutil.Process().children()]
+    zombies += [each for each in states if each == psutil.STATUS_ZOMBIE]
+print(*found, *zombies, sep="|")
 """
 RUNS = [(point, action) for point in POINTS_HERE for action in POINTS[point].actions]
 
@@ -241,10 +244,17 @@ def asked_with(plan):
 @pytest.mark.parametrize(("point", "action"), RUNS)
 def test_a_call_that_fails_once_fails_no_request(point, action, tmp_path):
     (tmp_path / point).write_text(f"1:{action}", encoding="ascii")
-    assert asked_with(tmp_path) == ["fine", "fine"]
+    assert asked_with(tmp_path)[:2] == ["fine", "fine"]
     assert [path.name for path in tmp_path.iterdir()] == [f"{point}.fired"]
 
 
 def test_a_file_that_ends_its_process_each_time_fails_only_its_request(tmp_path):
-    for reply in asked_with("picture_fork.receive:1:kill"):
+    for reply in asked_with("picture_fork.receive:1:kill")[:2]:
         assert reply.startswith("400 was not decoded: the process that read it has ended twice")
+
+
+def test_a_process_that_ends_at_each_fork_is_503_and_leaves_no_zombie():
+    first, second, *zombies = asked_with("picture_process.fork:1:kill")
+    assert first.startswith("503 the process for pictures cannot be started")
+    assert second.startswith("503 the process for pictures cannot be started")
+    assert zombies == []

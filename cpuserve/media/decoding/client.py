@@ -187,6 +187,10 @@ class Decoder:
             except OSError:
                 pass
             sock.close()
+        try:  # otherwise a process that ended at the last try is there until the next job
+            self._server_now().connect().close()
+        except OSError:
+            self._end()
         msg = f"the process for pictures cannot be started: {reason} ({LIMITS})"
         raise ServiceUnavailable(msg)
 
