@@ -12,6 +12,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -22,7 +23,8 @@ from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ADDRESS = "http://127.0.0.1:8000"
+PLACE = "127.0.0.1:8000"
+ADDRESS = f"http://{PLACE}"
 RUN = ("index.md", *(f"guides/{path.name}" for path in sorted((DOCS / "guides").glob("*.md"))))
 # Guides that other tests run, and the test of each.
 ELSEWHERE = {
@@ -94,7 +96,7 @@ def test_a_block_that_runs_has_a_language_and_a_server_before_it(name):
         if block.reason is None:
             assert block.language in ("bash", "python")
             served |= block.language == "bash" and serve_arguments(block.code) is not None
-            assert served or ADDRESS not in block.code
+            assert served or PLACE not in block.code
 
 
 def run(block, directory, url):
@@ -102,7 +104,7 @@ def run(block, directory, url):
     options = child_options(CURL_HOME=str(directory))
     options["env"]["PATH"] = f"{directory}:{options['env']['PATH']}"
     options["cwd"] = directory
-    code = block.code.replace(ADDRESS, url)
+    code = block.code.replace(PLACE, urlsplit(url).netloc)
     command = ["bash", "-euo", "pipefail", "-c", code]
     if block.language == "python":
         command = [sys.executable, "-c", code]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -46,9 +48,11 @@ def default_model() -> Path:
 class Client:
     """Plain JSON requests to a server."""
 
-    def __init__(self, url: str, pid: int = 0) -> None:
+    def __init__(self, url: str, pid: int = 0, certificate: str | None = None) -> None:
+        """certificate: the file with the certificate of a server with https."""
         self.url = url
         self.pid = pid
+        self.tls = None if certificate is None else ssl.create_default_context(cafile=certificate)
 
     def metric(self, name: str) -> float:
         """The value of `vllm:name` now."""
@@ -58,7 +62,9 @@ class Client:
 
     def get(self, path: str) -> bytes:
         """The body of GET `path`."""
-        with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(
+            self.url + path, timeout=PATIENCE_S, context=self.tls
+        ) as response:
             return response.read()
 
     def post(self, path: str, **body: Any) -> Any:
@@ -70,7 +76,7 @@ class Client:
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S, context=self.tls) as response:
             return response.read()
 
 
@@ -94,7 +100,9 @@ def running_server(
         text=True,
     )
     try:
-        client = Client(f"http://127.0.0.1:{port}", process.pid)
+        given = dict(itertools.pairwise(options)).get("--ssl-certfile")
+        scheme = "http" if given is None else "https"
+        client = Client(f"{scheme}://127.0.0.1:{port}", process.pid, given)
         _wait_ready(client, process)
         yield client
         process.send_signal(signal.SIGTERM)
