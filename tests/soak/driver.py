@@ -264,12 +264,12 @@ async def fill_pools(server: Server, model: str) -> int:
 async def soak(
     model: str, seconds: float, *, clients: int = 6, seed: int = 0, options: tuple[str, ...] = SMALL
 ) -> Soaked:
-    """Run a server under load for `seconds`, after its stores are full and a sixth of this time."""
+    """Run a server under load for `seconds`, after its stores are full and a quarter of it."""
     async with running(model, *options) as server:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             name = (await http.get(f"{server.url}/v1/models")).json()["data"][0]["id"]
             await load(server, name, clients, seed + 2, filling())
-            await load(server, name, clients, seed + 1, for_seconds(max(10.0, seconds / 6)))
+            await load(server, name, clients, seed + 1, for_seconds(max(10.0, seconds / 4)))
             await fill_pools(server, name)
             before = await server.idle(http)
         server.statuses.clear()
