@@ -30,6 +30,7 @@ BUILTIN = {
     ),
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
+    "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
     "Qwen2_5_VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen25VLTower",
@@ -67,8 +68,13 @@ class TowerDef(Protocol):
     """One family of towers: it reads hyperparameters from a config and builds a Program."""
 
     @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower; ModelError for an invalid value."""
+    def spec(
+        config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
+    ) -> TowerSpec | None:
+        """Return the hyperparameters of the tower; None = cpuserve cannot run this tower.
+
+        ModelError for an invalid value.
+        """
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -92,7 +98,8 @@ def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
     family = TOWERS.get(name)
     if family is None or not pictures:
         return None
-    return replace(family.spec(config, pictures, width), architecture=name)
+    found = family.spec(config, pictures, width)
+    return None if found is None else replace(found, architecture=name)
 
 
 def build_tower(spec: TowerSpec) -> Program:

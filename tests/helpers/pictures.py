@@ -111,6 +111,7 @@ PIXELS = {
 PATCH = 8
 GEMMA3 = "Gemma3ForConditionalGeneration"
 INTERNVL = "InternVLForConditionalGeneration"
+LLAVA = "LlavaForConditionalGeneration"
 GRANITE = "GraniteDoclingForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
@@ -172,6 +173,9 @@ def write_tower_model(
         vision |= {"scale_factor": merge, "deepstack_visual_indexes": [0, 2]}
         vision["out_hidden_size"] = text["hidden_size"]
         own = {"image_token_id": IMAGE_ID, "density_router_hidden_size": 8}
+    if architecture == LLAVA:
+        vision["model_type"] = "clip_vision_model"
+        own = {"image_token_index": IMAGE_ID, "image_seq_length": side**2}
     if architecture == INTERNVL:
         text["model_type"] = "qwen2"
         vision["layer_scale_init_value"] = 0.5
@@ -184,10 +188,12 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture in (GEMMA3, GRANITE, INTERNVL):
+    if architecture in (GEMMA3, GRANITE, INTERNVL, LLAVA):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
+    if architecture == LLAVA:
+        pictures |= {"size": {"shortest_edge": side * PATCH}, "crop_size": pictures["size"]}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     return model
 
@@ -297,11 +303,11 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     """Return what the image processor makes of the tiles, as arguments of the model.
 
     The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
-    Gemma 3 and InternVL.
+    Gemma 3, InternVL and LLaVA.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    if architecture in (GEMMA3, INTERNVL):
+    if architecture in (GEMMA3, INTERNVL, LLAVA):
         return {"pixel_values": pixels}
     given = {"pixel_values": pixels[None]}
     if architecture == GRANITE:

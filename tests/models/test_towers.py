@@ -25,6 +25,7 @@ from tests.helpers.pictures import (
     GRANITE,
     GRID_MODELS,
     INTERNVL,
+    LLAVA,
     PATCH,
     grid_inputs,
     patches_of,
@@ -44,9 +45,10 @@ SHAPES = {
     "gemma 3": (8, 4, 8),
     "granite": (8, 2, 8),
     "internvl": (8, 2, 8),
+    "llava": (6, 1, 6),
 }
 SMOLVLM = "SmolVLMForConditionalGeneration"
-OTHERS = {"gemma 3": GEMMA3, "granite": GRANITE, "internvl": INTERNVL}
+OTHERS = {"gemma 3": GEMMA3, "granite": GRANITE, "internvl": INTERNVL, "llava": LLAVA}
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -375,3 +377,14 @@ def test_a_part_of_a_step_that_does_not_exist_is_refused(tmp_path):
         assert native.advance(1e9, 5)
 
     with_team(1, [], use)
+
+
+def test_a_llava_with_other_features_reads_texts_only(tmp_path):
+    path, *_ = written(tmp_path, 6, 1, 6, LLAVA)
+    assert opened(path)[0].tower is not None
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    others = {"vision_feature_layer": [-2, -3]}, {"vision_feature_select_strategy": "full"}
+    for changes in (*others, {"vision_config": {"model_type": "siglip_vision_model"}}):
+        file.write_text(json.dumps({**config, **changes}))
+        assert opened(path)[0].tower is None

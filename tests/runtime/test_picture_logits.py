@@ -23,6 +23,7 @@ from tests.helpers.pictures import (
     GRID_MODELS,
     IMAGE_ID,
     INTERNVL,
+    LLAVA,
     PATCH,
     grid_inputs,
     patches_of,
@@ -36,6 +37,7 @@ from tests.helpers.rounding import program_bound
 from tests.helpers.steps import Sequence, step
 
 SIDE, MERGE, ROWS = 6, 2, 9
+WITHOUT_MERGE = 3, 1  # side and merge of LLaVA, which has as many rows
 TOKENS = 32
 # Each prompt as pieces: a number of tiles of one picture, or of tokens of text.
 PROMPTS = {
@@ -46,7 +48,7 @@ PROMPTS = {
 }
 
 
-MODELS = ["SmolVLMForConditionalGeneration", GEMMA3, GRANITE, INTERNVL, *GRID_MODELS]
+MODELS = ["SmolVLMForConditionalGeneration", GEMMA3, GRANITE, INTERNVL, LLAVA, *GRID_MODELS]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -65,24 +67,27 @@ def gguf_model(request, tmp_path_factory):
 def write_model(architecture, path, text=None):
     if architecture in GRID_MODELS:
         return write_grid_model(architecture, path, text=text)
-    return write_tower_model(architecture, path, side=SIDE, merge=MERGE, text=text)
+    side, merge = WITHOUT_MERGE if architecture == LLAVA else (SIDE, MERGE)
+    return write_tower_model(architecture, path, side=side, merge=merge, text=text)
 
 
-def prompt_of(name, whole):
+def prompt_of(name, theirs):
     """The ids of a prompt, its pictures, and their bytes: tiles, or one tile of any size.
 
-    whole: a picture is one tile with the rows of n tiles, because the model reads any size.
+    theirs: the model; if it reads pictures of any size, a picture is one tile with the rows of n.
     """
+    architecture = type(theirs).__name__
     stream, ids, pictures, pixels = np.random.default_rng(3), [], [], []
     for kind, n in PROMPTS[name]:
         if kind == "text":
             ids += stream.integers(10, 380, n).tolist()
             continue
-        if whole:
+        if architecture in GRID_MODELS:
             size = (SIDE, SIDE * n) if n != 2 else (SIDE * n, SIDE)
             pixels.append(random_grid(*size, seed=n))
         else:
-            pixels.append(random_tiles(n, SIDE, seed=n))
+            side, _ = WITHOUT_MERGE if architecture == LLAVA else (SIDE, MERGE)
+            pixels.append(random_tiles(n, side, seed=n))
         tiles = [(each.shape[0] // PATCH, each.shape[1] // PATCH) for each in pixels[-1]]
         pictures.append(Picture(bytes(32), [(len(ids), ROWS * n)], tiles))
         ids += [IMAGE_ID] * (ROWS * n)
@@ -158,7 +163,7 @@ class Ours:
         greedy = SamplingParams(temperature=0, max_tokens=None)
         self.executor.admit(0, SlotRequest(greedy, 0, prompt, [], []))
         if tiles:
-            patches = np.concatenate([patches_of(each, MERGE) for each in pixels])
+            patches = np.concatenate([patches_of(each, self.spec.tower.merge) for each in pixels])
             encoded = self.executor.tower.encode(patches, tiles)
             self.executor.write_media(80 - len(encoded), encoded)
         count, media = sum(picture.num_rows for picture in pictures), []
@@ -203,7 +208,7 @@ def test_gguf_files_have_the_logprobs_and_tokens_of_transformers(gguf_model, nam
 
 
 def compare(path, whole, name):
-    prompt, pictures, pixels = prompt_of(name, type(whole).__name__ in GRID_MODELS)
+    prompt, pictures, pixels = prompt_of(name, whole)
     logits, tokens = theirs_of(whole, prompt, pixels)
     scores = torch.log_softmax(torch.from_numpy(logits), dim=1).numpy()
     places = np.arange(len(prompt), len(tokens))
@@ -221,7 +226,7 @@ def compare(path, whole, name):
 
 def test_another_picture_gives_other_logits(model):
     path, whole = model
-    prompt, pictures, pixels = prompt_of("one", type(whole).__name__ in GRID_MODELS)
+    prompt, pictures, pixels = prompt_of("one", whole)
     executor = Ours(path, "torch")
     _, scores = executor.run(prompt, pictures, pixels, 64)
     _, others = executor.run(prompt, pictures, [255 - pixels[0]], 64)
@@ -231,7 +236,7 @@ def test_another_picture_gives_other_logits(model):
 @pytest.mark.parametrize("name", ["three", "last"])
 def test_texts_have_the_same_bits_however_they_are_computed(model, name):
     path, whole = model
-    prompt = prompt_of(name, type(whole).__name__ in GRID_MODELS)
+    prompt = prompt_of(name, whole)
     want = native(path, prompt, 64)
     for chunk, threads, ranks in ((1, 1, ()), (7, 2, ()), (33, 3, (2, 1))):
         assert native(path, prompt, chunk, threads, ranks) == want

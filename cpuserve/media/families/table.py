@@ -13,9 +13,10 @@ from cpuserve.fault_points import fault
 from cpuserve.media.families.canvas import CanvasTiles, granite_docling, internvl
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
+from cpuserve.media.families.llava import LlavaPictures, llava
 from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
 
-AnyFamily: TypeAlias = Idefics3 | QwenVL | Gemma3Pictures | CanvasTiles
+AnyFamily: TypeAlias = Idefics3 | QwenVL | Gemma3Pictures | CanvasTiles | LlavaPictures
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
@@ -27,6 +28,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "granite_docling": granite_docling,
     "idefics3": idefics3,
     "internvl": internvl,
+    "llava": llava,
     "paddleocr_vl": paddleocr_vl,
     "qwen2_5_vl": qwen_vl,
     "qwen2_vl": qwen_vl,

@@ -1,0 +1,118 @@
+"""The tower of LLaVA 1.5: CLIP over one square tile, without its last layers.
+
+Source: transformers modeling_llava and modeling_clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    read_object,
+    refuse,
+)
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.siglip import siglip_layer
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then
+
+_AT, _PROJECTOR = "vision_tower", "multi_modal_projector"
+_PATCHES = f"{_AT}.embeddings.patch_embedding"
+# The defaults of the class, for a config without a part for pictures.
+_USUAL = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336}
+_USUAL |= {"num_hidden_layers": 24, "num_attention_heads": 16}
+_KIND = "clip_vision_model"
+
+
+class LlavaTower:
+    """The vision model and the projector of LLaVA 1.5."""
+
+    @staticmethod
+    def spec(
+        config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
+    ) -> TowerSpec | None:
+        """Return the hyperparameters of the tower (TowerDef).
+
+        None: the model has another vision model than CLIP, or takes features of several layers or
+        of the class as well.
+        """
+        own: Mapping[str, Any] = read_object(config, "vision_config") or _USUAL
+        at = config.get("vision_feature_layer", -2)
+        kept = config.get("vision_feature_select_strategy", "default")
+        if own.get("model_type", _KIND) != _KIND or kept != "default" or type(at) is not int:
+            return None
+        count = read_int(own, "num_hidden_layers", 12, high=4096)
+        layers = at if at >= 0 else count + 1 + at
+        if not 1 <= layers <= count:
+            refuse("vision_feature_layer", at, f"one of the {count} layers")
+        hidden = read_int(own, "hidden_size", 768, high=1 << 20)
+        heads = read_int(own, "num_attention_heads", 12, high=65536)
+        if hidden % heads:
+            refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
+        patch = read_int(own, "patch_size", 32, high=1024)
+        side = read_int(own, "image_size", 224, high=1 << 14) // patch
+        if side < 1:
+            refuse("vision_config.image_size", own.get("image_size"), f"at least {patch}")
+        return TowerSpec(
+            width=hidden,
+            layers=layers,
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
+            norm_eps=read_float(own, "layer_norm_eps", 1e-5),
+            activation=read_choice(own, "hidden_act", "quick_gelu", ACTIVATIONS),
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=1,
+            out_width=width,
+            side=side,
+            table=side,
+            extra=1,
+            pixels=read_pixels(pictures),
+            patch_weight=_PATCHES,
+            names=(f"{_AT}.", f"{_PROJECTOR}."),
+            family={
+                "unread": [f"{_AT}.encoder.layers.{i}" for i in range(layers, count)],
+                "biased": read_bool(config, "multimodal_projector_bias", True),
+                "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
+        at, bias = f"{_AT}.embeddings", s.family["biased"]
+        b.class_embed(
+            x,
+            f"{at}.position_embedding.weight",
+            shape=(s.side**2 + 1, s.width),
+            own=(f"{at}.class_embedding", (s.width,)),
+            patches=_PATCHES,
+            side=s.side,
+            merge=s.merge,
+        )
+        x = b.layer_norm(x, f"{_AT}.pre_layrnorm")  # so the checkpoints spell it
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
+        then = cast("Then", s.family["projector"])
+        h = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=bias, then=then)
+        b.leave(_unread(s.family["unread"]))
+        b.hidden(b.linear(h, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=bias))
+
+
+def _unread(layers: list[str]) -> list[str]:
+    """Return the tensors after the last layer that the program has."""
+    parts = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")]
+    parts += ["layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2"]
+    names = [f"{layer}.{part}" for layer in layers for part in parts]
+    return [f"{n}.{kind}" for n in (*names, f"{_AT}.post_layernorm") for kind in ("weight", "bias")]
