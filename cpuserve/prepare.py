@@ -120,7 +120,9 @@ def _without(host: Host, size: int) -> Host:
 
 def kv_cache_bytes(prepared: Prepared) -> int:
     """Return the bytes of the KV caches of all engines; they take this memory only as they fill."""
-    return sum(cache_bytes(prepared.facts, config) for config in prepared.resolved.replicas)
+    configs = prepared.resolved.replicas
+    shared = configs[0].shared_prefix_bytes  # all engines share these
+    return shared + sum(cache_bytes(prepared.facts, config) for config in configs)
 
 
 def check_fits(prepared: Prepared, promised_bytes: int) -> None:

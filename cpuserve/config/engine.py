@@ -75,6 +75,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
       stored as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes: the most bytes of evicted blocks in memory.
     prefix_cache_bytes: the most bytes of all files in prefix_cache_dir.
+    shares_prefixes: whether several engines of the server read the blocks that one has written.
+    shared_prefix_bytes: the most bytes of blocks in shared memory, for all engines together.
+    shared_prefix_dir: the directory of these blocks, which the server makes; None = there is none.
     kv_tiers: the location of each extra offload tier, by the tier's name.
     pooling: how the vectors of a prompt's tokens become an embedding:
       "last" (token), "first", "mean"; "rank" = the head of a reranker computes a score;
@@ -155,6 +158,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     adapters: dict[str, str] = {}
     adapter_slots: int = 0
     adapter_rank: int = 0
+    shares_prefixes: bool = False
+    shared_prefix_bytes: int = 0
+    shared_prefix_dir: str | None = None
     kv_tiers: dict[str, str] = {}
     kv_groups: list[KvGroup] = []
     state_slots: int = 0

@@ -517,6 +517,17 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="SIZE",
         ),
     ] = None
+    shared_prefix_space: Annotated[
+        str | None,
+        _memory(
+            "Memory in /dev/shm for cached prefixes that several engines (--data-parallel-size) "
+            "read from each other: GiB (4, 0.5) or 512MiB; 0 = none.",
+            default="as much as the KV cache of each engine, at most half of the rest; 0 with "
+            "--prefix-cache-dir, which the engines share",
+            check=amount,
+            metavar="SIZE",
+        ),
+    ] = None
     kv_tiers: Annotated[
         list[str] | None,
         _memory(

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from cpuserve.children import python_command, start_child
+from cpuserve.config.engine import EngineConfig
+from cpuserve.core.kv.cache_folder import SharedMemory
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.errors import TooLittleMemory
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger, level
+
+# Less shared memory is not worth a tier. Containers have 64 MiB unless they are started with more.
+_LEAST_SHARED = 16 << 20
 
 log = get_logger("engine")
 
@@ -139,3 +147,30 @@ class SpareProcess:
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.kill()
+
+
+def with_shared_memory(
+    configs: Sequence[EngineConfig],
+) -> tuple[SharedMemory, Sequence[EngineConfig]]:
+    """Return the memory where engines share cached prefixes, and their configs with its directory.
+
+    If there is no shared memory, or little of it is free, the engines share nothing.
+    """
+    made, most = SharedMemory(), configs[0].shared_prefix_bytes
+    if not most:
+        return made, configs
+    try:
+        path = made.create()
+        _, _, free = shutil.disk_usage(path)
+    except OSError as error:
+        made.close()
+        log.warning("the engines share no cached prefixes: %s", error)
+        return made, configs
+    # Each engine may exceed the limit by a sixteenth (DiskCache).
+    most = min(most, free) * 16 // (16 + len(configs))
+    if most < _LEAST_SHARED:
+        made.close()
+        log.warning("the engines share no cached prefixes: %s has %d bytes left", path.parent, free)
+        return made, configs
+    shared = {"shared_prefix_dir": str(path), "shared_prefix_bytes": most}
+    return made, [msgspec.structs.replace(config, **shared) for config in configs]

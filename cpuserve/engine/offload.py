@@ -114,29 +114,31 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor, max(1, len(config.kv_groups)))
-    files = config.prefix_cache_dir is not None or config.kv_tiers
+    directories = {"host": config.shared_prefix_dir, "disk": config.prefix_cache_dir}
+    files = any(directories.values()) or config.kv_tiers
     mark = fingerprint(config, blocks.sizes) if files else b""
     needs = TierNeeds(blocks.sizes, mark)
     tiers: list[Tier] = []
     if config.swap_bytes >= min(blocks.sizes):
         tiers.append(SwapSpace(config.swap_bytes, blocks.sizes))
-    if config.prefix_cache_dir is not None:
-        directory = Path(config.prefix_cache_dir).expanduser()
+    most = {"host": config.shared_prefix_bytes, "disk": config.prefix_cache_bytes}
+    for name, directory in directories.items():
+        if directory is None:
+            continue
         try:
             tiers.append(
                 DiskCache(
-                    directory,
+                    Path(directory).expanduser(),
                     needs,
-                    config.prefix_cache_bytes,
+                    most[name],
                     PREFIX_CACHE_QUEUE_BYTES,
                     config.frontend_cpus or config.compute_cpus or (),
+                    name=name,
+                    finds_new=config.shares_prefixes,
                 )
             )
         except OSError as error:
-            log.warning(
-                "the prefix cache directory cannot be used, so no KV blocks are kept on disk: %s",
-                error,
-            )
+            log.warning("%s cannot be used, so no KV blocks are kept there: %s", directory, error)
     for name in (name for name in TIERS if name in config.kv_tiers):
         make = TIERS.get(name)
         assert make is not None

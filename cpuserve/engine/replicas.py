@@ -14,10 +14,11 @@ import msgspec
 
 from cpuserve.background import keep
 from cpuserve.config.engine import EngineConfig
+from cpuserve.core.kv.cache_folder import SharedMemory
 from cpuserve.engine.affinity import affinity, on_cpus
 from cpuserve.engine.client import EngineClient, EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
-from cpuserve.engine.launch import CHILD_MODULE, SpareProcess
+from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, with_shared_memory
 from cpuserve.engine.process import DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
 from cpuserve.errors import EngineDead
@@ -196,8 +197,10 @@ class ReplicaClient:
         block_size: int,
         policy: RestartPolicy | None = None,
         on_progress: OnProgress | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         """on_progress gets the loading progress of the first engine; all engines load the same."""
+        self._memory = memory or SharedMemory()
         self.on_step: Callable[[Stats], None] | None = None
         self._spawn = spawn
         self._policy = policy or RestartPolicy()
@@ -243,7 +246,8 @@ class ReplicaClient:
 
         routed = configs[0].enable_prefix_caching and len(configs) > 1
         block_size = configs[0].block_size if routed else 0
-        return cls(start, len(configs), block_size, policy, on_progress)
+        memory, configs = with_shared_memory(configs)
+        return cls(start, len(configs), block_size, policy, on_progress, memory)
 
     # --- EngineClient -------------------------------------------------------------------------
 
@@ -373,6 +377,7 @@ class ReplicaClient:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(r.engine.close() for r in self._replicas))
+        await asyncio.to_thread(self._memory.close)
 
     @property
     def asleep(self) -> bool:
@@ -390,6 +395,7 @@ class ReplicaClient:
         for replica in self._replicas:
             self._router.forget(replica.index)
         await asyncio.gather(*(r.engine.close() for r in self._replicas))
+        await asyncio.to_thread(self._memory.clear)
 
     async def wake(self) -> None:
         """Start the sleeping engines with their adapters; return when the engines serve.
@@ -418,6 +424,7 @@ class ReplicaClient:
         self._closing = True
         for replica in self._replicas:
             replica.engine.kill()
+        self._memory.close()
 
     # --- adapters -----------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import (
     PICTURE_PATCH_BYTES,
-    PREFIX_CACHE_QUEUE_BYTES,
     EngineConfig,
     KvGroup,
 )
@@ -36,6 +35,7 @@ from cpuserve.platforms.on_disk import (
     weight_memory,
     why_not_mapped,
 )
+from cpuserve.platforms.replicas import shared_prefixes, written_bytes
 
 BLOCK = 32  # tokens per KV block (kBlock in csrc/kernels/table/attention.h)
 HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)
@@ -70,6 +70,7 @@ MEDIA_ROWS, MEDIA_BYTES = 16384, 512 << 20
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
+    shared_prefix_bytes: the part of each engine in the blocks that engines share in memory.
     media_rows: the rows of encoded pictures that the media buffer holds.
     on_disk: whether the weights are mapped from a file.
     weight_memory_bytes: the memory for weights with a pool of experts; 0 = there is no pool.
@@ -86,6 +87,7 @@ class MemoryPlan:
     on_disk: bool = False
     weight_memory_bytes: int = 0
     page_cache_bytes: int = 0
+    shared_prefix_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +228,12 @@ def plan_memory(
     nodes: Iterable[NodeId],
     frees_windows: bool = True,
     executor: str = "native",
+    engines: int = 1,
 ) -> MemoryPlan:
     """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
     nodes: NUMA nodes of the threads; their memory is preferred.
-    frees_windows: whether the executor has block tables for each cache group
-      (through transformers it has one table for all layers).
-    executor: only the native executor can map weights from the disk.
+    frees_windows: whether each cache group has block tables, unlike through transformers.
 
     Raises:
         ConfigError: something does not fit. The message has the largest value that fits.
@@ -248,15 +249,14 @@ def plan_memory(
     extra, draft_block = _draft_model(facts.draft, dtype, kv_dtype, quantize, max_num_seqs, wanted)
     block += -(-draft_block // len(groups))
     media_rows, media_bytes = _media(ledger, facts)
-    other += _written_bytes(options, max(block, state)) + media_bytes + extra
+    other += written_bytes(options, max(block, state), engines) + media_bytes + extra
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.picture_span)
     why_not = why_not_mapped(options, facts, executor, weights)
     least = (use.needs(min(wanted, LEAST_TOKENS)) + 1) * block
     on_disk = plan_mapping(options, ledger, facts, host, needs, least, why_not)
     pool = weight_memory(options)
-    needs = mapped_needs(facts, needs, pool) if on_disk else needs
-    free = tightest(host, needs).free
+    free = tightest(host, needs := mapped_needs(facts, needs, pool) if on_disk else needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
     # RoPE tables have all positions of the longest request, which must fit into the free memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
@@ -268,9 +268,11 @@ def plan_memory(
     blocks, length = _kv_cache(options, ledger, facts, host, budget, groups, states, kv_dtype)
     cached = options.enable_prefix_caching is not False and not facts.whole_prompts
     swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
-    pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
+    left = max(0, budget.free - blocks * budget.block - swap)
+    shared = shared_prefixes(options, ledger, left, budget.free - left, engines if cached else 1)
+    pages = max(0, left + needs.weights - shared) if on_disk and not pool else 0
     counts = (states.slots, states.max_num_seqs, media_rows)
-    return MemoryPlan(blocks, length, swap, groups, *counts, on_disk, pool, 0 if pool else pages)
+    return MemoryPlan(blocks, length, swap, groups, *counts, on_disk, pool, pages, shared)
 
 
 def _draft_model(
@@ -382,13 +384,6 @@ def _named(groups: list[KvGroup]) -> str:
         what = f"with a window of {window} tokens" if window else "that keep everything"
         parts.append(f"{len(sizes)} {what} ({layers})")
     return ", ".join(parts)
-
-
-def _written_bytes(options: EngineOptions, block: int) -> int:
-    """Return the bytes of blocks that wait for the disk, are copied for it, or are written."""
-    if options.prefix_cache_dir is None or options.enable_prefix_caching is False:
-        return 0
-    return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block
 
 
 def _swap(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from cpuserve.config.engine import EngineConfig
+from cpuserve.config.decisions import Ledger
+from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineConfig
+from cpuserve.config.options import EngineOptions
+from cpuserve.config.values import format_bytes, format_gib, parse_space
+from cpuserve.errors import ConfigError
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.placement import Placement, Rank, rank_cpus
 
@@ -37,7 +39,7 @@ def share_of(host: Host, replicas: int) -> Host:
 def replica_configs(
     config: EngineConfig, placement: Placement, replicas: int
 ) -> tuple[EngineConfig, ...]:
-    """Return the config of each engine, with its own threads, CPUs, seed and prefix cache."""
+    """Return the config of each engine, with its own threads, CPUs and seed."""
     size = len(placement.ranks) // replicas
     made = []
     for index in range(replicas):
@@ -53,12 +55,9 @@ def _placed(
     cpus = own.cpus
     complexes = dict(zip(config.cpus or (), config.core_complexes, strict=True))
     speeds = dict(zip(config.cpus or (), config.thread_speeds, strict=False))
-    directory, events = config.prefix_cache_dir, config.kv_events
+    events = config.kv_events
     if events is not None:
         events = msgspec.structs.replace(events, rank=index)
-    # Each engine has a folder of its own for cached prefixes.
-    if replicas > 1 and directory is not None:
-        directory = str(Path(directory) / f"replica-{index}")
     return msgspec.structs.replace(
         config,
         threads=own.threads,
@@ -68,7 +67,41 @@ def _placed(
         cpus=None if cpus is None else list(cpus),
         rank_cpus=rank_cpus(ranks),
         seed=config.seed + index,  # engines sample differently for equal requests
-        prefix_cache_dir=directory,
-        prefix_cache_bytes=config.prefix_cache_bytes // replicas,
+        shares_prefixes=replicas > 1,
+        shared_prefix_bytes=config.shared_prefix_bytes * replicas,
         kv_events=events,
     )
+
+
+def shared_prefixes(
+    options: EngineOptions, ledger: Ledger, left: int, used: int, engines: int
+) -> int:
+    """Return the part of each of several engines in the blocks that they share in memory.
+
+    left: the bytes of memory that each engine has left.
+    used: the bytes of the KV cache and of the swap space of each engine.
+
+    Raises:
+        ConfigError: the requested memory does not fit.
+    """
+    if engines == 1 or (options.prefix_cache_dir and options.shared_prefix_space is None):
+        return 0
+    size, why = min(used, left // 2), "for prefixes that the engines read from each other"
+    if options.shared_prefix_space is not None:
+        size, why = (parse_space(options.shared_prefix_space).bytes or 0) // engines, "as requested"
+    if size > left:
+        msg = (
+            f"{ledger.asked('shared_prefix_space')}: {format_bytes(size * engines)} do not fit "
+            f"beside the KV caches of {engines} engines; give at most {format_gib(left * engines)}"
+        )
+        raise ConfigError(msg)
+    ledger.decide("shared_prefix_space", format_bytes(size * engines), why)
+    return size
+
+
+def written_bytes(options: EngineOptions, block: int, engines: int) -> int:
+    """Return the bytes of blocks that wait for files, are copied for them, or are written."""
+    written = options.prefix_cache_dir is not None or engines > 1
+    if options.enable_prefix_caching is False or not written:
+        return 0
+    return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block

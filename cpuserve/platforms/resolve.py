@@ -66,6 +66,7 @@ def resolve(
         nodes=placement.nodes,
         frees_windows=execution.model_impl == "cpuserve",
         executor=executor,
+        engines=replicas,
     )
     scheduling = choose_scheduling(options, ledger, facts, executor)
     _hints(options, ledger)
@@ -116,6 +117,7 @@ def _memory(plan: MemoryPlan) -> dict[str, Any]:
         "max_model_len": plan.max_model_len,
         "max_num_seqs": plan.max_num_seqs,
         "swap_bytes": plan.swap_bytes,
+        "shared_prefix_bytes": plan.shared_prefix_bytes,
         "kv_groups": plan.kv_groups,
         "state_slots": plan.state_slots,
         "media_rows": plan.media_rows,

@@ -166,16 +166,3 @@ def test_what_is_too_much_goes_at_the_start_and_the_longest_unused_first(tmp_pat
     cache = open_cache(tmp_path, max_bytes=3 * ONE + 5)
     assert found(cache, chain) == [False] * 5 + [True] * 3
     assert len(files(tmp_path)) == len(cache) == cache.num_blocks == 3
-
-
-def test_files_of_engines_that_had_folders_of_their_own_count_and_go(tmp_path):
-    for index in range(2):
-        cache = open_cache(tmp_path / f"replica-{index}")
-        fill(cache, list(range(8)))
-        cache.close()
-    cache = open_cache(tmp_path, max_bytes=5 * ONE)
-    assert (cache.num_blocks, cache.num_bytes, len(cache)) == (4, 4 * ONE, 0)
-    fill(cache, list(range(16)))
-    cache.close()
-    assert len(cache) == 4
-    assert len(list(tmp_path.glob("**/*.kv"))) == 5

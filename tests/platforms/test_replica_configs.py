@@ -28,17 +28,35 @@ def test_each_engine_is_on_its_own_node():
     assert "faster" not in why(resolved, "data_parallel_size")
 
 
-def test_engines_differ_in_place_seed_and_files_only():
+def test_engines_differ_in_place_and_seed_only():
     resolved = resolve(
         "xeon_2s_amx", data_parallel_size=2, seed=5, prefix_cache_dir="/kv", prefix_cache_size="4"
     )
     one, two = resolved.replicas
     assert not set(one.cpus) & set(two.cpus)
     assert (one.seed, two.seed) == (5, 6)
-    assert (one.prefix_cache_dir, two.prefix_cache_dir) == ("/kv/replica-0", "/kv/replica-1")
-    assert one.prefix_cache_bytes == two.prefix_cache_bytes == 2 << 30
+    assert one.prefix_cache_dir == two.prefix_cache_dir == "/kv"
+    assert one.prefix_cache_bytes == two.prefix_cache_bytes == 4 << 30
+    assert one.shares_prefixes
+    assert one.shared_prefix_bytes == 0, "they share the files"
     same = [f for f in one.__struct_fields__ if f not in PLACE_AND_SEED]
-    assert {f for f in same if getattr(one, f) != getattr(two, f)} == {"prefix_cache_dir"}
+    assert not {f for f in same if getattr(one, f) != getattr(two, f)}
+
+
+def test_engines_share_prefixes_in_memory_within_the_plan():
+    alone = resolve("vm_2core_zen5").config
+    assert (alone.shared_prefix_bytes, alone.shares_prefixes) == (0, False)
+    one, two = resolve("vm_2core_zen5", data_parallel_size=2).replicas
+    assert one.shared_prefix_bytes == two.shared_prefix_bytes > 0
+    assert one.shares_prefixes
+    host = load_host("vm_2core_zen5")
+    least = resolve(host, data_parallel_size=2, shared_prefix_space="512MiB").config
+    assert least.shared_prefix_bytes == 512 << 20
+    assert least.kv_blocks == one.kv_blocks
+    for options in ({"shared_prefix_space": "0"}, {"enable_prefix_caching": False}):
+        assert not resolve(host, data_parallel_size=2, **options).config.shared_prefix_bytes
+    with pytest.raises(ConfigError, match=r"shared_prefix_space.* give at most"):
+        resolve(host, data_parallel_size=2, shared_prefix_space="9999")
 
 
 def test_engines_share_memory_equally():

@@ -180,7 +180,8 @@ def _build(config: EngineConfig) -> str:
 
 def _tiers(config: EngineConfig) -> list[str]:
     """Return the name of each offload tier of the KV cache, such as "swap" or "disk"."""
-    kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir, **config.kv_tiers}
+    files = {"disk": config.prefix_cache_dir, "host": config.shared_prefix_bytes}
+    kept = {"swap": config.swap_bytes, **files, **config.kv_tiers}
     return [name for name, size in kept.items() if size and config.enable_prefix_caching]
 
 

@@ -76,7 +76,7 @@ class BlockFormat:
         crc = zlib.crc32(data, zlib.crc32(name.content, zlib.crc32(head)))
         return head, struct.pack("<I", crc), name.content, data
 
-    def unpack(self, name: BlockName, raw: bytes) -> bytes | None:
+    def unpack(self, name: BlockName, raw: bytes | memoryview) -> Data | None:
         """Return the data of the file `raw`; None if it is damaged or belongs to another block."""
         if len(raw) < HEAD.size:
             return None

@@ -1,4 +1,6 @@
-"""The folder inside the user's directory that holds the prefix cache, and nothing else.
+"""The folder inside a directory that holds the prefix cache, and nothing else.
+
+The directory is the user's, or a SharedMemory.
 
 Other programs may use the same directory. cpuserve therefore removes files only in a folder
 that it has marked, and only files with names that it uses.
@@ -9,6 +11,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 from cpuserve.errors import ConfigError
@@ -21,6 +26,8 @@ MARK = "CACHEDIR.TAG"
 MARK_TEXT = b"""Signature: 8a477f597d28d172789f06886806bc55
 # The prefix cache of cpuserve. What is in this folder may be removed at any time.
 """
+_MEMORY = Path("/dev/shm")
+_IN_MEMORY = re.compile(r"cpuserve-kv-\d+-[0-9a-f]{16}")
 _BEING_MARKED = re.compile(r"\.mark-[0-9a-f]{16}\.tmp")
 
 
@@ -64,3 +71,72 @@ def _foreign(folder: Path, what: str) -> ConfigError:
         f"the prefix cache cannot be kept in {folder}, {what}; set --prefix-cache-dir to another "
         "directory, or move that away"
     )
+
+
+class SharedMemory:
+    """A directory in shared memory, where the engines of one server keep blocks for each other.
+
+    A lock marks the directory as used. The system releases it when this process ends in any way,
+    and the next start of a server then removes the directory. path: None before `create`.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._lock = -1
+
+    def create(self, memory: Path | None = None) -> Path:
+        """Make the directory, and remove the directories of servers that have ended.
+
+        Raises:
+          OSError: there is no shared memory.
+        """
+        memory = memory or _MEMORY
+        for path in memory.iterdir():
+            if _IN_MEMORY.fullmatch(path.name):
+                _remove_unused(path)
+        path = memory / f"cpuserve-kv-{os.getpid()}-{secrets.token_hex(8)}"
+        path.mkdir(mode=0o700)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock_file(self._lock)
+        self.path = path
+        return path
+
+    def clear(self) -> None:
+        """Remove all blocks; engines that start later begin anew."""
+        if self.path is not None:
+            shutil.rmtree(self.path / FOLDER, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the directory."""
+        path, self.path = self.path, None
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(self._lock)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a directory of this user in shared memory, unless its server is alive."""
+    if sys.platform == "win32":  # which has no shared memory with files
+        return
+    with suppress(OSError):
+        if path.lstat().st_uid != os.getuid():
+            return
+        lock = os.open(path / "lock", os.O_RDWR)
+        try:
+            if lock_file(lock):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def lock_file(fd: int) -> bool:
+    """Lock a file; return False if a process has locked it, or its file system has no locks."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -19,12 +19,12 @@ to a sixteenth. If reading or writing fails, no request fails: the block counts 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import queue
 import re
 import secrets
 import stat
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -43,7 +43,7 @@ from cpuserve.core.kv.block_file import (
     file_key,
     file_name,
 )
-from cpuserve.core.kv.cache_folder import FOLDER, claim, is_marked
+from cpuserve.core.kv.cache_folder import claim, lock_file
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.core.secret_file import read_secret
@@ -166,15 +166,12 @@ class BlockFiles:
 
     def _scan(self) -> Iterator[tuple[int, Path, int]]:
         """Yield (time of use, path, bytes) of every block file; remove stale temporary files."""
-        # Each engine has its own folder (platforms/replicas.py), and all engines share the limit.
-        replicas = self._root.parent.glob(f"replica-*/{FOLDER}")
-        for root in (self._root, *filter(is_marked, replicas)):
-            for folder in _folders(root):
-                with suppress(OSError), os.scandir(folder) as entries:
-                    for entry in entries:
-                        seen = _look(entry)
-                        if seen is not None:
-                            yield seen
+        for folder in _folders(self._root):
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    seen = _look(entry)
+                    if seen is not None:
+                        yield seen
 
     def _size(self, path: Path) -> int | None:
         """Return the size of the file `path`; None if the list does not have it."""
@@ -252,25 +249,14 @@ def _remove_abandoned(path: Path) -> None:
     """Remove a temporary file if its writer has ended: the system has then released its lock."""
     fd = os.open(path, os.O_WRONLY)
     try:
-        if _lock(fd):
+        if lock_file(fd):
             path.unlink()
     finally:
         os.close(fd)
 
 
-def _lock(fd: int) -> bool:
-    """Lock a file; return False if a process has locked it, or its file system has no locks."""
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
+# Seconds until a file that did not exist is looked for again, and how many such files are known.
+_ABSENT_S, _MOST_ABSENT = 0.5, 4096
 # After writing 1/16 of the size limit, a process rescans the folder for files of other processes.
 _RESCANS = 16
 
@@ -285,6 +271,9 @@ class DiskCache:
     queue_bytes: memory for blocks that wait to be written (at least one block);
       further blocks are not saved while the queue is full.
     cpus: CPUs of the writing thread; empty = the CPUs of the thread that creates this object.
+    name: the tier's name: "disk", or "host" for a directory in shared memory, where files are
+      mapped read-only instead of copied.
+    finds_new: files that other processes write are found at once, not only after a rescan.
     `seed`: the bytes that block hashes start from.
 
     Raises:
@@ -292,7 +281,6 @@ class DiskCache:
         ConfigError: the folder contains files of another program.
     """
 
-    name = "disk"
     durable = True
 
     def __init__(
@@ -302,7 +290,13 @@ class DiskCache:
         max_bytes: int,
         queue_bytes: int,
         cpus: Collection[int] = (),
+        *,
+        name: str = "disk",
+        finds_new: bool = False,
     ) -> None:
+        self.name = name
+        self._finds_new = finds_new
+        self._absent: dict[Path, float] = {}  # when to look for a file again (time.monotonic)
         root = claim(directory)
         self.seed = _read_seed(root / "seed")
         self._format = BlockFormat(needs, self.seed)
@@ -342,11 +336,24 @@ class DiskCache:
     # --- reading ------------------------------------------------------------------------------
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether a file of block `index` of `chain` was found at the last rescan or later."""
+        """Whether there is a file of block `index` of `chain`, as far as this process knows."""
         return self._has(chain.keys[index], group)
 
     def _has(self, key: BlockHash, group: int) -> bool:
-        return self._path(file_key(key, group)) in self._files
+        path = self._path(file_key(key, group))
+        return path in self._files or (self._finds_new and self._is_new(path))
+
+    def _is_new(self, path: Path) -> bool:
+        """Whether another process has written `path` since the last rescan."""
+        now = time.monotonic()
+        if now < self._absent.get(path, 0.0):
+            return False
+        if path.exists():
+            return True
+        if len(self._absent) >= _MOST_ABSENT:
+            self._absent.clear()
+        self._absent[path] = now + _ABSENT_S
+        return False
 
     def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
         """Return the bytes of block `index` of `chain` in a cache group.
@@ -359,7 +366,7 @@ class DiskCache:
         path = self._path(name.key)
         try:
             fault("kv_block.read")
-            raw = path.read_bytes()
+            raw = path.read_bytes() if self.name == "disk" else _mapped(path)
         except OSError as error:
             # The file is gone or the disk fails: the next request does not wait for it again.
             if error.errno not in TEMPORARY:
@@ -486,7 +493,7 @@ class DiskCache:
             with os.fdopen(
                 os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
             ) as f:
-                _lock(f.fileno())
+                lock_file(f.fileno())
                 fault("kv_block.write")
                 for part in parts:
                     f.write(part)
@@ -520,6 +527,12 @@ class DiskCache:
 
     def _path(self, key: bytes) -> Path:
         return self._directory / file_name(key)
+
+
+def _mapped(path: Path) -> memoryview:
+    """Return the content of a file that nobody changes, mapped read-only."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _read_seed(path: Path, new: bytes = b"") -> bytes:

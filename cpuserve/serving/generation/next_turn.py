@@ -170,10 +170,14 @@ async def _compute(
         prompt_logprobs=None,
         structured_outputs=None,
     )
+    computed = [known]
     for call in calls:
         (prompt,) = await prompts_of(context, call, num_bytes)
-        if len(prompt.ids) - common_tokens(known, bytes_of(prompt.ids)) < _LEAST_TOKENS:
+        ids = bytes_of(prompt.ids)
+        missing = len(prompt.ids) - max(common_tokens(each, ids) for each in computed)
+        if missing < _LEAST_TOKENS:
             continue
+        computed.append(ids)
         request = EngineRequest(
             prompt.ids,
             params,
@@ -183,8 +187,8 @@ async def _compute(
             patches_of=prompt.patches_of,
         )
         async with aclosing(context.client.generate(request)) as outputs:
-            async for output in outputs:
-                context.metrics.computed_ahead += len(prompt.ids) - output.cached_tokens
+            async for _ in outputs:
+                context.metrics.computed_ahead += missing
 
 
 async def compute_next_turn(turns: NextTurns, number: int) -> None:

@@ -1,0 +1,140 @@
+"""Ten turns with tools and thoughts that the template drops, on real engines: nearly all of each
+prompt comes from the cache, also after a restart and on the other one of two engines."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuserve.engine.launch import CHILD_MODULE
+from tests.helpers.agent_sessions import words
+from tests.helpers.patience import wait_until
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+# The prompt opens a thought, and no thought is written again.
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{%- for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}"""
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"enum": [words(random.Random(7), 160)]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": PLACE}}
+# Thoughts have 60 tokens, and a block has 32: without work in advance their place costs blocks.
+REQUEST = {"thinking_token_budget": 60, "parallel_tool_calls": False}
+ANSWER = {"ignore_eos": True, "max_completion_tokens": 200}
+
+pytestmark = pytest.mark.deep
+
+
+class Conversation:
+    """A conversation in which the model calls a tool and then answers, in each turn."""
+
+    def __init__(self):
+        self.chance = random.Random(1)
+        self.messages = [{"role": "system", "content": words(self.chance, 6000)}]
+
+    def ask(self, client, message, **fields):
+        """Send a message; return the share of the prompt that came from the cache."""
+        self.messages.append(message)
+        body = {"messages": self.messages, "tools": [LOOK], **REQUEST, **fields}
+        response = client.post("/v1/chat/completions", **body)
+        said = response["choices"][0]["message"]
+        assert said.pop("reasoning_content")
+        said.pop("reasoning")
+        self.messages.append(said)
+        usage = response["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
+
+    def turn(self, client):
+        """Yield the share of each prompt of a turn, when the server has computed the next one."""
+        user = {"role": "user", "content": words(self.chance, 60)}
+        call, answer = {"tool_choice": "required", "max_completion_tokens": 500}, ANSWER
+        for message, fields in ((user, call), (None, answer)):
+            if message is None:
+                (made,) = self.messages[-1]["tool_calls"]
+                message = {"role": "tool", "tool_call_id": made["id"], "content": "It is open."}
+            before = ahead(client)
+            yield self.ask(client, message, **fields)
+            wait_until(lambda before=before: ahead(client) > before, "nothing is computed ahead")
+
+
+def value(client, name):
+    """The sum of a metric over its labels."""
+    lines = client.get("/metrics").decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def ahead(client):
+    return value(client, "cpuserve:prompt_tokens_ahead_total")
+
+
+def wait_saved(client):
+    """Wait until the blocks of all prompts are in shared memory: no file has come for a while."""
+    folder = f"cpuserve-kv-{client.pid}-*/*/*/*.kv"
+    seen = []
+
+    def is_steady():
+        seen.append(len(list(Path("/dev/shm").glob(folder))))
+        return len(seen) > 50 and 0 < seen[-50] == seen[-1]
+
+    wait_until(is_steady, "no block is saved")
+
+
+def queries(client):
+    """The prompt tokens that each engine has looked for, by its number."""
+    lines = client.get("/metrics").decode().splitlines()
+    found = [line for line in lines if line.startswith("vllm:prefix_cache_queries_total{")]
+    return {int(each.split('engine="')[1].split('"')[0]): float(each.split()[-1]) for each in found}
+
+
+def engines(client):
+    """The processes of the engines in the order of their start."""
+    children = psutil.Process(client.pid).children()
+    found = [each for each in children if any(CHILD_MODULE in part for part in each.cmdline())]
+    return sorted(found, key=lambda each: each.create_time())
+
+
+def served(tmp_path, *options):
+    model = tiny_model("llama", max_position_embeddings=16384)
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    sizes = ["--max-model-len", "16384", "--enable-prompt-tokens-details"]
+    return running_server(model, "--chat-template", str(template), *sizes, *options)
+
+
+def test_ten_turns_also_after_a_restart_with_a_directory(tmp_path):
+    talk, options = Conversation(), ["--prefix-cache-dir", str(tmp_path / "kv")]
+    with served(tmp_path, *options) as client:
+        shares = [share for _ in range(5) for share in talk.turn(client)][1:]
+    with served(tmp_path, *options) as client:
+        shares += [share for _ in range(5) for share in talk.turn(client)]
+    assert min(shares) >= 0.97, shares
+
+
+def test_another_engine_finds_each_turn_in_shared_memory(tmp_path):
+    talk = Conversation()
+    with served(tmp_path, "--data-parallel-size", "2") as client:
+        first, *shares = [share for _ in range(2) for share in talk.turn(client)]
+        assert first == 0.0
+        wait_saved(client)
+        found = queries(client)
+        busiest = max(found, key=found.get)
+        assert found[1 - busiest] == 0, "the conversation has stayed with one engine"
+        engines(client)[busiest].kill()
+        wait_until(lambda: value(client, "cpuserve:replica_restarts_total") == 1, "no restart")
+        shares += list(talk.turn(client))
+    assert min(shares) >= 0.97, shares
+    assert not list(Path("/dev/shm").glob(f"cpuserve-kv-{client.pid}-*"))
