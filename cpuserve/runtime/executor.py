@@ -137,6 +137,17 @@ class PictureTower(Protocol):
     def turned_merge(self) -> int:
         """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row."""
+
+    @property
+    def together(self) -> int:
+        """Return the most patches of pictures that are encoded in one step of the tower."""
+
+    def prepare(self) -> bool:
+        """Spend a few ms on a first encode, which takes longer; False = it is done."""
+
     def start(self, patches: Bytes, tiles: Sequence[tuple[int, int]]) -> None:
         """Begin to encode tiles of (rows, columns) patches; ValueError: it has no such tiles."""
 

@@ -227,9 +227,9 @@ class NativeExecutor:
         self.native.load_vector(self.lowered.adapter_scales, scales)
 
     def prepare(self) -> bool:
-        """Spend at most a few ms on allocating KV memory; False = all blocks have memory."""
+        """Spend a few ms on memory of KV blocks, then on a first encode; False = all is done."""
         self._experts.keep()
-        return self.native.grow_kv()
+        return self.native.grow_kv() or (self.tower is not None and self.tower.prepare())
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Return the inputs and the output of lowered op `op_index` in this step."""

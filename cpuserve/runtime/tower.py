@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 KV_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
+WARM_S = 0.005  # of the first encode, which is done in parts between other work
 MOST_PACKED = 16  # steps that are kept packed, because their tiles may come again
 
 Tile = tuple[int, int]
@@ -67,11 +68,22 @@ class Tower:
         self._running: list[Tile] = []  # the tiles of the step that runs
         self._rows: list[Float32] = []
         self._packed: dict[tuple[Tile, ...], PackedTiles] = {}
+        self._warms = True  # whether nothing was encoded, so that `prepare` has something to do
 
     @property
     def turned_merge(self) -> int:
         """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""
         return self.spec.merge if self.spec.sections else 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row."""
+        return 4 * self.spec.row_width
+
+    @property
+    def together(self) -> int:
+        """Return the most patches of pictures that are encoded in one step of the tower."""
+        return self.spec.step_patches if self.spec.side else STEP_PATCHES
 
     def start(self, patches: Bytes, tiles: Sequence[Tile]) -> None:
         """Begin to encode tiles of one or more pictures; tiles that were begun before are dropped.
@@ -90,11 +102,26 @@ class Tower:
             msg = f"patches {patches.shape} of {patches.dtype} are not those of {len(tiles)} tiles"
             raise ValueError(msg)
         self._patches, self._at, self._running, self._rows = patches, 0, [], []
+        self._warms = False
+
+    def prepare(self) -> bool:
+        """Encode a part of a black tile, for a few ms, while nobody waits; False = it is encoded.
+
+        The first encode gets memory from the system and weights into the caches, so it takes
+        longer. A picture that is started meanwhile takes its place.
+        """
+        if not self._warms:
+            return False
+        if not (self._left or self._running):
+            side = self.spec.side or isqrt(STEP_PATCHES) // self.spec.merge * self.spec.merge
+            self.start(np.zeros((side**2, self.spec.patch_width), np.uint8), [(side, side)])
+        self._warms = not self.advance(WARM_S)
+        return self._warms
 
     def advance(self, budget_s: float) -> bool:
         """Compute for about `budget_s` seconds; return whether all tiles are encoded.
 
-        A call runs at least one operation.
+        A call runs at least one part of an operation: a few rows, or a task of each thread.
 
         Raises:
             RuntimeError: the step was cancelled; the tiles have to be started again.
@@ -106,14 +133,21 @@ class Tower:
                 self._begin_next()
             if not self._run(max(0.0, end - time.monotonic())):
                 return False
-            self._rows.append(self._in_order(self._words(self._running).order))
+            found = self._in_order(self._words(self._running).order)
+            self._rows.append(found.copy() if self._left else found)
             self._running = []
             if time.monotonic() >= end:
                 break
         return not self._left
 
     def rows(self) -> Float32:
-        """Return the rows [number of patches / merge^2, row_width] of the encoded tiles."""
+        """Return the rows [number of patches / merge^2, row_width] of the encoded tiles.
+
+        They are valid until tiles are started again. A page can have 70 MB of rows, so the rows
+        of the last step are not copied.
+        """
+        if len(self._rows) == 1:
+            return self._rows[0]
         return np.concatenate(self._rows or [np.zeros((0, self.spec.row_width), np.float32)])
 
     def encode(self, patches: Bytes, tiles: Sequence[Tile]) -> Float32:
@@ -121,7 +155,7 @@ class Tower:
         self.start(patches, tiles)
         while not self.advance(1.0):
             pass
-        return self.rows()
+        return self.rows().copy()
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step soon; any thread may call this."""
@@ -170,11 +204,10 @@ class Tower:
 
     def _next(self) -> list[Tile]:
         """Remove the tiles of the next step from those that are left, and return them."""
-        spec, count, total = self.spec, 0, 0
-        most = spec.step_patches if spec.side else STEP_PATCHES
-        while count < min(len(self._left), spec.tiles_a_step):
+        count, total = 0, 0
+        while count < min(len(self._left), self.spec.tiles_a_step):
             total += prod(self._left[count])
-            if count and total > most:
+            if count and total > self.together:
                 break
             count += 1
         tiles = self._left[:count]
@@ -235,6 +268,7 @@ class Tower:
         raise NotImplementedError
 
     def _results(self, count: int) -> Float32:
+        """Return the first rows of the last step; the next step may overwrite them."""
         raise NotImplementedError
 
 
@@ -253,6 +287,9 @@ class PartExecutor(Protocol):
 
     def advance(self, seconds: float, last: int = -1) -> bool:
         """Run ops for about `seconds`, or up to op `last`; return whether it is there."""
+
+    def grow_kv(self) -> bool:
+        """Allocate memory for some KV blocks; return whether more blocks need some."""
 
     def cancel(self, on: bool = True) -> None:
         """End the running step."""
@@ -273,6 +310,10 @@ class NativeTower(Tower):
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step, even inside an op."""
         self.native.cancel(on)
+
+    def prepare(self) -> bool:
+        """Spend a few ms on a first encode, then on memory of KV blocks; False = all is done."""
+        return super().prepare() or self.native.grow_kv()
 
     def _begin(self, patches: Bytes, steps: Sequence[tuple[int, StepArrays]]) -> None:
         self.native.write_patches(np.ascontiguousarray(patches))
@@ -295,7 +336,7 @@ class NativeTower(Tower):
         return self.native.advance(max(0.0, end - time.monotonic()))
 
     def _results(self, count: int) -> Float32:
-        return self.native.vectors[:count].copy()
+        return self.native.vectors[:count]
 
 
 def grid_places(rows: int, columns: int, merge: int) -> Int32:

@@ -88,6 +88,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       state_slots_(program.states().empty() ? 0 : static_cast<size_t>(program.max_tokens())),
       state_before_(program.states().empty() ? 0 : static_cast<size_t>(program.max_seqs())),
       routing_(make_routing(program)),
+      slice_(team.ranks().count()),
       op_seconds_(program.ops().size()) {
   check_kernels();
   bind_memory();
@@ -329,6 +330,7 @@ void Executor::turn() {
 
 void Executor::begin_step(const StepInput& in) {
   tap_next_ = started_next_ = -1;
+  slice_.begin_op();
   input_ = in;
   if (weights_.pool()) weights_.pool()->begin_step();
   for (int64_t t = 0; failed_tokens_ && t < in.tokens; t++) {
@@ -411,6 +413,32 @@ void Executor::start(Span<const int32_t> words, int64_t first) {
   started_next_ = first;
 }
 
+// Returns whether threads may stop after any task of an operation: whether it has no barrier.
+bool Executor::can_pause(int64_t op) const noexcept {
+  const auto i = static_cast<size_t>(op);
+  if (std::holds_alternative<LinearOp>(program_->ops()[i])) return true;
+  const auto* attention = std::get_if<AttentionOp>(&program_->ops()[i]);
+  if (!attention || attention->selection != kNone) return false;
+  return plans_[static_cast<size_t>(plan_of_op_[i])].merges().empty();
+}
+
+// Runs a part of an operation, until the time `end`, and at least one task of each thread or one
+// part of its rows. Returns whether the operation is complete. Throws if the step was cancelled.
+bool Executor::run_slice(int64_t op, int64_t end) {
+  const auto i = static_cast<size_t>(op);
+  slice_.end = can_pause(op) ? std::max<int64_t>(end, 1) : 0;
+  const int64_t parts = barriers_.row_wise[i] ? ceil_div(input_.tokens, Slice::kRows) : 1;
+  slice_.parts = static_cast<int>(parts);
+  slice_.more = false;
+  const bool finished = run_ops(op, op + 1);
+  const bool complete = ++slice_.part >= slice_.parts && !slice_.more;
+  if (complete || !finished) slice_.begin_op();
+  slice_.end = 0;
+  slice_.parts = 1;
+  if (!finished) fail_system("the step was cancelled");
+  return complete;
+}
+
 bool Executor::advance(double seconds, int64_t last) {
   check_argument(started_next_ >= 0, "advance: no step has been started");
   const auto all = static_cast<int64_t>(program_->ops().size());
@@ -419,8 +447,8 @@ bool Executor::advance(double seconds, int64_t last) {
   const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
   int64_t op = std::exchange(started_next_, -1);
   do {
-    if (!run_ops(op, op + 1)) fail_system("the step was cancelled");
-  } while (++op < ops && now_ns() < end);
+    op += run_slice(op, end);
+  } while (op < ops && now_ns() < end);
   team_->adapt();
   if (op < ops) started_next_ = op;
   return op == ops;

@@ -72,6 +72,31 @@ struct MemoryNodes {
   std::vector<std::map<int, int64_t>> weights, kv;
 };
 
+// The part of an operation that a call of Executor::advance() runs, because other executors wait.
+// Tasks of a linear and of attention are claimed until a time, and the following calls claim
+// the others: in order, so that the threads that take part may change between the calls.
+// An operation on rows (BarrierPlan::row_wise) runs on some of its rows in each call.
+struct Slice {
+  static constexpr int64_t kRows = 512;  // tokens of a part of an operation on rows
+
+  explicit Slice(int ranks) : next(static_cast<size_t>(ranks)) {}
+  void begin_op() noexcept {
+    for (std::atomic<int64_t>& n : next) n.store(0, std::memory_order_relaxed);
+    part = 0;
+  }
+  // Returns the number of tasks of the operation that were claimed so far. Any thread may call it.
+  int64_t claimed() const noexcept {
+    int64_t sum = 0;
+    for (const std::atomic<int64_t>& n : next) sum += n.load(std::memory_order_relaxed);
+    return sum;
+  }
+
+  std::vector<std::atomic<int64_t>> next;  // by rank: its next task in the operation
+  int64_t end = 0;                // when threads stop claiming tasks (now_ns); 0: at the last one
+  std::atomic<bool> more{false};  // whether there were tasks left at that time
+  int part = 0, parts = 1;        // an operation on rows runs on part number `part` of its rows
+};
+
 class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
@@ -109,7 +134,8 @@ class Executor {
   int64_t step_logits(Span<const int32_t> words, float* logits);
   // start() begins a step with result rows only of HiddenOp, and advance() runs its operations,
   // until `seconds` have passed or operation `last` is next (-1: the step is complete); it returns
-  // whether it is there. Other executors of the team may run steps between these calls.
+  // whether it is there. A call may end inside of an operation, after a few tasks or rows (Slice).
+  // Other executors of the team may run steps between these calls.
   // The same tokens may be divided into other sequences before operation `first`: start() then
   // goes on with the values that the operations before it have computed.
   // start() throws like step(). advance() throws std::invalid_argument if no step has been started
@@ -164,7 +190,7 @@ class Executor {
   // A phase is the work between two barriers. Two equal results mean
   // that no work was claimed between the two calls. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
-    return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
+    return {advances_.count.load(std::memory_order_relaxed), queue_.claimed() + slice_.claimed()};
   }
 
   const MemoryBinding& binding() const { return binding_; }
@@ -217,6 +243,8 @@ class Executor {
     return tables_.table(input_.seq_slot[seq], group).data();
   }
   bool run_ops(int64_t first, int64_t last);
+  bool can_pause(int64_t op) const noexcept;
+  bool run_slice(int64_t op, int64_t end);
   int64_t run_step(Span<const int32_t> words, Span<const int32_t> masks, float* logits);
   void append_samples();
   TapMatrix read_rows(const Rows& rows, int64_t count) const;
@@ -266,6 +294,7 @@ class Executor {
   // By token of the step: whether an expert of the token could not be read. Empty without a pool.
   std::unique_ptr<std::atomic<bool>[]> failed_tokens_;
   Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
+  Slice slice_;                     // the part of an operation that advance() runs now
   std::vector<int32_t> started_;    // the input of the step that start() began
   int64_t started_next_ = -1;       // the operation that advance() runs next; -1: none
   std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last

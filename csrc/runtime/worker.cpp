@@ -111,9 +111,12 @@ void Worker::Product::run(const PackedWeight& w, int64_t row0,
 void Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
   const Product p = product(id, x, ep, scratch);
   const PackedWeight& w = e.weights_.matrix(id, peers.rank);
-  const LinearPlan plan = p.plan(m, peers.size);
-  drain(peers, plan.tasks(), plan.chunk(),
-        [&](int64_t begin, int64_t end) { p.run(w, 0, plan.task(begin, end)); });
+  // In a slice, the threads that take part may change before the next one, but not the plan.
+  const int64_t all = ranks().threads_of(peers.rank).size();
+  const LinearPlan plan = p.plan(m, in_slice() ? static_cast<int>(all) : peers.size);
+  const auto run = [&](int64_t begin, int64_t end) { p.run(w, 0, plan.task(begin, end)); };
+  if (in_slice()) return drain_slice({0, plan.tasks()}, plan.chunk(), run);
+  drain(peers, plan.tasks(), plan.chunk(), run);
 }
 
 }  // namespace cpuserve

@@ -60,12 +60,30 @@ struct Worker {
       if (!e.cancelled_.load(std::memory_order_relaxed)) run(begin, end);
     });
   }
+  // Does the same as drain() for the tasks of this rank in a slice of an operation (Slice): a
+  // thread claims at least one task, if there is one. The tasks must need no barrier between them.
+  template <class Run>
+  void drain_slice(Range tasks, int64_t chunk, const Run& run) noexcept {
+    std::atomic<int64_t>& next = e.slice_.next[static_cast<size_t>(peers.rank)];
+    do {
+      // relaxed: a claim only takes a number, and the barrier at the end publishes the results
+      const int64_t at = tasks.begin + next.fetch_add(chunk, std::memory_order_relaxed);
+      if (at >= tasks.end) return;
+      if (!e.cancelled_.load(std::memory_order_relaxed)) run(at, std::min(at + chunk, tasks.end));
+    } while (now_ns() < e.slice_.end);
+    if (next.load(std::memory_order_relaxed) < tasks.size()) {
+      e.slice_.more.store(true, std::memory_order_relaxed);
+    }
+  }
+  bool in_slice() const noexcept { return e.slice_.end > 0; }
   RankThreads everyone() const noexcept { return {0, 0, threads}; }
   // Returns the items of this thread in an operation that is too short for work stealing.
   // Threads on faster cores get more items.
   Range share(int64_t items) const noexcept {
     if (alone) return {0, items};
-    return e.team_->speeds().share(items, thread, threads);
+    const Range part = split(items, e.slice_.part, e.slice_.parts);
+    const Range mine = e.team_->speeds().share(part.size(), thread, threads);
+    return {part.begin + mine.begin, part.begin + mine.end};
   }
 
   int64_t tokens() const noexcept { return e.input_.tokens; }

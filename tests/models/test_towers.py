@@ -15,6 +15,7 @@ from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
+from cpuserve.program.operations.norms import LayerNorm
 from cpuserve.quant import quantize_online
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchTower
@@ -115,6 +116,12 @@ def test_rows_are_those_of_transformers(model):
 
 
 GRIDS = ((4, 6), (2, 2), (10, 4))
+# Threads, ranks, and seconds of a slice (None = all at once).
+DIVISIONS = tuple(
+    (threads, ranks, budget)
+    for threads, ranks in ((1, ()), (2, ()), (3, ()), (5, ()), (2, (1, 1)), (5, (2, 3)))
+    for budget in (None, 0)
+)
 
 
 def encoded_grids(path, kind, grids, dtype="float32", threads=1, ranks=(), budget=None):
@@ -154,11 +161,39 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(architecture, tm
         bits = encoded_grids(tmp_path, "native", grids, dtype)
         error = np.sqrt(np.mean((bits - want) ** 2) / np.var(want))
         assert error < 0.03
-        for threads, ranks, budget in ((2, (), None), (3, (), None), (2, (1, 1), None), (1, (), 0)):
+        for threads, ranks, budget in DIVISIONS:
             more = encoded_grids(tmp_path, "native", grids, dtype, threads, ranks, budget)
             assert np.array_equal(more, bits)
         alone = [encoded_grids(tmp_path, "native", [grid], dtype) for grid in grids]
         assert np.array_equal(np.concatenate(alone), bits)
+
+
+def slices_of(tower, rows, columns):
+    """How many slices a picture of zeros takes that have no time, so that each has one part."""
+    tower.start(np.zeros((rows * columns, tower.spec.patch_width), np.uint8), [(rows, columns)])
+    slices, done, claimed = 0, False, 0
+    while not done:
+        done = tower.advance(0)
+        before, claimed = claimed, tower.native.progress[1]
+        assert claimed <= before + 1, "the thread claims one task of a linear or of attention"
+        slices += 1
+    return slices
+
+
+def test_a_slice_is_a_part_of_an_operation_however_large_the_picture_is(tmp_path):
+    write_grid_model("Qwen3VLForConditionalGeneration", tmp_path)
+    spec, weights = opened(tmp_path)
+
+    def use(team):
+        tower = tower_of(settings("bfloat16", state_slots=2), spec, weights, team)
+        return slices_of(tower, 24, 24), slices_of(tower, 64, 64)
+
+    few, many = with_team(1, [], use)
+    ops = build_tower(spec.tower).ops
+    norms = sum(isinstance(op, LayerNorm) for op in ops)
+    assert norms > 2
+    assert few >= len(ops)
+    assert many >= few + 6 * norms  # 512 patches at a time, so 8 parts instead of 2
 
 
 def test_the_tower_of_idefics3_is_the_same(tmp_path):
@@ -184,9 +219,9 @@ def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype, arch
     path, _, side, merge = written(tmp_path, 4, 2, 4, architecture)
     tiles = random_tiles(5, side)
     want = native(path, tiles, merge, dtype)
-    for threads, ranks in ((2, ()), (3, ()), (5, ()), (2, (1, 1))):
-        assert np.array_equal(native(path, tiles, merge, dtype, threads, ranks), want)
-    assert np.array_equal(native(path, tiles, merge, dtype, budget=0), want)
+    for threads, ranks, budget in DIVISIONS:
+        more = native(path, tiles, merge, dtype, threads, ranks, budget=budget)
+        assert np.array_equal(more, want)
     alone = [native(path, tiles[i : i + 1], merge, dtype) for i in range(5)]
     assert np.array_equal(np.concatenate(alone), want)
 

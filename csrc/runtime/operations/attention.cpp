@@ -293,7 +293,9 @@ void run(const AttentionOp& op, Worker& w) noexcept {
     return plan.units_of(planned.begin + of.begin, planned.begin + of.end);
   };
   const AttentionUnit* units = plan.units().data();
-  w.drain_shares(w.peers, share_of, 1, [&](int64_t i, int64_t) { attend(op, units[i], w); });
+  const auto run = [&](int64_t i, int64_t) { attend(op, units[i], w); };
+  if (w.in_slice()) return w.drain_slice(plan.units_of(planned.begin, planned.end), 1, run);
+  w.drain_shares(w.peers, share_of, 1, run);
   const auto& merges = plan.merges();
   const SelectedTasks selected(op, w);
   const auto parts = static_cast<int64_t>(merges.size());
