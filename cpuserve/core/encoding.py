@@ -11,7 +11,7 @@ The engine gets the patches of a picture from the front end when the picture is 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cpuserve.core.pictures import Picture
@@ -19,7 +19,8 @@ from cpuserve.core.request import Request
 from cpuserve.core.step import SeqChunk
 from cpuserve.ids import RequestId
 
-# How many pictures may have patches here: the one that is encoded, and the next one.
+# How many pictures may have patches here at least: the one that is encoded, and the next one.
+# Small pictures that are encoded together may be more.
 MOST_PATCHES = 2
 
 
@@ -29,6 +30,7 @@ class WantedPicture:
 
     patches: its pixels, None = they have not come.
     asked: the request that has been asked for them; None = nobody.
+    stored: whether its rows are on disk, so that nobody needs its pixels.
     rows: the rows of the media buffer for it, when it is being encoded.
     """
 
@@ -37,7 +39,13 @@ class WantedPicture:
     requests: dict[RequestId, int] = field(default_factory=dict)
     patches: bytes | None = None
     asked: RequestId | None = None
+    stored: bool = False
     rows: list[int] = field(default_factory=list)
+
+    @property
+    def starves(self) -> bool:
+        """Whether it cannot be encoded before its patches come."""
+        return self.patches is None and not self.stored
 
 
 class EncodedPictures:
@@ -45,29 +53,35 @@ class EncodedPictures:
 
     merge: the patches of a side of a token's block of patches, if the RoPE of the model turns the
       tokens of a picture by their rows and columns; else 0.
+    together: the most patches of pictures that are encoded together.
     whole: whether the tokens of a picture see each other in both directions, so that a step has
       all of them, from the first token on that has to run.
     queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
     num_spans: how many steps had a picture that was longer than their time or share of tokens.
     wanted: the pictures that are not encoded, in the order of their encoding.
+    is_stored: returns whether the rows of a picture are on disk.
     blocked: the requests that wait for one of them. Steps without pictures
       look only at `wanted` and `blocked`, which are then empty, and call no method.
     """
 
-    def __init__(self, num_rows: int, *, merge: int = 0, whole: bool = False) -> None:
+    def __init__(
+        self, num_rows: int, *, merge: int = 0, together: int = 0, whole: bool = False
+    ) -> None:
         self.queries = self.hits = 0
         self.num_spans = 0
         self._whole = whole
         self._num_rows = num_rows
         self.merge = merge
+        self._together = together
         self._free = list(range(num_rows))
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
         self.wanted: dict[bytes, WantedPicture] = {}
+        self.is_stored: Callable[[Picture], bool] = lambda _: False
         self._wants: dict[RequestId, bytes] = {}
         self.blocked: set[RequestId] = set()  # a part of _wants
         self._held: dict[RequestId, bytes] = {}
         self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
-        self._running: WantedPicture | None = None
+        self._running: list[WantedPicture] = []
         self._took_turn = False
 
     # --- for the scheduler --------------------------------------------------------------------
@@ -154,7 +168,7 @@ class EncodedPictures:
 
         prompts: whether prompts could use the time; they and the tower then take turns.
         """
-        if self.next() is None:
+        if not self.next():
             return False
         self._took_turn = not (prompts and self._took_turn)
         return self._took_turn
@@ -174,13 +188,17 @@ class EncodedPictures:
     @property
     def starves(self) -> bool:
         """Whether the patches of a picture have not come, and a request waits for it."""
-        return any(wanted.patches is None for wanted in self.wanted.values())
+        return any(wanted.starves for wanted in self.wanted.values())
 
     def asks(self) -> list[tuple[RequestId, int]]:
         """Return (request, index) of each picture, if its patches are to be sent now."""
         found: list[tuple[RequestId, int]] = []
-        for wanted in list(self.wanted.values())[:MOST_PATCHES]:
-            if wanted.patches is None and wanted.asked not in wanted.requests:
+        patches = 0
+        for count, wanted in enumerate(self.wanted.values()):
+            patches += wanted.picture.num_patches
+            if count >= MOST_PATCHES and patches > 2 * self._together:
+                break
+            if wanted.starves and wanted.asked not in wanted.requests:
                 wanted.asked, index = next(iter(wanted.requests.items()))
                 found.append((wanted.asked, index))
         return found
@@ -191,23 +209,33 @@ class EncodedPictures:
         if wanted is not None and wanted.requests[request] == index:
             wanted.patches = patches
 
-    def next(self) -> WantedPicture | None:
-        """Return the picture to encode now, with rows of the media buffer for it, or None.
+    def next(self) -> list[WantedPicture]:
+        """Return the pictures to encode now, with rows of the media buffer for them; [] = none.
 
-        It stays the same until it is `encoded` or `refused`, or nobody waits for it.
+        Small pictures are encoded together. The list stays the same until they are `encoded` or
+        `refused`, but a picture leaves it if nobody waits for it any more.
         """
-        if self._running is None:
-            for wanted in self.wanted.values():
-                if wanted.patches is not None and self._reserve(wanted):
-                    self._running = wanted
-                    break
+        patches = 0
+        for wanted in () if self._running else list(self.wanted.values()):
+            patches += wanted.picture.num_patches
+            if self._running and patches > self._together:
+                break
+            if wanted.starves or not self._reserve(wanted):
+                patches -= wanted.picture.num_patches
+            else:
+                self._running.append(wanted)
         return self._running
 
     def encoded(self, wanted: WantedPicture) -> None:
-        """Record that the rows of `next()` are in the media buffer."""
+        """Record that the rows of a picture of `next()` are in the media buffer."""
         self._encoded[wanted.key] = wanted.rows
-        self._running = None
+        self._running.remove(wanted)
         self._close(wanted)
+
+    def lost(self, wanted: WantedPicture) -> None:
+        """Record that the rows of a picture of `next()` are not on disk; it has to be encoded."""
+        wanted.stored = False
+        self._give_back(wanted)
 
     def refused(self, wanted: WantedPicture) -> list[RequestId]:
         """Forget a picture that cannot be encoded; return the requests that waited for it."""
@@ -227,7 +255,8 @@ class EncodedPictures:
         if self._wants.get(request) != key:
             self._drop_want(request)
         if key not in self.wanted:
-            self.wanted[key] = WantedPicture(key, picture, patches=picture.patches)
+            stored = self.is_stored(picture)
+            self.wanted[key] = WantedPicture(key, picture, patches=picture.patches, stored=stored)
         self._wants[request] = key
         self.wanted[key].requests[request] = index
 
@@ -250,8 +279,8 @@ class EncodedPictures:
     def _give_back(self, wanted: WantedPicture) -> None:
         self._free += wanted.rows
         wanted.rows = []
-        if self._running is wanted:
-            self._running = None
+        if wanted in self._running:
+            self._running.remove(wanted)
 
     def _reserve(self, wanted: WantedPicture) -> bool:
         """Take rows for a picture, and evict others for it; False if too many are held."""

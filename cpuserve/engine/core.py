@@ -13,7 +13,6 @@ import numpy as np
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
 from cpuserve.core.drafts import learned_rows, make_drafter
-from cpuserve.core.encoding import EncodedPictures
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
@@ -38,7 +37,7 @@ from cpuserve.engine.kv_events import KvEventPublisher
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
-from cpuserve.engine.pictures import PictureEncoder
+from cpuserve.engine.pictures import make_encoder
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
@@ -89,9 +88,9 @@ class EngineCore:
         self.limits = Limits(
             length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
         )
-        merge, whole = 0 if tower is None else tower.turned_merge, config.picture_span > 0
-        pictures = EncodedPictures(self.limits.picture_rows, merge=merge, whole=whole)
-        self.encoder = None if tower is None else PictureEncoder(tower, executor, pictures)
+        pictures, self.encoder = make_encoder(
+            executor, media, self.kv.offload, whole=config.picture_span > 0
+        )
         self._starved = False  # whether nothing can run before the patches of a picture come
         self.scheduler = Scheduler(
             self.kv,
@@ -352,7 +351,7 @@ class EngineCore:
             outputs += [Output(n, [], wants=[i]) for n, i in pictures.asks()]
         moved = offload is not None and offload.seconds > moving_s
         idle = not (batch.chunks or moved or self.scheduler.masks_late or self.scheduler.encodes)
-        self._starved = idle and pictures.starves and pictures.next() is None
+        self._starved = idle and pictures.starves and not pictures.next()
         if offload is not None:
             started += offload.seconds - moving_s  # moving blocks is not part of the step's cost
         seconds = time.perf_counter() - started

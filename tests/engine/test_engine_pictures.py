@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from cpuserve.config.speculation import Speculation
+from cpuserve.core.kv.block_file import HEAD
 from cpuserve.core.ngram_drafts import indexed_tokens
 from cpuserve.engine.ipc import Abort, AddRequest, PicturePatches
 from cpuserve.sampling.params import SamplingParams
@@ -15,6 +16,7 @@ from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.fake_tower import FakeTower, pictured, pixels, prompt_with, seen
 
 PARAMS = {"seed": 1, "max_tokens": 6}
+PART_FILE = HEAD.size + 32 + 4 + 3 * 4  # bytes of a file with three rows of a picture
 
 
 def make(tower=None, media_rows=24, **changes):
@@ -183,6 +185,203 @@ def test_streams_go_on_while_a_picture_is_encoded():
     assert tokens(run(core)[1]) == wanted(ids, pictures)
 
 
+def test_rows_of_a_picture_are_written_in_slices(monkeypatch):
+    monkeypatch.setattr("cpuserve.engine.pictures.WRITE_BYTES", 12)  # three rows of one float
+    core, _ = make(itl_target_ms=50)
+    core.scheduler.cost.allowance = lambda *_: 0.0  # seconds of a slice
+    add(core, 0, [1, 2, 3], max_tokens=40)
+    while not any(output.tokens for output in turn(core)):
+        pass
+    write, sizes = core.executor.write_media, []
+    monkeypatch.setattr(
+        core.executor, "write_media", lambda row, rows: (sizes.append(len(rows)), write(row, rows))
+    )
+    ids, pictures = prompt_with(8, (5, 20), 4)
+    add(core, 1, ids, pictures)
+    while len(sizes) < 7:
+        before = len(sizes)
+        assert [(output.id, len(output.tokens)) for output in turn(core)] == [(0, 1)]
+        assert len(sizes) <= before + 1, "a slice writes one part, if it has no time for more"
+    assert sizes == [3] * 6 + [2]
+    assert tokens(run(core)[1]) == wanted(ids, pictures)
+
+
+def test_small_pictures_of_several_callers_are_encoded_together():
+    core, tower = make(FakeTower(together=10), media_rows=40)
+    prompts = [prompt_with(7, (seed, 3), 4) for seed in range(1, 8)]
+    for number, (ids, pictures) in enumerate(prompts):
+        add(core, number, ids, pictures)
+    found = run(core)
+    for number, (ids, pictures) in enumerate(prompts):
+        assert tokens(found[number]) == wanted(ids, pictures)
+    assert tower.started == 3, "3, 3 and 1 pictures of 3 patches"
+    assert core.encoder.num_encoded == 7
+
+
+def test_a_large_picture_is_encoded_alone():
+    core, tower = make(FakeTower(together=10), media_rows=40)
+    for number, count in enumerate((11, 3, 11, 4, 4)):
+        add(core, number, *prompt_with(7, (number + 1, count), 4))
+    run(core)
+    assert tower.started == 4
+
+
+def test_a_picture_that_fails_among_others_ends_only_its_request():
+    core, tower = make(FakeTower(together=20, broken=2), media_rows=40)
+    prompts = [prompt_with(7, (seed, 3), 4) for seed in (1, 2, 3)]
+    for number, (ids, pictures) in enumerate(prompts):
+        add(core, number, ids, pictures)
+    found = run(core)
+    assert found[1][-1].error == "a picture could not be encoded: the tower is broken"
+    for number in (0, 2):
+        assert tokens(found[number]) == wanted(*prompts[number])
+    assert tower.started == 4, "all together, and then one by one"
+    add(core, 3, *prompt_with(7, (4, 3), 4))
+    add(core, 4, *prompt_with(7, (5, 3), 4))
+    run(core)
+    assert tower.started == 5, "the following ones together again"
+
+
+def test_the_others_are_encoded_if_a_request_leaves_meanwhile():
+    core, tower = make(FakeTower(together=20, rows_a_slice=1), media_rows=12)
+    prompts = [prompt_with(7, (seed, 3), 4) for seed in (1, 2, 3)]
+    for number, (ids, pictures) in enumerate(prompts):
+        add(core, number, ids, pictures)
+    while not tower.slices:
+        turn(core)
+    core.handle(Abort([0]))
+    add(core, 3, *prompt_with(7, (9, 6), 4))  # it may get the rows of the first picture
+    found = run(core)
+    for number in (1, 2):
+        assert tokens(found[number]) == wanted(*prompts[number])
+    assert tokens(found[3]) == wanted(*prompt_with(7, (9, 6), 4))
+    assert tower.started == 2
+
+
+def test_patches_of_pictures_that_are_encoded_together_are_asked_for_together():
+    core, _ = make(FakeTower(together=6), media_rows=40)
+    for number in range(6):
+        ids, _ = prompt_with(7, (number + 1, 3), 4)
+        add(core, number, ids, [pictured(number + 1, (1, 3), patches=False)])
+    wants = [output.id for output in turn(core) if output.wants]
+    assert wants == [0, 1, 2, 3], "as many as two steps of the tower have"
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The settings of an engine that keeps pictures on disk, three rows in each file."""
+    monkeypatch.setattr("cpuserve.engine.pictures.WRITE_BYTES", 12)
+    return {"prefix_cache_dir": str(tmp_path), "media_rows": 40}
+
+
+def files_of(path):
+    """The files of parts of pictures; blocks of the KV cache are larger."""
+    return sorted(file for file in path.rglob("*.kv") if file.stat().st_size <= PART_FILE)
+
+
+def after_restart(core, kept, ids, pictures, tower=None):
+    """The tokens of a prompt in the next engine, whose prefix cache does not have it."""
+    core.close()
+    core, tower = make(tower, **kept)
+    add(core, 0, ids, pictures)
+    return core, tower, run(core)
+
+
+def test_an_encoded_picture_is_read_from_disk_after_a_restart(kept, tmp_path):
+    core, tower = make(**kept)
+    ids, pictures = prompt_with(7, (5, 20), 4)
+    add(core, 0, ids, pictures)
+    run(core)
+    core.close()
+    assert len(files_of(tmp_path)) == 7
+    # The pixels are not even asked for, and the other text needs no block of the first one.
+    ids, full = prompt_with(8, (5, 20), 3)
+    core, tower, found = after_restart(core, kept, ids, [pictured(5, (1, 20), patches=False)])
+    assert tokens(found[0]) == wanted(ids, full)
+    assert not any(output.wants for output in found[0])
+    assert (tower.started, core.encoder.num_encoded, core.encoder.num_restored) == (0, 0, 1)
+
+
+def test_another_picture_is_not_read_from_disk(kept):
+    core, _ = make(**kept)
+    add(core, 0, *prompt_with(7, (5, 20), 4))
+    run(core)
+    ids, pictures = prompt_with(7, (6, 20), 4)
+    core, tower, found = after_restart(core, kept, ids, pictures)
+    assert tokens(found[0]) == wanted(ids, pictures)
+    assert (tower.started, core.encoder.num_restored) == (1, 0)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "flipped", "swapped", "empty"])
+def test_a_damaged_file_of_a_picture_is_encoded_again(kept, tmp_path, damage):
+    core, _ = make(**kept)
+    ids, pictures = prompt_with(7, (5, 20), 4)
+    add(core, 0, ids, pictures)
+    run(core)
+    core.close()
+    files = [file for file in files_of(tmp_path) if file.stat().st_size == PART_FILE]
+    raw = files[3].read_bytes()
+    changed = {
+        "short": raw[:-1],
+        "flipped": raw[:-1] + bytes([raw[-1] ^ 1]),
+        "swapped": files[2].read_bytes(),
+        "empty": b"",
+    }
+    if damage == "missing":
+        files[3].unlink()
+    else:
+        files[3].write_bytes(changed[damage])
+    ids, full = prompt_with(8, (5, 20), 4)
+    core, tower = make(**kept)
+    add(core, 0, ids, [pictured(5, (1, 20), patches=False)])
+    found = run(core)
+    assert [output.wants for output in found[0] if output.wants] == [[0]]
+    core.handle(PicturePatches(0, 0, pixels(5, 20)))
+    assert tokens(run(core)[0]) == wanted(ids, full)
+    assert (tower.started, core.encoder.num_restored) == (1, 0)
+    ids, full = prompt_with(9, (5, 20), 4)
+    core, tower, found = after_restart(core, kept, ids, full)
+    assert tokens(found[0]) == wanted(ids, full)
+    assert (tower.started, core.encoder.num_restored) == (0, 1), "the file was written again"
+
+
+def test_the_files_of_another_tower_are_not_read(kept, tmp_path):
+    core, _ = make(**kept)
+    ids, pictures = prompt_with(7, (5, 20), 4)
+    add(core, 0, ids, pictures)
+    run(core)
+    (tmp_path / "model").mkdir()
+    other = {**kept, "model_path": str(tmp_path / "model")}
+    (tmp_path / "model" / "config.json").write_text("{}")
+    core, tower, found = after_restart(core, other, ids, pictures)
+    assert tokens(found[0]) == wanted(ids, pictures)
+    assert (tower.started, core.encoder.num_restored) == (1, 0)
+
+
+def test_pictures_are_read_from_disk_in_slices_between_steps(kept):
+    core, _ = make(**kept)
+    ids, pictures = prompt_with(7, (5, 20), 4)
+    add(core, 0, ids, pictures)
+    run(core)
+    core.close()
+    core, tower = make(itl_target_ms=50, **kept)
+    core.scheduler.cost.allowance = lambda *_: 0.0  # seconds of a slice
+    add(core, 0, [1, 2, 3], max_tokens=40)
+    while not any(output.tokens for output in turn(core)):
+        pass
+    files, reads = core.encoder._files, []
+    load = files.load
+    files.load = lambda picture, part: reads.append(part) or load(picture, part)
+    other, full = prompt_with(8, (5, 20), 3)
+    add(core, 1, other, full)
+    while len(reads) < 7:
+        before = len(reads)
+        assert [(output.id, len(output.tokens)) for output in turn(core)] == [(0, 1)]
+        assert len(reads) <= before + 1
+    assert tokens(run(core)[1]) == wanted(other, full)
+    assert tower.started == 0
+
+
 def test_prompts_and_the_tower_take_turns():
     core, tower = make(FakeTower(rows_a_slice=1), max_num_batched_tokens=4)
     ids, pictures = prompt_with((5, 20), 4)
@@ -345,16 +544,18 @@ def test_every_token_after_a_picture_has_its_angle_in_every_step():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_prompts_aborts_and_late_patches_leave_nothing_behind(seed):
+def test_random_prompts_aborts_and_late_patches_leave_nothing_behind(seed, kept):
     """Few blocks and few media rows: prompts are preempted, and pictures evicted, all the time."""
     rng = random.Random(seed)
-    tower = FakeTower(rows_a_slice=rng.choice((1, 5, 100)), broken=3)
+    together = rng.choice((0, 8, 40))
+    tower = FakeTower(rows_a_slice=rng.choice((1, 5, 100)), broken=3, together=together)
     core, _ = make(
         tower,
         media_rows=rng.choice((12, 20, 60)),
         kv_blocks=rng.choice((20, 64)),
         max_num_batched_tokens=rng.choice((8, 32)),
         enable_prefix_caching=rng.random() < 0.7,
+        prefix_cache_dir=kept["prefix_cache_dir"] if rng.random() < 0.5 else None,
     )
     prompts, found, asked = {}, {}, []
     for number in range(30):

@@ -16,12 +16,16 @@ PLACEHOLDER = 9
 class FakeTower:
     """Encodes `rows_a_slice` rows in each slice. broken: a byte; patches that begin with it fail.
 
-    slices: the budget of each slice so far. started: how often a picture was begun.
+    together: the most patches of pictures that are encoded together.
+
+    slices: the budget of each slice so far. started: how often a picture, or several, was begun.
     """
 
     turned_merge = 0
+    row_bytes = 4
 
-    def __init__(self, rows_a_slice: int = 1000, broken: int = -1) -> None:
+    def __init__(self, rows_a_slice: int = 1000, broken: int = -1, together: int = 0) -> None:
+        self.together = together
         self.slices: list[float] = []
         self.started = 0
         self._rows_a_slice = rows_a_slice
@@ -31,11 +35,12 @@ class FakeTower:
         assert patches.shape == (sum(a * b for a, b in tiles), PATCH_BYTES)
         assert patches.dtype == np.uint8
         self._patches, self._done = patches, 0
+        self._begins = np.cumsum([0, *(a * b for a, b in tiles)])[:-1]
         self.started += 1
 
     def advance(self, budget_s: float) -> bool:
         self.slices.append(budget_s)
-        if self._patches[0, 0] == self._broken:
+        if self._broken in self._patches[self._begins, 0]:
             msg = "the tower is broken"
             raise RuntimeError(msg)
         self._done += self._rows_a_slice

@@ -1,6 +1,7 @@
 """The format of a file with one KV block: its identity, its predecessor, and a checksum.
 
 The content of a block is the ids of its tokens and the marks of its pictures (pictures.py).
+Parts of encoded pictures have files of the same format.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ class BlockFormat:
         """Return the name of a block in a cache group; parent: b"" for a text's first block."""
         root, size = self.root(salt), self._sizes[group]
         return BlockName(file_key(key, group), parent or bytes(32), root, content, size)
+
+    def picture(self, digest: bytes, part: int, size: int) -> BlockName:
+        """Return the name of a part of the rows of an encoded picture (`PictureFiles`)."""
+        content = digest + part.to_bytes(4, "little")
+        key = hashlib.sha256(b"picture" + content).digest()
+        return BlockName(key, bytes(32), self.root(""), content, size)
 
     def root(self, salt: str) -> bytes:
         """Return the 32 bytes that the chained keys of texts with this salt start from."""

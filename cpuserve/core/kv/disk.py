@@ -7,7 +7,8 @@ FOLDER/seed                  32 random bytes that block hashes start from: nobod
                              prompts with colliding hashes
 FOLDER/FINGERPRINT/KEY.kv    one block of a model and its settings (block_file.py).
                              KEY is the hash of the block; in every cache group but the first
-                             one, KEY is a hash of this hash and the group
+                             one, KEY is a hash of this hash and the group. Parts of encoded
+                             pictures have such files as well
 
 A file is written under a temporary name and then renamed. A file that is incomplete,
 damaged or written with other settings is removed when it is read; the first such file is logged.
@@ -362,7 +363,19 @@ class DiskCache:
         """
         parent = chain.keys[index - 1] if index else b""
         key, content = chain.keys[index], chain.contents[index]
-        name = self._format.name(key, group, parent, chain.salt, content)
+        data = self.load_file(self._format.name(key, group, parent, chain.salt, content))
+        return None if data is None else (data, None)
+
+    def picture(self, digest: bytes, part: int, size: int) -> BlockName:
+        """Return the name of the file with a part of an encoded picture."""
+        return self._format.picture(digest, part, size)
+
+    def has_file(self, name: BlockName) -> bool:
+        """Whether a file with this name was found at the last rescan or later."""
+        return self._path(name.key) in self._files
+
+    def load_file(self, name: BlockName) -> bytes | None:
+        """Return the data of a file; None if it is missing, damaged or from other settings."""
         path = self._path(name.key)
         try:
             fault("kv_block.read")
@@ -378,7 +391,7 @@ class DiskCache:
             self._remove_broken(path)
             return None
         self._files.used(path)
-        return data, None
+        return data
 
     def _remove_broken(self, path: Path) -> None:
         self._broken += 1
@@ -399,6 +412,10 @@ class DiskCache:
         pending = file_key(entry.key, group) in self._pending
         return not (self._failed or pending or self._has(entry.key, group))
 
+    def wants_file(self, name: BlockName) -> bool:
+        """Whether `put_file` should be called: the file is missing, and writing works."""
+        return not (self._failed or name.key in self._pending or self.has_file(name))
+
     def ready(self, group: int) -> bool:
         """Whether the write queue has room for a block of a cache group."""
         return self._fits(self._sizes[group])
@@ -413,6 +430,10 @@ class DiskCache:
         """
         parent = entry.parent.key if entry.parent is not None else b""
         name = self._format.name(entry.key, group, parent, entry.salt, entry.content)
+        return self.put_file(name, data, wait_s)
+
+    def put_file(self, name: BlockName, data: Data, wait_s: float) -> bool:
+        """Queue a file for writing, as `put` does."""
         with self._room:
             if not self._room.wait_for(lambda: self._fits(name.size), wait_s):
                 return False
