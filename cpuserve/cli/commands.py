@@ -91,6 +91,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print each setting with its source and its reason."""
+    from cpuserve.cli.measuring import picture_decisions
     from cpuserve.config.decisions import render_json, server_decisions
 
     asked = flags.asked(args)
@@ -98,7 +99,7 @@ def config(args: argparse.Namespace) -> int:
     resolved = prepared.resolved
     of_server = server_decisions(asked.server, asked.sources)
     of_responses = _response_decisions(resolved.config, asked.sources)
-    decisions = [*resolved.decisions, *of_responses, *of_server]
+    decisions = [*resolved.decisions, *picture_decisions(prepared), *of_responses, *of_server]
     say(render_json(decisions) if args.json else _table(decisions, columns(sys.stdout)))
     return 0
 

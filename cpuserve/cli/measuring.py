@@ -15,8 +15,12 @@ from cpuserve.cli.terminal import note
 from cpuserve.platforms.cpu import CpuPlatform
 
 if TYPE_CHECKING:
+    from cpuserve.config.engine import Decision
     from cpuserve.platforms.probe import Roofline
     from cpuserve.prepare import Prepared
+
+# The share of the dot-product peak that long steps reach (benchmarks/bench_tower.py).
+REACHED = 0.75
 
 
 def tell(text: str) -> None:
@@ -74,3 +78,52 @@ def roofline_of(prepared: Prepared) -> Roofline | None:
     if config.executor != "native":
         return None
     return CpuPlatform().roofline(config.isa, config.threads, config.thread_cpus)
+
+
+def picture_decisions(prepared: Prepared) -> list[Decision]:
+    """Return the tower, the time of a page on this machine, and the longest gap of a picture.
+
+    The peak of dot products is measured, for 0.2 s. [] for a model that reads no pictures.
+    """
+    from cpuserve.config.engine import Decision
+    from cpuserve.loader.load import open_checkpoint
+    from cpuserve.models import build_tower
+    from cpuserve.quant import quantize_online
+    from cpuserve.runtime.native import lower
+    from cpuserve.runtime.tower import tower_config
+
+    facts, tower, config = prepared.facts.tower, prepared.spec.tower, prepared.resolved.config
+    probe = None if facts is None or tower is None else roofline_of(prepared)
+    if facts is None or tower is None or probe is None:
+        return []
+    stored = open_checkpoint(Path(prepared.facts.path), config.mmproj).weights
+    weights = quantize_online(stored, config.quantize, tower.names)
+    kind = lower(tower_config(config, tower), build_tower(tower), weights).dot
+    rate = REACHED * _peak(probe, kind)
+    got = f"{tower.layers} layers of {tower.width}, patches of {tower.patch} x {tower.patch} pixels"
+    why = (
+        f"about {rate / 1e9:.0f} billion operations/s in {kind} ({REACHED:.0%} of the peak, "
+        f"measured now); a page of 1275 x 1650 pixels becomes {facts.page_rows} tokens in "
+        f"{seconds_text(facts.page_operations / rate)}"
+    )
+    none = "pictures are encoded in slices between steps, and their tokens run in chunks"
+    decisions = [Decision("tower", None, "default", got, why)]
+    if not facts.span:
+        return [*decisions, Decision("picture_gap", None, "default", "none", none)]
+    work = work_of(prepared)
+    seconds = 2 * work.linear_weights * facts.span / (REACHED * _peak(probe, work.dot))
+    why = (
+        f"the {facts.span} tokens of a picture see each other, so one step computes all of them: "
+        f"this is the longest gap of other streams (target: {config.itl_target_ms} ms)"
+    )
+    return [*decisions, Decision("picture_gap", None, "default", seconds_text(seconds), why)]
+
+
+def _peak(probe: Roofline, kind: str) -> float:
+    """Return the best of several short measurements, which other processes disturb least."""
+    return max(probe.dot(kind, 0.03) for _ in range(5))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time with two digits: "0.31 s", "12 ms"."""
+    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1e3 * seconds:.2g} ms"

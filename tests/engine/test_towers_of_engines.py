@@ -9,16 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from cpuserve.cli import main as cli
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
 from cpuserve.loader.load import read_config
-from cpuserve.models import build_tower, spec_from_config
+from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.platforms.memory import MEDIA_ROWS
 from cpuserve.prepare import prepare
 from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.dense import Linear
 from cpuserve.runtime.native import make_team
-from tests.helpers.pictures import patches_of, random_tiles, write_tower_model
+from tests.helpers.pictures import GEMMA3, patches_of, random_tiles, write_tower_model
 from tests.helpers.tiny import tiny_model
 
 SIDE, MERGE = 4, 2
@@ -101,6 +102,54 @@ def test_the_operations_of_a_tile_are_those_of_its_linears_and_attention(model):
     assert facts.page_operations == facts.page_tiles * total
 
 
+def shown(path, capsys):
+    """The settings that `cpuserve config` prints, by name."""
+    assert cli.main(["config", str(path), "--json"]) == 0
+    return {row["field"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+class Probe:
+    """A machine with a peak of 1e6 operations a second."""
+
+    def dot(self, kind, seconds):
+        assert kind in ("f32", "bf16")
+        assert 0 < seconds < 0.1
+        return 1e6
+
+
+def test_config_shows_the_tower_its_rate_and_the_time_of_a_page(model, capsys, monkeypatch):
+    monkeypatch.setattr("cpuserve.cli.measuring.roofline_of", lambda _: Probe())
+    rows = shown(model, capsys)
+    facts = prepared(model).facts.tower
+    assert rows["tower"]["got"] == "3 layers of 48, patches of 8 x 8 pixels"
+    seconds = facts.page_operations / 0.75e6
+    end = f"becomes {facts.page_rows} tokens in {seconds:.2g} s"
+    assert rows["tower"]["why"].endswith(end)
+    assert rows["picture_gap"]["got"] == "none"
+
+
+def test_config_shows_the_gap_of_a_picture_that_is_seen_whole(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cpuserve.cli.measuring.roofline_of", lambda _: Probe())
+    write_tower_model(GEMMA3, tmp_path, side=SIDE, merge=MERGE)
+    for file in tiny_model("llama").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    gap = shown(tmp_path, capsys)["picture_gap"]
+    found = prepared(tmp_path)
+    program = build_program(found.spec)
+    weights = sum(sum(op.features) * op.in_features for op in program.ops if isinstance(op, Linear))
+    seconds = 2 * weights * found.facts.tower.span / 0.75e6
+    assert gap["got"] == f"{seconds:.2g} s"
+    assert "the 4 tokens of a picture" in gap["why"]
+    assert "target: 50 ms" in gap["why"]
+
+
+def test_config_of_a_text_model_measures_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("cpuserve.cli.measuring.roofline_of", None)
+    rows = shown(tiny_model("llama"), capsys)
+    assert "tower" not in rows
+    assert "picture_gap" not in rows
+
+
 @pytest.mark.parametrize("executor", ["native", "torch"])
 def test_the_engine_encodes_pictures_for_its_media_buffer(model, executor):
     config = msgspec.structs.replace(prepared(model).resolved.config, executor=executor)
@@ -121,3 +170,60 @@ def test_the_engine_encodes_pictures_for_its_media_buffer(model, executor):
     team.run(lambda: use(team))
     assert found[0].shape == (8, 64)
     assert np.isfinite(found[0]).all()
+
+
+def on_team(config, use):
+    team = make_team(config)
+    team.run(lambda: use(build_engine(config, None, team).executor, team))
+
+
+def phases(executor):
+    """How many phases of the tower's work have run."""
+    return executor.tower.native.progress[0]
+
+
+def test_an_idle_engine_encodes_before_the_first_picture_comes(model):
+    config = prepared(model).resolved.config
+    tiles = random_tiles(2, SIDE)
+    rows = []
+
+    def use(executor, team):
+        assert phases(executor) == 0
+        while executor.prepare():
+            pass
+        assert phases(executor) >= len(build_tower(executor.tower.spec).ops)
+        done = phases(executor)
+        assert not executor.prepare()
+        assert phases(executor) == done, "once is enough"
+        rows.append(executor.tower.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)] * 2))
+        cold = build_engine(config, None, team).executor
+        rows.append(cold.tower.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)] * 2))
+        done = phases(cold)
+        while cold.prepare():
+            pass
+        assert phases(cold) == done, "a picture has taken the place of the first encode"
+
+    on_team(config, use)
+    assert np.array_equal(*rows)
+
+
+def test_a_picture_that_comes_during_the_first_encode_takes_its_place(model, monkeypatch):
+    monkeypatch.setattr("cpuserve.runtime.tower.WARM_S", 0.0)
+    config = prepared(model).resolved.config
+    tiles = random_tiles(1, SIDE)
+
+    def use(executor, team):
+        tower, cold = executor.tower, build_engine(config, None, team).executor.tower
+        while phases(executor) == 0:
+            assert executor.prepare()
+        tower.start(patches_of(tiles, MERGE), [(SIDE, SIDE)])
+        done = tower.advance(0)
+        while not done:
+            before = phases(executor)
+            executor.prepare()
+            assert phases(executor) == before, "the memory of KV blocks is all that is left"
+            done = tower.advance(0)
+        want = cold.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)])
+        assert np.array_equal(tower.rows(), want)
+
+    on_team(config, use)
