@@ -5,9 +5,10 @@ usage: bench_tower.py [--shape smolvlm-500m] [--rounds 10] [--tiles 4] [--thread
                       [--quantization SCHEME] [--profile]
 
 The weights are random, in bfloat16. Each round encodes `--tiles` tiles, which differ from round
-to round; the first round does not count. `tower_operations_per_s` counts the additions and
-multiplications of linears and attention, and its share is of the peak of a probe
-(`probe_dot`, on the same threads), which runs after each round.
+to round; the first round does not count. A tower that reads pictures of any size gets pictures of
+GRID patches. `tower_operations_per_s` counts the additions and multiplications of linears and
+attention, and its share is of the peak of a probe (`probe_dot`, on the same threads), which runs
+before and after each round.
 `--profile` prints the seconds of each kind of operation in a round.
 """
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +35,8 @@ from cpuserve.runtime.native import NativeExecutor, make_team
 # The vision part of each model; its text part is small here, because no text is generated.
 SHAPES = {
     "smolvlm-500m": {
+        "config": {"architecture": "SmolVLM", "model_type": "smolvlm", "scale_factor": 4},
         "image": 512,
-        "scale_factor": 4,
         "width": 960,
         "vision": {
             "hidden_size": 768,
@@ -45,8 +47,8 @@ SHAPES = {
         },
     },
     "smolvlm-2b": {
+        "config": {"architecture": "SmolVLM", "model_type": "smolvlm", "scale_factor": 3},
         "image": 378,
-        "scale_factor": 3,
         "width": 2048,
         "vision": {
             "hidden_size": 1152,
@@ -56,26 +58,51 @@ SHAPES = {
             "patch_size": 14,
         },
     },
+    "qwen3-vl-2b": {
+        "config": {"architecture": "Qwen3VL", "model_type": "qwen3_vl"},
+        "width": 2048,
+        "vision": {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "depth": 24,
+            "num_heads": 16,
+            "patch_size": 16,
+            "out_hidden_size": 2048,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+    },
 }
+LEVELS = "deepstack_visual_indexes"
+GRID = (64, 64)  # rows and columns of patches of a picture for a tower of any size
 
 
-def write_model(shape, to):
-    """Write a checkpoint with the tower of this shape and random weights into `to`."""
-    text = {"hidden_size": shape["width"], "intermediate_size": 64, "num_hidden_layers": 1}
-    text |= {"num_attention_heads": 16, "vocab_size": 384, "model_type": "llama"}
-    vision = {**shape["vision"], "image_size": shape["image"]}
+def write_model(shape, to, layers=1):
+    """Write a checkpoint with the tower of this shape and random weights into `to`.
+
+    layers: the least number of layers of the text part.
+    """
+    patch, levels = shape["vision"]["patch_size"], len(shape["vision"].get(LEVELS, ()))
+    text = {"hidden_size": shape["width"], "intermediate_size": 64, "num_attention_heads": 16}
+    text |= {"num_key_value_heads": 16, "num_hidden_layers": max(layers, levels)}
+    text |= {"vocab_size": 384, "model_type": "llama", "max_position_embeddings": 16384}
+    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 255}
+    vision = dict(shape["vision"])
+    if levels:
+        text |= {"model_type": "qwen3_vl_text", "head_dim": shape["width"] // 16}
+        pictures |= {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
+        pictures |= {"size": {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096}}
+    else:
+        vision["image_size"] = shape["image"]
+        pictures |= {"max_image_size": {"longest_edge": shape["image"]}}
+        pictures |= {"size": {"longest_edge": 4 * shape["image"]}}
     config = {
-        "architectures": ["SmolVLMForConditionalGeneration"],
-        "model_type": "smolvlm",
+        "architectures": [f"{shape['config']['architecture']}ForConditionalGeneration"],
         "torch_dtype": "bfloat16",
-        "scale_factor": shape["scale_factor"],
         "image_token_id": 5,
         "text_config": text,
         "vision_config": vision,
+        **{k: v for k, v in shape["config"].items() if k != "architecture"},
     }
-    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 255}
-    pictures |= {"max_image_size": {"longest_edge": shape["image"]}}
-    pictures |= {"size": {"longest_edge": 4 * shape["image"]}}
     (to / "config.json").write_text(json.dumps(config))
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     spec = spec_from_config({**config, "image_processor": pictures})
@@ -84,10 +111,12 @@ def write_model(shape, to):
         fan_in = need.shape[-1] if len(need.shape) > 1 else 1
         spread = np.float32(fan_in**-0.5)
         tensors[need.name] = stream.standard_normal(need.shape, np.float32) * spread
-    patch = shape["vision"]["patch_size"]
     for name, values in tensors.items():
         if name.endswith("patch_embedding.weight"):
             tensors[name] = values.reshape(-1, 3, patch, patch)
+        elif name.endswith("patch_embed.proj.weight"):
+            frames = values.reshape(-1, 3, 1, patch, patch)
+            tensors[name] = np.concatenate([frames / 2, frames / 2], axis=2)
     write_bf16(tensors, to / "model.safetensors")
 
 
@@ -114,21 +143,23 @@ def measure(args, path, team, prepared):
     weights = quantize_online(open_checkpoint(path).weights, config.quantize, spec.tower.names)
     executor = NativeExecutor(config, build_program(spec), weights, team, tower=spec.tower)
     tower, side = executor.tower, spec.tower.side
+    tile = (side, side) if side else GRID
     stream = np.random.default_rng(1)
     kind = "bf16" if config.quantize == "none" else "int8"
-    shape = (args.tiles * spec.tower.tile_patches, spec.tower.patch_width)
+    shape = (args.tiles * prod(tile), spec.tower.patch_width)
     rates, peaks, tiles = [], [], []
     tower.native.profile(args.profile)
+    operations, page = spec.tower.operations(prod(tile)), prepared.facts.tower
     for round_number in range(args.rounds + 1):
         patches = stream.integers(0, 256, shape, np.uint8)
+        before = executor.native.probe_dot(kind, 0.1)
         started = time.perf_counter()
-        tower.encode(patches, [(side, side)] * args.tiles)
+        tower.encode(patches, [tile] * args.tiles)
         seconds = time.perf_counter() - started
-        peak = executor.native.probe_dot(kind, 0.2)
         if round_number:
-            rates.append(prepared.facts.tower.operations * args.tiles / seconds)
+            rates.append(operations * args.tiles / seconds)
             tiles.append(args.tiles / seconds)
-            peaks.append(peak)
+            peaks.append((before + executor.native.probe_dot(kind, 0.1)) / 2)
     where = Where(host="", isa=config.isa, threads=config.threads, model=args.shape)
     weights_are = "bfloat16" if config.quantize == "none" else config.quantize
     facts = {"tiles": args.tiles, "weights": weights_are}
@@ -136,8 +167,8 @@ def measure(args, path, team, prepared):
     peak_of = {"roofs": peaks, "of": f"the {kind} dot-product peak"}
     yield record("tower_operations_per_s", "1/s", rates, where, **more, **peak_of)
     yield record("tiles_per_s", "1/s", tiles, where, **more)
-    page = [prepared.facts.tower.page_tiles / rate for rate in tiles]
-    yield record("page_s", "s", page, where, better="less", parameters=facts)
+    page_s = [page.page_operations / rate for rate in rates]
+    yield record("page_s", "s", page_s, where, better="less", parameters=facts)
     if args.profile:
         show_profile(tower.native, args.rounds + 1)
 
