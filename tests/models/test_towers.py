@@ -69,7 +69,8 @@ def opened(path):
 
 
 def settings(dtype="float32", **changes):
-    return fake_config(dtype=dtype, isa=_C.isa_levels()[-1], block_size=32, **changes)
+    given = {"isa": _C.isa_levels()[-1], "block_size": 32, **changes}
+    return fake_config(dtype=dtype, **given)
 
 
 def with_team(threads, ranks, use):
@@ -82,13 +83,15 @@ def tower_of(config, spec, weights, team):
     return NativeExecutor(config, build_program(spec), weights, team, tower=spec.tower).tower
 
 
-def native(path, tiles, merge, dtype="float32", threads=1, ranks=(), scheme="none", budget=None):
+def native(
+    path, tiles, merge, dtype="float32", threads=1, ranks=(), scheme="none", budget=None, **more
+):
     """The rows of tiles; `budget`: seconds of each slice, None = all at once."""
     spec, weights = opened(path)
     patches, side = patches_of(tiles, merge), spec.tower.side
 
     def use(team):
-        config = settings(dtype, threads=threads, quantize=scheme)
+        config = settings(dtype, threads=threads, quantize=scheme, **more)
         tower = tower_of(config, spec, quantize_online(weights, scheme, spec.tower.names), team)
         tower.start(patches, [(side, side)] * len(tiles))
         slices = 1
@@ -203,14 +206,23 @@ def test_the_tower_of_idefics3_is_the_same(tmp_path):
     assert np.abs(native(path, tiles, merge) - want).max() < 1e-5 * np.ptp(want)
 
 
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("tower"), 4, 2, 4)
+
+
+@pytest.mark.parametrize("level", _C.isa_levels())
 @pytest.mark.parametrize("scheme", ["none", "int8", "int4_fine"])
-def test_rows_of_shorter_types_are_near(tmp_path, scheme):
-    path, theirs, side, merge = written(tmp_path, 4, 2, 4)
+def test_rows_of_shorter_types_are_near(smolvlm, scheme, level):
+    path, theirs, side, merge = smolvlm
     tiles = random_tiles(8, side)
     want = tile_rows(theirs, tiles).numpy()
-    got = native(path, tiles, merge, "bfloat16", scheme=scheme)
+    got = native(path, tiles, merge, "bfloat16", scheme=scheme, isa=level)
     error = np.sqrt(np.mean((got - want) ** 2) / np.var(want))
     assert 1e-4 < error < (0.02 if scheme == "none" else 0.04)
+    for budget in (None, 0):
+        more = native(path, tiles, merge, "bfloat16", 2, scheme=scheme, budget=budget, isa=level)
+        assert np.array_equal(more, got)
 
 
 @pytest.mark.parametrize("architecture", [SMOLVLM, GEMMA3, GRANITE, INTERNVL])
