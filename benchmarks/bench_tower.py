@@ -2,7 +2,7 @@
 """Pictures per second of a tower, and the share of the dot-product peak that it reaches.
 
 usage: bench_tower.py [--shape smolvlm-500m] [--rounds 10] [--tiles 4] [--threads N]
-                      [--quantization SCHEME] [--profile]
+                      [--quantization SCHEME] [--profile] [--least]
 
 The weights are random, in bfloat16. Each round encodes `--tiles` tiles, which differ from round
 to round; the first round does not count. A tower that reads pictures of any size gets pictures of
@@ -10,6 +10,8 @@ GRID patches. `tower_operations_per_s` counts the additions and multiplications 
 attention, and its share is of the peak of a probe (`probe_dot`, on the same threads), which runs
 before and after each round.
 `--profile` prints the seconds of each kind of operation in a round.
+`--least` is for a machine that others use: one thread encodes one tile, and the sum of the least
+times of each task in all rounds counts, with the greatest of many short probes.
 """
 
 import argparse
@@ -148,8 +150,16 @@ def measure(args, path, team, prepared):
     kind = "bf16" if config.quantize == "none" else "int8"
     shape = (args.tiles * prod(tile), spec.tower.patch_width)
     rates, peaks, tiles = [], [], []
-    tower.native.profile(args.profile)
+    tower.native.profile(args.profile or args.least)
     operations, page = spec.tower.operations(prod(tile)), prepared.facts.tower
+    where = Where(host="", isa=config.isa, threads=config.threads, model=args.shape)
+    if args.least:
+        patches = stream.integers(0, 256, (prod(tile), shape[1]), np.uint8)
+        seconds, peak = least_seconds(executor, patches, tile, kind, args.rounds)
+        roofs = {"roofs": [peak], "of": f"the {kind} dot-product peak"}
+        rate = [operations / seconds]
+        yield record("least_operations_per_s", "1/s", rate, where, better="more", **roofs)
+        return
     for round_number in range(args.rounds + 1):
         patches = stream.integers(0, 256, shape, np.uint8)
         before = executor.native.probe_dot(kind, 0.1)
@@ -160,7 +170,6 @@ def measure(args, path, team, prepared):
             rates.append(operations * args.tiles / seconds)
             tiles.append(args.tiles / seconds)
             peaks.append((before + executor.native.probe_dot(kind, 0.1)) / 2)
-    where = Where(host="", isa=config.isa, threads=config.threads, model=args.shape)
     weights_are = "bfloat16" if config.quantize == "none" else config.quantize
     facts = {"tiles": args.tiles, "weights": weights_are}
     more = {"better": "more", "parameters": facts}
@@ -171,6 +180,23 @@ def measure(args, path, team, prepared):
     yield record("page_s", "s", page_s, where, better="less", parameters=facts)
     if args.profile:
         show_profile(tower.native, args.rounds + 1)
+
+
+def least_seconds(executor, patches, tile, kind, rounds):
+    """Return the sum of the least times of all tasks of a tile, and the greatest of many probes."""
+    tower, least, peak = executor.tower, {}, 0.0
+    for _ in range(rounds + 1):
+        tower.start(patches, [tile])
+        before, running, task, done = np.array(tower.native.op_times()), -1, 0, False
+        while not done:
+            done = tower.advance(0)  # a slice without time has one task
+            now = np.array(tower.native.op_times())
+            spent, before = now - before, now
+            op = int(spent.argmax())
+            task, running = (task + 1 if op == running else 0), op
+            least[op, task] = min(spent[op], least.get((op, task), np.inf))
+        peak = max(peak, *(executor.native.probe_dot(kind, 0.01) for _ in range(5)))
+    return sum(least.values()), peak
 
 
 def show_profile(native, rounds):
@@ -190,7 +216,9 @@ def main(argv=None):
     parser.add_argument("--threads")
     parser.add_argument("--quantization")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--least", action="store_true")
     args = parser.parse_args(argv)
+    args.threads = "1" if args.least else args.threads
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_model(SHAPES[args.shape], path)
