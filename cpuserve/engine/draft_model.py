@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # A guess belongs to one of CLASSES classes by its probability in the draft model.
 CLASSES = 8
 # The chance of a class is an average over about the last ten guesses of a request. A new request
-# begins with averages over the last hundred guesses of all requests, and these begin with FIRST.
+# begins with averages over the last hundred guesses of all requests. The first guesses of a class
+# count more, because models differ in how sure they are, and the average begins with FIRST.
 GAIN, SHARED_GAIN, FIRST = 0.1, 0.01, 0.7
 # A text lacks at most FEW tokens between two rounds, if the draft model runs in each of them.
 # A text that lacks more is computed in chunks, like a prompt.
@@ -56,15 +57,18 @@ class Chances:
     classes: list[float] = field(
         default_factory=lambda: [(i + 0.5) / CLASSES for i in range(CLASSES)]
     )
+    seen: list[int] = field(default_factory=lambda: [0] * CLASSES)
 
     def copy(self) -> Chances:
         """Return chances that change apart from these."""
-        return Chances(self.mean, list(self.classes))
+        return Chances(self.mean, list(self.classes), list(self.seen))
 
     def learn(self, kind: int, gain: float, *, right: bool) -> None:
         """Note whether a guess of class `kind` was right."""
         self.mean += gain * (right - self.mean)
-        self.classes[kind] += gain * (right - self.classes[kind])
+        self.seen[kind] += 1
+        early = max(gain, 1.0 / (2 + self.seen[kind]))
+        self.classes[kind] += early * (right - self.classes[kind])
 
 
 @dataclass(slots=True)

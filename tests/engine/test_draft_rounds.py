@@ -9,7 +9,7 @@ from cpuserve.core.cost import RowWork
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.step import RowResult
-from cpuserve.engine.draft_model import TRIALS, TRY_AFTER, DraftModel
+from cpuserve.engine.draft_model import SHARED_GAIN, TRIALS, TRY_AFTER, Chances, DraftModel
 from cpuserve.sampling.params import SamplingParams
 from tests.core.test_drafts import Engine
 from tests.helpers.depth import deep_but
@@ -126,6 +126,19 @@ def test_a_row_that_begins_a_pass_gets_the_rows_after_it(monkeypatch):
     request = engine.add(0, PROMPT[:4], max_tokens=40, seed=5)
     engine.step()
     assert len(request.drafts) == 4
+
+
+def test_an_unsure_draft_model_that_is_right_soon_counts_as_likely():
+    chances = Chances()
+    assert chances.classes[1] == pytest.approx(0.19, abs=0.01)
+    for _ in range(6):
+        chances.learn(1, SHARED_GAIN, right=True)
+    assert chances.classes[1] > 0.7
+    assert chances.classes[2] < 0.4
+    for _ in range(200):
+        chances.learn(1, SHARED_GAIN, right=False)
+    assert chances.classes[1] < 0.15
+    assert chances.copy() == chances
 
 
 def test_where_no_guess_pays_one_is_tried_now_and_then(monkeypatch):
