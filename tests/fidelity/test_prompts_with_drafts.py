@@ -1,4 +1,4 @@
-"""Speculation on the default model: 200 prompts have the tokens and logprobs they have without it.
+"""Speculation on real models: prompts have the tokens and logprobs they have without it.
 
 Repetitions, JSON, code and tool calls give drafts of all kinds.
 """
@@ -9,9 +9,10 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.fidelity.passages import TEXT
 from tests.helpers.answers import exact
+from tests.helpers.second_model import second_model
 from tests.helpers.served import default_model
 
-pytestmark = [pytest.mark.deep, pytest.mark.network]  # a minute of the model
+pytestmark = [pytest.mark.deep, pytest.mark.network]  # a minute of each model
 SIZES = {"max_model_len": 512, "max_num_seqs": 32, "max_num_batched_tokens": 256}
 PERSON = {
     "type": "object",
@@ -39,10 +40,10 @@ def prompt_of(n):
     return kinds[n % 4]
 
 
-def params_of(n):
+def params_of(n, longer=1):
     form = FORMS[n // 4 % 3] if n % 4 == 3 else None
     return SamplingParams(
-        max_tokens=48 if form else 20,
+        max_tokens=48 if form else 20 * longer,
         n=4 if n % 25 == 7 else 1,
         temperature=(0.0, 0.7, 1.2)[n % 3],
         seed=n,
@@ -58,8 +59,9 @@ def params_of(n):
 NUMBERS = range(200)
 
 
-def answers(llm, numbers):
-    outputs = llm.generate([prompt_of(n) for n in numbers], [params_of(n) for n in numbers])
+def answers(llm, numbers, longer=1):
+    params = [params_of(n, longer) for n in numbers]
+    outputs = llm.generate([prompt_of(n) for n in numbers], params)
     return [(exact(o), [(c.finish_reason, c.stop_reason) for c in o.outputs]) for o in outputs]
 
 
@@ -87,3 +89,26 @@ def test_200_prompts_have_the_same_bits_with_a_draft_model(hasty, want):
         assert 500 < stats.accepted_tokens < stats.draft_tokens
         alone = NUMBERS[3::80]
         assert [answers(llm, [n])[0] for n in alone] == [want[n] for n in alone]
+
+
+def test_preempted_and_restored_prompts_have_the_same_bits(eager):
+    model, few = str(default_model()), NUMBERS[:20]
+    with LLM(model, speculate="off", **SIZES) as llm:
+        want = answers(llm, few, longer=10)
+    with LLM(model, speculate="auto", kv_cache_space="0.014", swap_space="0.05", **SIZES) as llm:
+        assert answers(llm, few, longer=10) == want
+        stats = llm._client.stats
+        assert stats.accepted_tokens > 50
+        assert stats.preemptions > 0
+        assert stats.tiers["swap"].hits > 0
+
+
+def test_a_second_model_has_the_same_bits_with_drafts(eager):
+    """It has windows, and a vocabulary five times as large."""
+    model, some = str(second_model()), NUMBERS[:48]
+    with LLM(model, speculate="off", **SIZES) as llm:
+        want = answers(llm, some)
+    with LLM(model, speculate="auto", **SIZES) as llm:
+        assert answers(llm, some) == want
+        stats = llm._client.stats
+        assert 40 < stats.accepted_tokens < stats.draft_tokens

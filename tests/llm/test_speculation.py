@@ -98,6 +98,7 @@ def test_drafts_that_pay_change_no_bit(want):
         assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
 
 
+HYBRIDS = ["qwen3-next", "lfm2"]
 SETTINGS = [
     {"kv_cache_space": "0.00006", "swap_space": "0.01"},
     {"max_num_batched_tokens": 36},
@@ -105,22 +106,26 @@ SETTINGS = [
     {"kv_cache_dtype": "int8"},
     {"quantization": "int8"},
     {"family": "mistral"},
+    *({"family": family} for family in HYBRIDS),
+    {"family": "mixtral"},
 ]
 
 
 @pytest.mark.parametrize(
-    "options", deep_but(SETTINGS[1:2], SETTINGS), ids=lambda options: next(iter(options))
+    "options", deep_but(SETTINGS[1:2], SETTINGS), ids=lambda o: o.get("family", next(iter(o)))
 )
 def test_drafts_change_no_bit_with_other_settings(eager, options):
     with make(**options, speculative_config=None) as llm:
         want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
     with make(**options) as llm:
         # A busy machine fits few drafts into a step of 1 ms, so it gets more rounds to use them.
+        # Random weights of hybrids hardly repeat a text.
+        least = 5 if options.get("family") in HYBRIDS else 50
         for _ in range(10):
             assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
-            if accepted(llm) > 50:
+            if accepted(llm) > least:
                 break
-        assert accepted(llm) > 50
+        assert accepted(llm) > least
         if "kv_cache_space" in options:
             assert llm._client.stats.preemptions > 0
 
