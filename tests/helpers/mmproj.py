@@ -2,7 +2,7 @@
 
 convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the
 same model. llama.cpp (mtmd of llama-cpp-python 0.3.36) and the interpreter have the same 16 greedy
-tokens after a picture for all four; their encoded pictures differ by at most 3e-4 of the range,
+tokens after a picture for all of TEXTS; their encoded pictures differ by at most 3e-4 of the range,
 as llama.cpp takes gelu from an fp16 table. Qwen3-VL needs more layers of text than levels for this.
 """
 
@@ -39,6 +39,19 @@ _QWEN = {
     "mlp.linear_fc1": "ffn_up",
     "mlp.linear_fc2": "ffn_down",
 }
+_QWEN2 = {
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "attn.q": "attn_q",
+    "attn.k": "attn_k",
+    "attn.v": "attn_v",
+    "attn.proj": "attn_out",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 _LEVELS = "model.visual.deepstack_merger_list"
 # By the beginning of a name in transformers: that of the file, and the names of a block's parts.
 _NAMES = {
@@ -49,6 +62,9 @@ _NAMES = {
     "model.visual.patch_embed.proj": "v.patch_embd",
     "model.visual.pos_embed": "v.position_embd",
     "model.visual.merger.norm": "v.post_ln",
+    "model.visual.merger.ln_q": "v.post_ln",
+    "model.visual.merger.mlp.0": "mm.0",
+    "model.visual.merger.mlp.2": "mm.2",
     "model.visual.merger.linear_fc1": "mm.0",
     "model.visual.merger.linear_fc2": "mm.2",
     "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
@@ -59,12 +75,14 @@ _NAMES = {
 }
 _BLOCKS = {
     "model.vision_model.encoder.layers": _SIGLIP,
-    "model.visual.blocks": _QWEN,
+    "model.visual.blocks": {**_QWEN, **_QWEN2},
     "vision_tower.encoder.layers": _SIGLIP,
 }
 # By architecture: the architecture of GGUF and the class of the text part.
 TEXTS = {
     "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
+    "Qwen2VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen3VLForConditionalGeneration": ("qwen3vl", "Qwen3ForCausalLM"),
     "Qwen3_5ForConditionalGeneration": ("qwen35", "Qwen3_5ForCausalLM"),
     "SmolVLMForConditionalGeneration": ("llama", "LlamaForCausalLM"),
@@ -77,6 +95,8 @@ GGUF_TEXTS = {
     },
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
+# The same of the tower.
+GGUF_TOWERS = {"Qwen2_5_VLForConditionalGeneration": {"window_size": 112}}
 # Numbers of the tiny text part that the keys of `convert` do not have.
 _TEXT_KEYS = {"qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 2}}
 
@@ -118,6 +138,10 @@ def _tower(config, tensors, swapped):
     for name, value in tensors.items():
         if name.startswith("vision_tower.head."):
             continue
+        if ".attn.qkv." in name and config["model_type"].startswith("qwen2"):
+            for part, own in zip("qkv", np.split(value, 3), strict=True):
+                found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
+            continue
         short = _renamed(config, name, swapped=swapped)
         if value.ndim == 5:  # two frames
             found[short], found[f"{short}.1"] = value[:, :, 0], value[:, :, 1]
@@ -136,6 +160,22 @@ def _own_keys(config, pictures):
             "clip.projector_type": "gemma3",
             "clip.vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
             "clip.vision.projector.scale_factor": merge,
+        }
+    if config["model_type"] == "qwen2_vl":
+        return {
+            "clip.projector_type": "qwen2vl_merger",
+            "clip.use_gelu": None,
+            "clip.vision.embedding_length": vision["embed_dim"],
+            "clip.vision.feed_forward_length": vision["hidden_size"],
+            "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        }
+    if config["model_type"] == "qwen2_5_vl":
+        return {
+            "clip.projector_type": "qwen2.5vl_merger",
+            "clip.use_gelu": None,
+            "clip.use_silu": True,
+            "clip.vision.n_wa_pattern": vision["fullatt_block_indexes"][0] + 1,
+            "clip.vision.attention.layer_norm_epsilon": 1e-6,
         }
     if config["model_type"].startswith("qwen3"):
         levels = vision.get("deepstack_visual_indexes", [])
@@ -158,7 +198,7 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
     vision = config["vision_config"]
     pictures = json.loads((source / "preprocessor_config.json").read_text())
     places = vision.get("num_position_embeddings")
-    image = vision["patch_size"] * math.isqrt(places) if places else vision["image_size"]
+    image = vision["patch_size"] * math.isqrt(places) if places else vision.get("image_size", 560)
     layers = vision.get("depth") or vision["num_hidden_layers"]
     keys = {
         "general.type": "mmproj",
@@ -167,7 +207,7 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
         "clip.vision.image_size": image,
         "clip.vision.patch_size": vision["patch_size"],
         "clip.vision.embedding_length": vision["hidden_size"],
-        "clip.vision.feed_forward_length": vision["intermediate_size"],
+        "clip.vision.feed_forward_length": vision.get("intermediate_size"),
         "clip.vision.block_count": layers,
         "clip.vision.attention.head_count": vision.get("num_heads")
         or vision["num_attention_heads"],

@@ -234,12 +234,13 @@ def write_grid_model(
     to: Path,
     vocab: int = _TEXT["vocab_size"],
     text: dict[str, Any] | None = None,
+    tower: dict[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Write a random model of GRID_MODELS with the settings of its image processor, and return it.
 
     Patches have PATCH x PATCH pixels, and 2 x 2 of them are merged.
 
-    text: changed values of the config of the text part.
+    text, tower: changed values of the configs of these parts.
     """
     whole = getattr(transformers, architecture).config_class
     kind = GRID_MODELS[architecture]
@@ -247,7 +248,7 @@ def write_grid_model(
     given, made = {**_TEXT, **more, "vocab_size": vocab}, CONFIG_MAPPING[kind]
     inner = made(**{**_known(made(), given, also=more), **(text or {})})
     usual = whole().vision_config
-    own = {**_GRID_VISION, **_OWN_VISION.get(architecture, {})}
+    own = {**_GRID_VISION, **_OWN_VISION.get(architecture, {}), **(tower or {})}
     vision = type(usual)(**_known(usual, own))
     config = whole(text_config=inner, vision_config=vision, **_TOKENS)
     model = _write_random(architecture, config, to, seed=2)

@@ -20,7 +20,7 @@ from cpuserve.media.families.table import family_of, family_with
 from cpuserve.models import spec_from_config
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
-from tests.helpers.mmproj import GGUF_TEXTS, write_ggufs
+from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
     patches_of,
@@ -33,6 +33,7 @@ from tests.helpers.pictures import (
 SIDE, MERGE = 4, 2
 MODELS = ["a-Q4_K_M.gguf", "a-Q8_0.gguf"]
 QWEN = "Qwen3VLForConditionalGeneration"
+QWEN2 = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def write_model(name, to):
     """Write the model of another tower, of the kind that GGUF files can have."""
     if name == GEMMA3:
         return write_tower_model(name, to, side=SIDE, merge=MERGE, text=GGUF_TEXTS[name])
-    return write_grid_model(name, to, text=GGUF_TEXTS.get(name))
+    return write_grid_model(name, to, text=GGUF_TEXTS.get(name), tower=GGUF_TOWERS.get(name))
 
 
 def prepared(path, **given):
@@ -119,7 +120,7 @@ def test_the_family_of_other_towers_has_the_numbers_of_the_safetensors(tmp_path,
     assert (found.least, found.most) == (64 * found.block**2, 16384 * found.block**2)
 
 
-@pytest.mark.parametrize("name", [QWEN, *GGUF_TEXTS])
+@pytest.mark.parametrize("name", [QWEN, *QWEN2, *GGUF_TEXTS])
 def test_towers_in_half_precision_are_near_those_of_safetensors(tmp_path, name):
     write_model(name, tmp_path)
     tiles = random_tiles(1, SIDE)

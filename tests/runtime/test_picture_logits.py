@@ -16,7 +16,7 @@ from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.mmproj import GGUF_TEXTS, TEXTS, write_ggufs
+from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
     GRANITE,
@@ -60,13 +60,15 @@ def model(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=TEXTS)
 def gguf_model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures")
-    theirs = write_model(request.param, path, GGUF_TEXTS.get(request.param))
+    theirs = write_model(
+        request.param, path, GGUF_TEXTS.get(request.param), GGUF_TOWERS.get(request.param)
+    )
     return write_ggufs(path, tmp_path_factory.mktemp("gguf"))[0], theirs
 
 
-def write_model(architecture, path, text=None):
+def write_model(architecture, path, text=None, tower=None):
     if architecture in GRID_MODELS:
-        return write_grid_model(architecture, path, text=text)
+        return write_grid_model(architecture, path, text=text, tower=tower)
     side, merge = WITHOUT_MERGE if architecture == LLAVA else (SIDE, MERGE)
     return write_tower_model(architecture, path, side=side, merge=merge, text=text)
 

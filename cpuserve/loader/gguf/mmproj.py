@@ -86,14 +86,46 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _qwen2_vl(keys: Keys) -> dict[str, Any]:
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
+    # The converter writes the width of the text part as feed_forward_length.
+    width, up = vision.pop("hidden_size"), keys.file.tensors.get("v.blk.0.ffn_up.weight")
+    vision |= {"embed_dim": width, "mlp_ratio": max(up.shape) // width if up else 4}
+    return {
+        "model_type": "qwen2_vl",
+        "vision_config": {**vision, "spatial_merge_size": merge},
+        PICTURES: _any_size(keys, vision["patch_size"], merge, (4, 16384)),
+    }
+
+
+def _qwen25_vl(keys: Keys) -> dict[str, Any]:
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
+    every = keys.count("n_wa_pattern")
+    vision |= {
+        "spatial_merge_size": merge,
+        "window_size": 112,  # of all published models; files do not have it
+        "fullatt_block_indexes": list(range(every - 1, vision["depth"], every)),
+    }
+    return {
+        "model_type": "qwen2_5_vl",
+        "vision_config": vision,
+        PICTURES: _any_size(keys, vision["patch_size"], merge, (4, 16384)),
+    }
+
+
+def _grid_vision(keys: Keys) -> dict[str, Any]:
+    """Return `_vision` with the names of Qwen for two numbers."""
+    vision = _vision(keys)
+    more = {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"]}
+    return {**vision, **more}
+
+
 def _qwen3_vl(keys: Keys) -> dict[str, Any]:
-    vision, merge = _vision(keys), keys.count("spatial_merge_size", 2)
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
     levels = keys.raw("is_deepstack_layers") or []
     if not isinstance(levels, list) or not all(isinstance(level, bool) for level in levels):
         keys.fail("is_deepstack_layers", levels, "a list of booleans")
     vision |= {
-        "depth": vision["num_hidden_layers"],
-        "num_heads": vision["num_attention_heads"],
         "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
         "spatial_merge_size": merge,
         "deepstack_visual_indexes": [i for i, level in enumerate(levels) if level],
@@ -148,6 +180,28 @@ _SIGLIP = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_QWEN2_VL = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_q": "attn.qkv",
+    "attn_k": "attn.qkv",
+    "attn_v": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_QWEN25_VL = {
+    **_QWEN2_VL,
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QWEN2_TOP = {
+    "v.patch_embd": "model.visual.patch_embed.proj",
+    "v.post_ln": "model.visual.merger.ln_q",
+    "mm.0": "model.visual.merger.mlp.0",
+    "mm.2": "model.visual.merger.mlp.2",
+}
 _QWEN3_VL = {
     "ln1": "norm1",
     "ln2": "norm2",
@@ -189,6 +243,20 @@ PROJECTORS = {
         "vision_tower.encoder.layers",
         _SIGLIP,
         added=("mm.soft_emb_norm.weight",),
+    ),
+    "qwen2vl_merger": Projector(
+        {"Qwen2ForCausalLM": "Qwen2VLForConditionalGeneration"},
+        _qwen2_vl,
+        _QWEN2_TOP,
+        "model.visual.blocks",
+        _QWEN2_VL,
+    ),
+    "qwen2.5vl_merger": Projector(
+        {"Qwen2ForCausalLM": "Qwen2_5_VLForConditionalGeneration"},
+        _qwen25_vl,
+        _QWEN2_TOP,
+        "model.visual.blocks",
+        _QWEN25_VL,
     ),
     "qwen3vl_merger": Projector(
         {
