@@ -25,7 +25,8 @@ def context(monkeypatch):
         return [[MARKER if c == "?" else ord(c) for c in text] for text in texts]
 
     def continued(_context, earlier, _text):
-        return earlier, len(earlier.text)
+        ids = known_tokens.ids_of(earlier.ids)
+        return known_tokens._KnownTokens(ids, len(earlier.text), earlier.pictures)
 
     monkeypatch.setattr(known_tokens, "encode", encode)
     monkeypatch.setattr(known_tokens, "_continued", continued)
