@@ -105,8 +105,6 @@ class FrontEnd:
         self.models = ModelRegistry(
             self.context, loaders, sleeper=sleeper, idleness=_idleness(options)
         )
-        if options.prefill_next_turn and config.enable_prefix_caching:
-            self.models.turns = NextTurns()
         stored = Store(StoreBounds.of(options))
         seal = Seal.kept_in(_secrets_folder(config))
         callers = KnownCallers.of(options)
@@ -158,6 +156,8 @@ class FrontEnd:
         living = keep("the watchdog", lambda: self.manager.watch(self._lives))
         callers = keep("watching --api-key-file", self._watch_callers)
         reading = keep("watching the certificate", self._watch_certificate)
+        if self._options.prefill_next_turn and self._config.enable_prefix_caching:
+            self.models.turns = NextTurns()
         ahead = keep("computing next turns", self._compute_next_turns)
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
