@@ -26,6 +26,7 @@ EXAMPLES = {
     ),
     "ps": ("cpuserve ps --url http://127.0.0.1:8000",),
     "stop": ("cpuserve stop smollm2:135m",),
+    "warm": ("cpuserve warm prompts.jsonl --url http://127.0.0.1:8000",),
     "top": ("cpuserve top", "cpuserve top --url http://127.0.0.1:9000 --once"),
     "completion": ("source <(cpuserve completion bash)",),
     "bench": ("cpuserve bench roofline", "cpuserve bench load smollm2:135m"),

@@ -166,6 +166,7 @@ def build_parser() -> Parser:
     stop = command("stop", "server_models:stop", "Unload a model of a running server.")
     stop.add_argument("name", metavar="NAME", help="name of the model, as `cpuserve ps` shows it")
     _running_server(stop)
+    _warm(command("warm", "server_models:warm", "Let a server compute prompts in advance."))
     _top(command("top", "top:top", "Show what a running server does, once a second."))
     completion = command(
         "completion", "completion:completion", "Print a script that completes flags in a shell."
@@ -267,6 +268,15 @@ def _running_server(parser: Parser) -> None:
         help="URL of the server [default: http://127.0.0.1:8000]",
     )
     parser.add_argument("--api-key", metavar="KEY", help="API key [env CPUSERVE_API_KEY]")
+
+
+def _warm(parser: Parser) -> None:
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="JSON lines: a text, the body of a completion or a chat, or a line of a batch",
+    )
+    _running_server(parser)
 
 
 def _run_model(parser: Parser) -> None:

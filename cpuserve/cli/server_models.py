@@ -1,9 +1,10 @@
-"""`cpuserve ps` and `cpuserve stop`: list and unload the models of a running server."""
+"""`cpuserve ps`, `stop` and `warm`: list, unload and prepare the models of a running server."""
 
 from __future__ import annotations
 
 import argparse
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +13,10 @@ from cpuserve.bench.driver import Target
 from cpuserve.cli.remote import asked, target_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import aligned, format_bytes
-from cpuserve.errors import CpuserveError
+from cpuserve.errors import ConfigError, CpuserveError
+
+# Members of a body that concern only its response, which is one token.
+_NOT_WARMED = ("stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens")
 
 
 def ps(args: argparse.Namespace) -> int:
@@ -62,6 +66,60 @@ def stop(args: argparse.Namespace) -> int:
         raise CpuserveError(msg)
     note(f"{args.name} is unloaded; the next request loads it again")
     return 0
+
+
+def warm(args: argparse.Namespace) -> int:
+    """Send the prompts of a file, so that later requests find them in the cache of the server.
+
+    Raises:
+        ConfigError: a line is invalid; nothing has been sent then.
+        CpuserveError: the server refuses a prompt; the message names its line.
+    """
+    target, path = target_of(args), Path(args.file)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise ConfigError(msg) from None
+    numbered = enumerate(lines, 1)
+    asked_for = [(i, _warming(line, f"{path}, line {i}")) for i, line in numbered if line.strip()]
+    prompt = cached = 0
+    for number, (endpoint, body) in asked_for:
+        try:
+            found = _object(target, endpoint, msgspec.json.encode(body))
+        except CpuserveError as error:
+            msg = f"{path}, line {number}: {error}"
+            raise type(error)(msg) from None
+        usage = found.get("usage") or {}
+        prompt += usage.get("prompt_tokens") or 0
+        cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    note(
+        f"the server has {len(asked_for)} prompts with {prompt} tokens in its cache; "
+        f"{prompt - cached} tokens were computed now"
+    )
+    return 0
+
+
+def _warming(line: bytes, where: str) -> tuple[str, dict[str, Any]]:
+    """Return the endpoint and the body that compute the prompt of a line, and one token."""
+    try:
+        given: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        msg = f"{where} is no JSON: {error}"
+        raise ConfigError(msg) from None
+    body = {"prompt": given} if isinstance(given, str) else given
+    if isinstance(body, dict) and isinstance(body.get("body"), dict):
+        body = body["body"]
+    if not isinstance(body, dict) or ("messages" in body) == ("prompt" in body):
+        msg = (
+            f"{where} must be a text, an object with prompt or messages, or a line of a batch with "
+            f"such an object as its body"
+        )
+        raise ConfigError(msg)
+    body = {name: value for name, value in body.items() if name not in _NOT_WARMED}
+    if "messages" in body:
+        return "/v1/chat/completions", {**body, "max_completion_tokens": 1}
+    return "/v1/completions", {**body, "max_tokens": 1}
 
 
 def _object(target: Target, path: str, body: bytes | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`cpuserve ps` and `cpuserve stop` against a server."""
+"""`cpuserve ps`, `cpuserve stop` and `cpuserve warm` against a server."""
 
 import json
 
@@ -7,11 +7,13 @@ import pytest
 from cpuserve.cli import server_models
 from cpuserve.cli.main import main
 from cpuserve.testing import scripted
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
 def server():
-    with scripted(model="my-model", strict=False) as server:
+    with scripted(model="my-model", strict=False, default="ok") as server:
         yield server
 
 
@@ -59,3 +61,84 @@ def test_a_server_that_refuses_is_one_line(capsys):
         assert main(["ps", "--url", server.url]) == 1
         assert "HTTP 401" in capsys.readouterr().err
         assert main(["ps", "--url", server.url, "--api-key", "secret"]) == 0
+
+
+WARMED = [
+    "a text",
+    {"prompt": "a prompt", "max_tokens": 500, "stream": True},
+    {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 9, "n": 3},
+    {
+        "custom_id": "1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": "ho"}], "temperature": 0},
+    },
+]
+
+
+def lines_in(path, lines):
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "\n")
+    return str(path)
+
+
+def test_warm_sends_each_prompt_for_one_token(capsys, server, tmp_path):
+    before = len(server.exchanges)
+    assert main(["warm", lines_in(tmp_path / "p.jsonl", WARMED), "--url", server.url]) == 0
+    sent = [(each.path, each.body) for each in server.exchanges[before:]]
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    assert sent == [
+        (text, {"prompt": "a text", "max_tokens": 1}),
+        (text, {"prompt": "a prompt", "max_tokens": 1}),
+        (chat, {"messages": WARMED[2]["messages"], "max_completion_tokens": 1}),
+        (chat, {**WARMED[3]["body"], "max_completion_tokens": 1}),
+    ]
+    assert "the server has 4 prompts with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "is no JSON"),
+        ("3", "must be a text"),
+        ("[]", "must be a text"),
+        ("{}", "must be a text"),
+        ('{"prompt": "a", "messages": []}', "must be a text"),
+        ("[" * 100_000, "is no JSON"),
+    ],
+    ids=range(6),
+)
+def test_warm_sends_nothing_if_a_line_is_invalid(capsys, server, tmp_path, line, said):
+    path, before = tmp_path / "p.jsonl", len(server.exchanges)
+    path.write_text(f'"good"\n{line}\n')
+    assert main(["warm", str(path), "--url", server.url]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "line 2" in error
+    assert len(server.exchanges) == before
+
+
+def test_warm_names_the_line_that_the_server_refuses(capsys, server, tmp_path):
+    lines = ["good", {"messages": [{"role": "user", "content": "x"}], "temperature": -1}]
+    assert main(["warm", lines_in(tmp_path / "p.jsonl", lines), "--url", server.url]) == 1
+    error = capsys.readouterr().err
+    assert "line 2" in error
+    assert "temperature" in error
+    assert main(["warm", str(tmp_path / "none.jsonl"), "--url", server.url]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.deep
+def test_a_request_finds_the_prompt_that_was_warmed(capsys, tmp_path):
+    messages = [{"role": "system", "content": "Be brief and exact. " * 40}]
+    messages.append({"role": "user", "content": "hi"})
+    path = lines_in(tmp_path / "p.jsonl", [{"messages": messages}])
+    with running_server(tiny_model("llama", max_position_embeddings=4096)) as server:
+        for computed in (True, False):
+            assert main(["warm", path, "--url", server.url]) == 0
+            words = capsys.readouterr().err.split()
+            prompt, now = int(words[words.index("with") + 1]), int(words[words.index("cache;") + 1])
+            assert prompt > 300
+            assert now == prompt if computed else now <= 32
+        body = {"messages": [messages[0], {"role": "user", "content": "ho"}], "max_tokens": 1}
+        usage = server.post("/v1/chat/completions", **body)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= prompt - 64
