@@ -85,8 +85,6 @@ def test_acceptance_is_the_agreement_of_the_models(hasty, no_ngrams, drafts, tem
             assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
             stats = llm._client.stats
             rates[kind] = stats.accepted_tokens / stats.draft_tokens
-            if kind == "same":  # 4 of 5 tokens of a response take no step of their own
-                assert stats.steps < 40
     assert rates["same"] > 0.97
     assert rates["other"] + 0.05 < rates["near"] < rates["same"]
 
@@ -161,14 +159,14 @@ def watched(monkeypatch):
     return found
 
 
-def test_a_long_prompt_is_computed_in_chunks_and_once(hasty, drafts, watched):
+def test_a_long_prompt_is_computed_in_chunks_and_once(hasty, no_ngrams, drafts, watched):
     prompt = [3 + 7 * i % 370 for i in range(150)]
     with make(drafts["same"], max_num_seqs=8, max_num_batched_tokens=64) as llm:
-        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         first = llm.generate([prompt], params)[0].outputs[0].token_ids
         steps = [*watched["tokens"]]
         assert max(steps) <= 64
-        assert 150 < sum(steps) < 150 + 2 * 20
+        assert 150 < sum(steps) < 150 + 2 * 40
         assert llm.generate([prompt], params)[0].outputs[0].token_ids == first
         again = sum(watched["tokens"]) - sum(steps)
     assert again < sum(steps) - 96  # the blocks of the prompt were found in the prefix cache
