@@ -29,6 +29,7 @@ from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.deep
 FAULTY = str(Path(__file__).parents[1] / "helpers" / "faulty")
+FILES = Path(__file__).parents[1] / "data" / "tls"
 NUMBERS = itertools.count(1000)  # what makes each prompt, grammar and file a new one
 # What a client may get while something fails: never an error 500 or 400, which blame a bug or it.
 KEPT = {"prompt": [*range(20, 150)], "max_tokens": 2}
@@ -41,6 +42,11 @@ FINE = frozenset({200, 503, 507})
 def text(server):
     prompt = [11 + next(NUMBERS) % 300, *range(20, 100)]
     return [server.ask("/v1/completions", {"prompt": prompt, "max_tokens": 4})]
+
+
+def texts(server):
+    """So many requests that the audit file gets another name after some of these."""
+    return [answer for _ in range(20) for answer in text(server)]
 
 
 def stream(server):
@@ -290,6 +296,7 @@ CASES = (
     Case("model_file.link", sent),
     Case("audit.write", text, AUDIT),
     Case("audit.sync", text, AUDIT),
+    Case("audit.rename", texts, ("the audit file .* cannot be renamed",)),
     Case("client.accept", text, ("new connections are closed",)),
     Case("client.receive", text),
     Case("system.read", look("/v1/cpu")),
@@ -338,7 +345,8 @@ def server(tmp_path_factory):
     options = [
         *("--served-model-name", "m", "--max-model-len", 512, "--kv-cache-memory", "256KiB"),
         *("--prefix-cache-dir", folder / "prefixes", "--files-dir", folder / "files"),
-        *("--models-dir", folder / "models", "--audit", folder / "audit"),
+        *("--models-dir", folder / "models"),
+        *("--audit", folder / "audit", "--audit-bytes", "64KiB"),
         *("--omp-threads-bind", "nobind"),
     ]
     faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": str(folder / "plans")}
@@ -514,6 +522,7 @@ def test_a_start_goes_on_without_a_directory_that_cannot_be_used(point, action, 
 
 
 # What no start goes on without.
+TLS = ("--ssl-certfile", f"{FILES}/first.crt", "--ssl-keyfile", f"{FILES}/first.key")
 REFUSED = (
     ("options.read", "EIO", ("--config", "FOLDER/options.yaml")),
     ("template_file.read", "EIO", ("--chat-template", "FOLDER/template.jinja")),
@@ -524,6 +533,8 @@ REFUSED = (
     ("children.start", "EAGAIN", ()),
     ("keys.read", "EIO", ("--api-key-file", "FOLDER/keys")),
     ("audit.open", "EIO", ("--audit", "FOLDER/audit")),
+    ("certificate.read", "EIO", TLS),
+    ("certificate.read", "EMFILE", TLS),
     ("packed.allocate", "ENOSPC", ON_DISK),
     ("packed.sync", "EIO", ON_DISK),
     ("source.read", "EIO", ON_DISK),
