@@ -327,23 +327,25 @@ def test_tokens_are_counted_without_decoding(monkeypatch):
     assert set(asked) == {True}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["pictures", "pages"])
 def test_the_largest_number_of_pictures_is_counted_as_it_is_read(kind):
+    drawn = [png(60 + n, 90, seed=n) for n in range(MOST_PICTURES + 1)]
+
     def said(count):
         if kind == "pages":
             return [text("all of"), pdf(document(count))]
-        return [*(image(png(60 + n, 90, seed=n)) for n in range(count)), text("compare them")]
+        return [*map(image, drawn[:count]), text("compare them")]
+
+    def block(data):
+        encoded = base64.b64encode(data).decode()
+        source = {"type": "base64", "media_type": "image/png", "data": encoded}
+        return {"type": "image", "source": source}
 
     def in_blocks(count):
         if kind == "pages":
             return [text("all of"), PDFS["messages"](document(count))]
-        return [
-            *({"type": "image", "source": {
-                "type": "base64", "media_type": "image/png",
-                "data": base64.b64encode(png(60 + n, 90, seed=n)).decode()}}
-              for n in range(count)),
-            text("compare them"),
-        ]  # fmt: skip
+        return [*map(block, drawn[:count]), text("compare them")]
 
     api = picture_api()
     turn = [{"role": "user", "content": said(MOST_PICTURES)}]
