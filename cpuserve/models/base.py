@@ -50,6 +50,7 @@ BUILTIN = {
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
     "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",
     "Glm4MoeLiteForCausalLM": "cpuserve.models.deepseek:Glm4MoeLite",
+    "GlmMoeDsaForCausalLM": "cpuserve.models.deepseek:GlmMoeDsa",
     "Glm5NextForCausalLM": "cpuserve.models.glm5_next:Glm5Next",
     "GPT2LMHeadModel": "cpuserve.models.gpt2:Gpt2",
     "GPTBigCodeForCausalLM": "cpuserve.models.gpt2:GptBigCode",

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3, Youtu, A.X K1: latent attention (MLA)."""
+"""DeepSeek V2 and V3, GLM-4.7-Flash and 5, MiniCPM 3, Youtu, A.X K1: latent attention (MLA)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from cpuserve.models.experts import (
     read_first_dense,
     read_groups,
 )
-from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
+from cpuserve.models.indexers import (
+    LATENT_INDEXER,
+    leave_indexer,
+    read_index_types,
+    read_indexer,
+    select_latent,
+)
 from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, scale_queries
 from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
@@ -99,6 +105,49 @@ class DeepseekV32:
             groups=read_groups(config, (8, 4), best=2),
         )
         return read_indexer(spec, config)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        if "indexer" not in s.extra:
+            for layer in range(s.layers):
+                leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
+        build_latent(b, s, score="sigmoid")
+
+
+class GlmMoeDsa:
+    """GLM-5 to 5.2: DeepSeek V3.2, where layers may read the keys that an earlier one selects.
+
+    Source: transformers modeling_glm_moe_dsa.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a GLM-5 config."""
+        first = read_int(config, "first_k_dense_replace", 3, low=0)
+        defaults = {
+            "rms_norm_eps": 1e-5,
+            "routed_scaling_factor": 2.5,
+            "q_lora_rank": 2048,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+            "n_shared_experts": 1,
+        }
+        config = {**defaults, **config}
+        spec = _read_v3(
+            {**config, "rope_interleave": True},
+            positions=202752,
+            dense=read_dense_layers(config, first=first),
+            groups=read_groups(config, (1, 1), best=2),
+        )
+        types = read_index_types(config)
+        if types[0] != "full":
+            refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
+        shared = tuple(i for i, kind in enumerate(types) if kind == "shared")
+        extra = {**spec.extra, "paired_index": True, "shared_index": shared}
+        return read_indexer(replace(spec, extra=extra), config, heads=32)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -357,7 +406,16 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
         else:
             add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score=score)
 
-    build_decoder(b, s, attention=add_latent, mlp=mlp)
+    shared = cast("tuple[int, ...]", s.extra.get("shared_index", ()))
+    selected: ValueId | None = None
+
+    def attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+        nonlocal selected
+        given = selected if layer in shared else None
+        out, selected = latent_and_selection(b, s, layer, h, given)
+        b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+
+    build_decoder(b, s, attention=attention, mlp=mlp)
 
 
 def add_latent(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -368,24 +426,35 @@ def add_latent(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 def latent_output(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the latent attention of h, before the output matrix."""
+    return latent_and_selection(b, s, layer, h, None)[0]
+
+
+def latent_and_selection(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, selection: ValueId | None
+) -> tuple[ValueId, ValueId | None]:
+    """Return the latent attention of h, before the output matrix, and the positions that it reads.
+
+    selection: the positions to read; if it is None, the indexer of the layer selects them.
+    The positions are None if attention reads all keys.
+    """
     at, rope = f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
     nope, values, rank, q_rank = (
         cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
     )
     wide, eps = s.q_heads * (nope + rope.rotary), cast("float", s.extra["latent_eps"])
-    selection = None
     if q_rank:
         low = b.linear(h, f"{at}.q_a_proj", features=q_rank, bias=s.qkv_bias)
         low = b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
         q = b.linear(low, f"{at}.q_b_proj", features=wide)
-        selection = select_latent(b, s, at, h, low)
+        if selection is None:
+            selection = select_latent(b, s, at, h, low)
     else:
         q = b.linear(h, f"{at}.q_proj", features=wide)
     scale_queries(b, s, q, wide)
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
     split = f"{at}.k_b_proj", f"{at}.v_b_proj"
-    return b.latent_attention(
+    out = b.latent_attention(
         q,
         kv,
         split if s.extra["split"] else f"{at}.kv_b_proj",
@@ -398,3 +467,4 @@ def latent_output(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         interleaved=cast("bool", s.extra["interleaved"]),
         selection=selection,
     )
+    return out, selection

@@ -14,6 +14,7 @@ from cpuserve.models.indexers import (
     POOLS,
     Indexer,
     leave_indexer,
+    read_index_types,
     read_indexer,
 )
 from cpuserve.models.kimi_linear import read_row_delta, row_delta
@@ -104,7 +105,7 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any], kinds: Sequence[st
         want = "true, since tokens also read those after the last whole pool"
         refuse("index_kpool_always_select_tail", False, want)
     spec = read_indexer(spec, config, heads=32, pool=pool)
-    types = _read_types(config)
+    types = read_index_types(config)
     shared = [
         i for i, kind in enumerate(kinds) if kind != "linear_attention" and types[i] != "full"
     ]
@@ -112,20 +113,6 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any], kinds: Sequence[st
         want = f"full in layer {shared[0]}, since layers cannot share the keys that they select"
         refuse("indexer_types", types[shared[0]], want)
     return spec
-
-
-def _read_types(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return whether each layer has an indexer ("full") or the keys of another layer ("shared")."""
-    pattern = config.get("index_topk_pattern")
-    if isinstance(pattern, str) and config.get("indexer_types") is None:
-        names = {"F": "full", "S": "shared"}
-        config = {**config, "indexer_types": [names.get(letter, letter) for letter in pattern]}
-    every = read_int(config, "index_topk_freq", 1)
-    offset = read_int(config, "index_skip_topk_offset", 2, low=0)
-    types = ("shared", "full")
-    return read_kinds(
-        config, "indexer_types", types, lambda i: types[max(i - offset + 1, 0) % every == 0]
-    )
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:

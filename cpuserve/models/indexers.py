@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, cast
 
-from cpuserve.models.config import read_int, refuse
+from cpuserve.models.config import read_int, read_kinds, refuse
+from cpuserve.models.llama import unpaired
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -78,10 +79,29 @@ def read_indexer(
     return replace(spec, extra={**spec.extra, "indexer": indexer})
 
 
+def read_index_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return whether each layer has an indexer ("full") or the keys of another layer ("shared").
+
+    Without indexer_types and index_topk_pattern, index_topk_freq and index_skip_topk_offset count.
+    """
+    pattern = config.get("index_topk_pattern")
+    if isinstance(pattern, str) and config.get("indexer_types") is None:
+        names = {"F": "full", "S": "shared"}
+        config = {**config, "indexer_types": [names.get(letter, letter) for letter in pattern]}
+    every = read_int(config, "index_topk_freq", 1)
+    offset = read_int(config, "index_skip_topk_offset", 2, low=0)
+    types = ("shared", "full")
+    return read_kinds(
+        config, "indexer_types", types, lambda i: types[max(i - offset + 1, 0) % every == 0]
+    )
+
+
 def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> ValueId | None:
     """Return the positions that the latent attention `at` reads; None if it reads all keys.
 
     h: the input of attention; low: its queries of low rank.
+
+    extra["paired_index"]: the RoPE rotates neighbouring dims of index queries and keys.
     """
     indexer = cast("Indexer | None", s.extra.get("indexer"))
     if indexer is None:
@@ -93,10 +113,14 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
     if pool > 1:
         gates = b.linear(h, f"{at}.indexer.{POOLS[1]}", features=width, bare=True)
         keys = b.columns(keys, width, more=gates)
-    layer = b.store_index_keys(keys, rope=rope)
+    paired = cast("bool", s.extra.get("paired_index", False)) and rope is not None
+    layer = b.store_index_keys(keys, rope=rope, interleaved=paired)
     if pool > 1:
         layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{at}.indexer.{POOLS[0]}")
-    queries = b.linear(low, f"{at}.indexer.wq_b", features=heads * width)
+    parts = {f"{at}.indexer.wq_b": heads * width}
+    if rope is not None and paired:
+        parts = unpaired(f"{at}.indexer.wq_b", heads, width, rope.rotary)
+    queries = b.linear(low, list(parts), features=list(parts.values()))
     if rope is not None:
         b.rotate(queries, heads=heads, rope=rope, head_dim=width)
     weights = b.linear(h, f"{at}.indexer.weights_proj", features=heads)

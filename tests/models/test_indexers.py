@@ -32,6 +32,8 @@ VARIANTS = {
             },
         },
     ),
+    "glm-moe-dsa": ("glm-moe-dsa", {"index_topk": 24}),
+    "glm-moe-dsa-all-full": ("glm-moe-dsa", {"index_topk": 24, "indexer_types": None}),
     "glm5-next": ("glm5-next", {"index_topk": 24}),
     "qwen4-exp": ("qwen4-exp", {"indexer_budget": 24}),
     "qwen4-exp-blocks-of-4": (

@@ -141,7 +141,7 @@ OTHERWISE = {
             "glm4-moe-lite",
             "mistral4",
             "kimi-linear",
-            *("youtu", "axk1"),
+            *("youtu", "axk1", "glm-moe-dsa"),
         ),
         ("kv_heads", "head_dim"),
     ),

@@ -29,6 +29,8 @@ class StoreIndexKeys(Op, frozen=True):
     """Rotate the first dims of x [T, width], in place, and store the rows of x as index keys.
 
     rope: None = no rotation.
+    interleaved: neighbouring dims of x are rotated as a pair. The rows get the first dims of all
+      pairs, then the second dims.
     """
 
     write_of = "x"
@@ -36,13 +38,19 @@ class StoreIndexKeys(Op, frozen=True):
     x: ValueId
     layer: int
     rope: Rope | None
+    interleaved: bool = False
 
     def lower(self, to: Lowering) -> None:
         to.add(self, **to.rope(self.rope))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
         from cpuserve.program.reference.rows import rotate
 
+        if self.interleaved and self.rope is not None:
+            pairs, rest = x[:, : self.rope.rotary], x[:, self.rope.rotary :]
+            x = torch.cat([pairs[:, ::2], pairs[:, 1::2], rest], dim=1)
         keys = x[:, None]
         if self.rope is not None:
             keys = rotate(keys, *at.turns(self.rope))
@@ -213,8 +221,13 @@ class SelectKeys(Op, frozen=True):
 class IndexerBuilder(AttentionBuilder):
     """Appends the operations of indexers."""
 
-    def store_index_keys(self, x: ValueId, *, rope: Rope | None = None) -> int:
-        """Rotate x [T, width] in place and store its rows as index keys; return the cache layer."""
+    def store_index_keys(
+        self, x: ValueId, *, rope: Rope | None = None, interleaved: bool = False
+    ) -> int:
+        """Rotate x [T, width] in place and store its rows as index keys; return the cache layer.
+
+        interleaved: see `StoreIndexKeys`; queries must have the same order of dims.
+        """
         width = self._width(x)
         if width % INDEX_GROUP:
             msg = f"index keys have {width} columns, but must have a multiple of {INDEX_GROUP}"
@@ -223,7 +236,7 @@ class IndexerBuilder(AttentionBuilder):
             check_rope(rope, width)
         self._cache.append(CacheLayer(1, width, width, latent=True))
         layer = len(self._cache) - 1
-        self._ops.append(StoreIndexKeys(x, layer, rope))
+        self._ops.append(StoreIndexKeys(x, layer, rope, interleaved))
         return layer
 
     def pool_index_keys(

@@ -67,6 +67,16 @@ void select_all(const SelectKeysOp& op, int64_t token, Worker& w) noexcept {
   std::fill(out + n, out + op.most(), -1.0f);
 }
 
+// Moves the first elements of the pairs in x[0, rotary) before the second elements.
+void unpair(float* x, int32_t rotary) {
+  float second[kMaxHeadDim / 2];
+  for (int32_t i = 0; i < rotary / 2; i++) {
+    second[i] = x[2 * i + 1];
+    x[i] = x[2 * i];
+  }
+  std::copy(second, second + rotary / 2, x + rotary / 2);
+}
+
 }  // namespace
 
 void prepare(const StoreIndexOp& op, Program& p) {
@@ -95,6 +105,9 @@ void run(const StoreIndexOp& op, Worker& w) noexcept {
   args.slots = w.kv_slots(op.layer);
   args.m0 = rows.begin;
   args.m1 = rows.end;
+  for (int64_t t = rows.begin; op.interleaved && t < rows.end; t++) {
+    unpair(f32_row(args.x, t), op.rotary);
+  }
   w.kernels().store_index(args);
 }
 

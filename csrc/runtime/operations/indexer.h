@@ -6,13 +6,15 @@
 namespace cpuserve {
 
 // Rotates the first `rotary` dimensions of each row of x, and stores the rows in the latent KV
-// layer `layer`.
+// layer `layer`. If `interleaved`, dimensions 2 i and 2 i + 1 of x are a pair, and the rows get
+// the first dimensions of all pairs, then the second ones.
 struct StoreIndexOp {
   static constexpr const char* kName = "store_index_keys";
   Id x, layer;
   int32_t rotary;
   Id cos, sin;
-  CPUSERVE_FIELDS(x, layer, rotary, cos, sin)
+  bool interleaved;
+  CPUSERVE_FIELDS(x, layer, rotary, cos, sin, interleaved)
 };
 void prepare(const StoreIndexOp& op, Program& p);
 void run(const StoreIndexOp& op, Worker& w) noexcept;
