@@ -6,12 +6,17 @@ w = scale * q + bias. In the modes mxfp4 and nvfp4 the codes are E2M1, there are
 and scales are uint8: 2^(scale - 127) for 32 inputs, or E4M3 for 16 inputs.
 config.json has the settings under "quantization", some for single matrices.
 Embeddings and output heads are quantized as well.
+
+The matrices of all experts are a stack, `switch_mlp.up_proj` of 3 dimensions.
+Weights of Qwen3-Next and Qwen3.5 norms are stored with 1 added. Weights of convolutions are
+[channels, taps, 1]. Source: sanitize() of the models of mlx-lm.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +24,7 @@ import numpy as np
 from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import matrix_shape
-from cpuserve.quant.packed import PackedWeights, rebuilt, some_floats
+from cpuserve.quant.packed import PackedWeights, floats, rebuilt, some_floats
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, affine_rows, mxfp4_rows, spread_bits
 
@@ -28,12 +33,20 @@ if TYPE_CHECKING:
 
     from cpuserve.program.weight_kinds import SourceType
     from cpuserve.quant.base import BuiltTensor, Weights
-    from cpuserve.quant.stored import TensorStore
+    from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
 BITS = (2, 3, 4, 5, 6, 8)
+OFFSET_NORMS = ("qwen3_next", "qwen3_5")  # the beginnings of model types
+NORMS = (
+    *(".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight"),
+    *(".q_norm.weight", ".k_norm.weight"),
+)
+# The names of the matrices of experts in Hugging Face files of Mixtral and of Nemotron.
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
 GROUPS = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,)}
 
 
@@ -49,7 +62,9 @@ class MlxMode(NamedTuple):
 def mlx_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Return the weights of an MLX directory; ModelError for settings that are not supported."""
     settings = config.get("quantization") or config.get("quantization_config") or {}
-    return MlxWeights(store, settings)
+    text = config.get("text_config") or config
+    offset = str(text.get("model_type", "")).startswith(OFFSET_NORMS)
+    return MlxWeights(MlxStore(store, offset_norms=offset), settings)
 
 
 def _read_mode(settings: Mapping[str, Any], default: Mapping[str, Any]) -> MlxMode:
@@ -71,26 +86,82 @@ def _read_mode(settings: Mapping[str, Any], default: Mapping[str, Any]) -> MlxMo
     return MlxMode(name, bits, group)
 
 
+class MlxStore:
+    """The tensors of an MLX directory, with the names, shapes and norms of Hugging Face files."""
+
+    def __init__(self, store: TensorStore, *, offset_norms: bool) -> None:
+        """offset_norms: 1 is subtracted from the weights of norms, which the model adds again."""
+        self._store = store
+        self._stored = {_hf_name(name): name for name in store.names()}
+        self._offsets = {n for n in self._stored if offset_norms and n.endswith(NORMS)}
+
+    def names(self) -> set[str]:
+        """Return the name of each tensor, after renaming."""
+        return set(self._stored)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of a tensor in its file."""
+        return self._stored[name]
+
+    def dtype(self, name: str) -> str:
+        """Return the element type of tensor `name`; norms with an offset are fp32."""
+        return "F32" if name in self._offsets else self._store.dtype(self._stored[name])
+
+    def get(self, name: str) -> StoredTensor:
+        """Return the tensor."""
+        stored = self._store.get(self._stored[name])
+        if name in self._offsets:
+            values = floats(stored) - 1
+            return replace(stored, name=name, dtype="F32", data=values.view(np.uint8).reshape(-1))
+        shape = stored.shape
+        if name.endswith("conv1d.weight") and len(shape) == 3 and shape[2] == 1:
+            shape = (shape[0], 1, shape[1])
+        return replace(stored, name=name, shape=shape)
+
+
+def _hf_name(name: str) -> str:
+    """Return the name that a tensor has in Hugging Face files: experts are below `experts`."""
+    at, found, part = name.partition(".switch_mlp.")
+    if not found:
+        return name
+    kind, _, suffix = part.partition(".")
+    if at.endswith("block_sparse_moe"):
+        kind = MIXTRAL.get(kind, kind)
+    return f"{at}.experts.{NEMOTRON.get(kind, kind)}.{suffix}"
+
+
 class MlxWeights(PackedWeights):
     """Weights with matrices stored as weight, scales and perhaps biases."""
 
     leaders = (("weight", "U32"),)
     parts = ("weight", "scales", "biases")
 
-    def __init__(self, store: TensorStore, settings: Mapping[str, Any]) -> None:
+    def __init__(self, store: MlxStore, settings: Mapping[str, Any]) -> None:
         """settings: "quantization" of config.json."""
         super().__init__(store)
+        self._tensors = store
         self._settings = settings
         _read_mode(settings, {})
 
+    def part(self, stem: str, suffix: str) -> StoredTensor:
+        """Return a stored tensor; the rows of a stack's matrices follow each other as one matrix.
+
+        Raises:
+            ModelError: the tensor is missing.
+        """
+        part = super().part(stem, suffix)
+        if len(part.shape) < 3:
+            return part
+        return replace(part, shape=(math.prod(part.shape[:-1]), part.shape[-1]))
+
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """Return the matrix; codes of 4 bits are kept, and others are converted to int8."""
-        own = self._settings.get(stem.removesuffix("."))
+        own = self._settings.get(self._settings_key(stem))
         mode = _read_mode(own if isinstance(own, Mapping) else {}, self._settings)
-        shape = self._shape(stem, mode)
+        n, k = self._shape(stem, mode)
+        shape = (*super().part(stem, "weight").shape[:-1], k)
         if mode.name == "affine":
             return self._affine(name, stem, mode, shape)
-        n, k = shape
 
         def scales(rows: slice) -> Bytes:
             return self.part(stem, "scales").data.reshape(n, -1)[rows]
@@ -110,6 +181,10 @@ class MlxWeights(PackedWeights):
             return self.converted(name, stem, shape, values, why)
         source: SourceType = "gguf_mxfp4" if mode.name == "mxfp4" else "nvfp4"
         return rebuilt(name, shape, source, build, self.release(stem))
+
+    def _settings_key(self, stem: str) -> str:
+        """Return the name of a matrix in the settings: its name as stored."""
+        return self._tensors.stored_name(f"{stem}weight").removesuffix(".weight")
 
     def _shape(self, stem: str, mode: MlxMode) -> tuple[int, int]:
         """Return (n, k); ModelError if codes, scales and biases do not fit each other."""
@@ -134,7 +209,7 @@ class MlxWeights(PackedWeights):
         weight = self.part(stem, "weight")
         return weight.data.reshape(weight.shape[0], math.prod(weight.shape[1:]) * 4)[rows]
 
-    def _affine(self, name: str, stem: str, mode: MlxMode, shape: tuple[int, int]) -> BuiltTensor:
+    def _affine(self, name: str, stem: str, mode: MlxMode, shape: tuple[int, ...]) -> BuiltTensor:
         def factors(rows: slice) -> tuple[Float32, Float32]:
             return some_floats(self.part(stem, "scales"), rows), some_floats(
                 self.part(stem, "biases"), rows
@@ -146,7 +221,7 @@ class MlxWeights(PackedWeights):
         def values(rows: slice) -> Float32:
             scale, bias = (x[..., None] for x in factors(rows))
             codes = spread_bits(self._codes(stem, rows), mode.bits)
-            return (codes.reshape(len(scale), -1, mode.group) * scale + bias).reshape(-1, shape[1])
+            return (codes.reshape(len(scale), -1, mode.group) * scale + bias).reshape(-1, shape[-1])
 
         if mode.bits != 4:
             why = f"MLX's codes of {mode.bits} bits, with biases"

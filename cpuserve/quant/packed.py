@@ -12,6 +12,7 @@ this adds an error of 0.005 of their standard deviation; the error of FP8 itself
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ FOUR, EIGHT = 4, 8
 
 def rebuilt(
     name: str,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     source: SourceType,
     build: Callable[[slice], Bytes],
     release: Callable[[], None],
@@ -70,11 +71,13 @@ def rebuilt(
 ) -> BuiltTensor:
     """Return a matrix with rows [n, row_bytes] that `build` returns when they are read.
 
+    The rows of a stack of matrices are counted over all of them.
+
     build(rows) is called with slices that begin and end at multiples of ROWS_TOGETHER,
     but the last slice ends at the end of the matrix.
     """
-    n = shape[0]
-    size = n * row_bytes(source, shape[1])
+    n = math.prod(shape[:-1])
+    size = n * row_bytes(source, shape[-1])
 
     def cut(rows: slice) -> Bytes:
         wanted = range(n)[rows]
@@ -160,7 +163,7 @@ class PackedWeights(ABC):
         self,
         name: str,
         stem: str,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         values: Callable[[slice], Float32],
         why: str,
     ) -> BuiltTensor:

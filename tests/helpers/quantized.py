@@ -318,7 +318,7 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
     tensors = {}
     for file in sorted(model.glob("*.safetensors")):
         for key, value in load_file(file).items():
-            ends = ("_proj.weight", *(HEADS if name in WHOLE else ()))
+            ends = ("_proj.weight", *((*HEADS, ".mlp.gate.weight") if name in WHOLE else ()))
             if not key.endswith(ends):
                 tensors[key] = value
                 continue
@@ -326,11 +326,27 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
             more = (ORDERED[name](stem),) if name in ORDERED else ()
             found = pack(value.float(), *more)
             tensors |= {f"{stem}{part}": t.contiguous() for part, t in found.items()}
+    if name.startswith("mlx"):
+        tensors = _stacked(tensors)
     shutil.copytree(model, to, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((model / "config.json").read_text())
     (to / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     return to
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors with those of all experts as stacks, as in MLX directories."""
+    out: dict[str, torch.Tensor] = {}
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        at, found, rest = key.partition(".experts.")
+        if found:
+            number, part = rest.split(".", 1)
+            stacks.setdefault(f"{at}.switch_mlp.{part}", {})[int(number)] = value
+        else:
+            out[key] = value
+    return out | {key: torch.stack([v for _, v in sorted(s.items())]) for key, s in stacks.items()}
 
 
 def _words(codes: torch.Tensor, bits: int = 4) -> torch.Tensor:

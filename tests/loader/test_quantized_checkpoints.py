@@ -40,8 +40,8 @@ INEXACT = (*CONVERTED, "int8")
 @pytest.mark.parametrize("name", deep_but([*FORMATS][::3], FORMATS))
 def test_logits_are_those_of_the_weights_in_fp32(name, family, tmp_path, caplog):
     path = quantized_copy(tiny_model(family, **FAMILIES[family]), name, tmp_path / name)
-    checkpoint = open_checkpoint(path)
     with caplog.at_level("INFO", "cpuserve"):
+        checkpoint = open_checkpoint(path)  # stacks of experts are opened at once
         want = exact_logits(checkpoint)
         got, lowered = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)])
     said = [r.message for r in caplog.records if "are converted to int8" in r.message]

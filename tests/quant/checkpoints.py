@@ -33,17 +33,17 @@ class Store:
     """Tensors in memory."""
 
     def __init__(self, **tensors):
-        self._tensors = {name.replace("__", ".", 1): t for name, t in tensors.items()}
+        self.tensors = {name.replace("__", ".", 1): t for name, t in tensors.items()}
 
     def names(self):
-        return set(self._tensors)
+        return set(self.tensors)
 
     def dtype(self, name):
-        tensor = self._tensors[name]
+        tensor = self.tensors[name]
         return "F8_E4M3" if isinstance(tensor, Fp8) else DTYPES[tensor.dtype.name]
 
     def get(self, name):
-        t = self._tensors[name]
+        t = self.tensors[name]
         t = np.ascontiguousarray(t.bytes if isinstance(t, Fp8) else t)
         return StoredTensor(name, t.shape, self.dtype(name), t.reshape(-1).view(np.uint8))
 

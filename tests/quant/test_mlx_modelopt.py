@@ -7,7 +7,7 @@ import pytest
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import quant_method, read_config
-from cpuserve.quant import open_weights
+from cpuserve.quant import dequantize, open_weights
 from tests.quant.checkpoints import NORM, STREAM, Fp8, K, N, Store, check, opened, pack
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -59,6 +59,40 @@ def test_mlx_reads_mxfp4_and_nvfp4():
     store = Store(norm__weight=NORM, q__weight=words, q__scales=small.bytes)
     values = E2M1[codes] * np.repeat(small.values, 16, axis=1)
     check(mlx_opened(store, bits=4, group_size=16, mode="nvfp4"), values, "nvfp4", 0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_mlx_reads_stacks_of_experts_by_the_names_of_each(bits):
+    experts = [mlx_store(bits, 64) for _ in range(3)]
+    parts = {
+        part: np.stack([store.tensors[f"q.{part}"] for _, store in experts])
+        for part in ("weight", "scales", "biases")
+    }
+    at = "mlp.switch_mlp.up_proj"
+    store = Store(norm__weight=NORM, **{f"{at}.{part}": value for part, value in parts.items()})
+    settings = {"mlp.switch_mlp.up_proj": {"bits": bits, "group_size": 64}}
+    weights = mlx_opened(store, bits=2, group_size=32, **settings)
+    assert weights.names() == {
+        "norm.weight",
+        *(f"mlp.experts.{e}.up_proj.weight" for e in range(3)),
+    }
+    for e, (values, _) in enumerate(experts):
+        found = dequantize(weights.get(f"mlp.experts.{e}.up_proj.weight"))
+        np.testing.assert_allclose(found, values, atol=1e-6)
+
+
+def test_mlx_subtracts_the_one_that_it_has_added_to_norms():
+    taps = STREAM.normal(size=(6, 4, 1)).astype(np.float32)
+    norms = dict.fromkeys(("model.norm.weight", "linear_attn.norm.weight"), NORM)
+    store = Store(**norms, **{"linear_attn.conv1d.weight": taps})
+    for kind in ({"model_type": "qwen3_next"}, {"text_config": {"model_type": "qwen3_5_moe_text"}}):
+        weights = open_weights("mlx", store, {"quantization": {}, **kind})
+        np.testing.assert_allclose(dequantize(weights.get("model.norm.weight"))[0], NORM - 1)
+        np.testing.assert_array_equal(dequantize(weights.get("linear_attn.norm.weight"))[0], NORM)
+        found = dequantize(weights.get("linear_attn.conv1d.weight"))
+        np.testing.assert_array_equal(found, taps.reshape(6, 1, 4))
+    plain = open_weights("mlx", store, {"quantization": {}, "model_type": "llama"})
+    np.testing.assert_array_equal(dequantize(plain.get("model.norm.weight"))[0], NORM)
 
 
 @pytest.mark.parametrize(
