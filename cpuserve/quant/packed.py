@@ -111,6 +111,7 @@ class PackedWeights(ABC):
             for name in store.names()
             for suffix, dtype in self.leaders
             if name.endswith(f".{suffix}") and store.dtype(name) == dtype
+            if self.is_quantized(name.removesuffix(suffix))
         }
         taken = {stem + part for stem in self._stems for part in self.parts}
         self._dense = StoredWeights(WithoutTensors(store, taken), SOURCES)
@@ -150,6 +151,10 @@ class PackedWeights(ABC):
             rows = tensor.nbytes // row_bytes(tensor.source, k)
             total += int(rows * packed_row_bytes(source, k))
         return total
+
+    def is_quantized(self, stem: str) -> bool:  # noqa: ARG002
+        """Whether tensors with the suffix and type of a leader are a matrix of this format."""
+        return True
 
     def leader(self, stem: str) -> tuple[str, str]:
         """Return the (suffix, dtype) of the tensor that marks the matrix."""

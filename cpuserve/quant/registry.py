@@ -26,6 +26,7 @@ BUILTIN = {
     "auto-round": "cpuserve.quant.auto_round:auto_round_weights",
     "fbgemm_fp8": "cpuserve.quant.fp8:fp8_weights",
     "mlx": "cpuserve.quant.mlx:mlx_weights",
+    "bitnet": "cpuserve.quant.bitnet:bitnet_weights",
     "mxfp4": "cpuserve.quant.mxfp4:mxfp4_weights",
 }
 FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)

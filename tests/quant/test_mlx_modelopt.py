@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import quant_method, read_config
@@ -109,6 +110,62 @@ def test_mlx_subtracts_the_one_that_it_has_added_to_norms():
 def test_mlx_matrices_that_do_not_fit_are_refused(settings, more, message):
     with pytest.raises(ModelError, match=message):
         mlx_opened(mlx_store(4, 64, **more)[1], **settings).get("q.weight")
+
+
+@pytest.mark.parametrize("linear", ["bitlinear", "autobitlinear"])
+def test_bitnet_unpacks_ternary_codes_as_transformers_does(linear):
+    from transformers.integrations.bitnet import pack_weights
+
+    ternary = torch.from_numpy(STREAM.integers(-1, 2, (N, K), np.int8))
+    with torch.compiler.set_stance("force_eager"):
+        packed = pack_weights(ternary.clone()).numpy()
+    scale = 0.5 if linear == "autobitlinear" else 2.0
+    parts = {"q.weight": packed, "q.weight_scale": np.full(1, scale, np.float32)}
+    weights = opened("bitnet", Store(norm__weight=NORM, **parts), linear_class=linear)
+    check(weights, ternary.float().numpy() * 0.5, "w2z_g256", 0)
+
+
+def test_bitnet_rounds_dense_matrices_when_it_says_online():
+    from transformers.integrations.bitnet import WeightQuant
+
+    weight = STREAM.normal(size=(N, K)).astype(np.float32)
+    store = Store(
+        norm__weight=NORM,
+        **{"q_proj.weight": weight, "a.q_proj.weight": weight, "b.weight": weight},
+    )
+    weights = opened(
+        "bitnet", store, quantization_mode="online", modules_to_not_convert=["a.q_proj"]
+    )
+    with torch.compiler.set_stance("force_eager"):
+        want = WeightQuant.forward(None, torch.from_numpy(weight)).numpy()
+    got = dequantize(weights.get("q_proj.weight"))
+    np.testing.assert_allclose(got, want, rtol=1e-3)
+    assert weights.kind("q_proj.weight", "bfloat16").startswith("w2")
+    for name in ("a.q_proj.weight", "b.weight"):
+        np.testing.assert_array_equal(dequantize(weights.get(name)), weight)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "message"),
+    [
+        ({"use_rms_norm": True}, {}, "use_rms_norm = True is not supported"),
+        ({"linear_class": "other"}, {}, "linear_class = other is not supported"),
+        ({"quantization_mode": "late"}, {}, "quantization_mode = late is not supported"),
+        ({}, {"q.weight_scale": np.zeros(1, np.float32)}, "one number other than 0"),
+        ({}, {"q.weight_scale": np.ones(N, np.float32)}, "one number other than 0"),
+        ({}, {"q.weight": np.zeros((N // 4, 40), np.uint8)}, "need a multiple of 32"),
+    ],
+)
+def test_bitnet_matrices_that_do_not_fit_are_refused(settings, more, message):
+    packed = np.zeros((N // 4, K), np.uint8)
+    parts = {"q.weight": packed, "q.weight_scale": np.ones(1, np.float32), **more}
+
+    def read():
+        weights = opened("bitnet", Store(norm__weight=NORM, **parts), **settings)
+        weights.get("q.weight").cut(slice(0, N), 0)
+
+    with pytest.raises(ModelError, match=message):
+        read()
 
 
 def test_modelopt_keeps_fp8_and_nvfp4():
