@@ -6,7 +6,7 @@
 //   qemu-aarch64 -cpu max,sve256=on,sve512=off sve_tile
 //
 // With clang++ -S, the inner loops of tile_bf16 and tile_i8 can be given to llvm-mca. Without +sve
-// and -msve-vector-bits, the tiles are those of NEON.
+// and -msve-vector-bits, the tiles use NEON.
 #include <arm_neon.h>
 
 #include <cstdint>

@@ -99,6 +99,14 @@ def asymmetric(w, bits, group):
     }
 
 
+def bitnet(w):
+    """Ternary codes of 2 bits: row r is in the bytes of row r modulo a fourth of the rows."""
+    scale = w.abs().mean().clamp(min=1e-5)
+    quarters = ((w / scale).round().clamp(-1, 1) + 1).to(torch.uint8).chunk(4)
+    packed = sum(quarter << (2 * i) for i, quarter in enumerate(quarters))
+    return {"weight": packed.to(torch.uint8), "weight_scale": scale.reshape(1)}
+
+
 def mlx(w, bits=4, group=64):
     """MLX's affine codes in groups of inputs."""
     n, k = w.shape
@@ -308,6 +316,7 @@ FORMATS = {
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
     ),
 }
+FORMATS["bitnet"] = (bitnet, {"quant_method": "bitnet", "linear_class": "autobitlinear"})
 # Of these formats, embeddings and output heads are quantized as well.
 WHOLE = ("mlx",)
 

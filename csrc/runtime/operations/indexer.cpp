@@ -106,8 +106,7 @@ void run(const StoreIndexOp& op, Worker& w) noexcept {
   args.m0 = rows.begin;
   args.m1 = rows.end;
   for (int64_t t = rows.begin; op.interleaved && t < rows.end; t++) {
-    const size_t offset = static_cast<size_t>(t) * args.x.stride;
-    unpair(reinterpret_cast<float*>(static_cast<uint8_t*>(args.x.data) + offset), op.rotary);
+    unpair(floats_of(args.x, t), op.rotary);
   }
   w.kernels().store_index(args);
 }
