@@ -1221,6 +1221,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         index_head_dim=64,
         indexer_types=["full", "shared", "full", "shared"],
     ),
+    "tiny-minicpm": _decoder(
+        "MiniCPM",
+        _TINY,
+        **_TINY_KEYS,
+        scale_emb=12,
+        scale_depth=1.4,
+        dim_model_base=16,
+    ),
+    "tiny-internlm2": _decoder("InternLM2", (*_TINY[:4], 4, 2), **_TINY_KEYS, bias=False),
     "tiny-cwm": _decoder("Cwm", (*_TINY[:3], 3, 4, 2), **_TINY_KEYS, sliding_window=20),
     "tiny-granite-moe-swa": _decoder(
         "GraniteMoeSWA",

@@ -196,6 +196,36 @@ class GraniteMoeHybrid:
         build_decoder(b, s, attention=_mix, mlp=_mlp)
 
 
+class MiniCpm:
+    """MiniCPM 1, 2, 4 and 4.1: Granite, with its constants under other names.
+
+    Source: modeling_minicpm of the published checkpoints.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a MiniCPM config, without sparse attention."""
+        if config.get("sparse_config") is not None:
+            want = "null (attention then reads all keys): remove the key from config.json"
+            refuse("sparse_config", config["sparse_config"], want)
+        layers = read_int(config, "num_hidden_layers", high=4096)
+        width = read_int(config, "hidden_size", high=1 << 20)
+        heads = read_int(config, "num_attention_heads", high=65536)
+        head_dim = read_int(config, "head_dim", max(width // heads, 1), high=1024)
+        constants = {
+            "embedding_multiplier": read_float(config, "scale_emb", 1.0),
+            "residual_multiplier": read_float(config, "scale_depth", 1.0) / layers**0.5,
+            "logits_scaling": width / read_int(config, "dim_model_base", 1),
+            "attention_multiplier": head_dim**-0.5,
+        }
+        return _spec({"tie_word_embeddings": True, **config, **constants})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s)
+
+
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention or Mamba2 of h to x."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
