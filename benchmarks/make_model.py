@@ -1221,6 +1221,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         index_head_dim=64,
         indexer_types=["full", "shared", "full", "shared"],
     ),
+    "tiny-phimoe": _decoder(
+        "Phimoe",
+        (512, 64, 96, 3, 4, 2),
+        **_TINY_KEYS,
+        model_type="phimoe",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        router_jitter_noise=0.2,
+        attention_bias=True,
+        lm_head_bias=True,
+    ),
     "tiny-minicpm": _decoder(
         "MiniCPM",
         _TINY,

@@ -108,6 +108,8 @@ BUILTIN = {
     "OPTForCausalLM": "cpuserve.models.opt:Opt",
     "PhiForCausalLM": "cpuserve.models.phi:Phi",
     "Phi3ForCausalLM": "cpuserve.models.phi3:Phi3",
+    "PhimoeForCausalLM": "cpuserve.models.mixtral:PhiMoe",
+    "PhiMoEForCausalLM": "cpuserve.models.mixtral:PhiMoe",
     "Qwen2ForCausalLM": "cpuserve.models.qwen:Qwen2",
     "Qwen2MoeForCausalLM": "cpuserve.models.qwen2_moe:Qwen2Moe",
     "Qwen3_5ForCausalLM": "cpuserve.models.qwen3_next:Qwen35",
@@ -132,6 +134,7 @@ SAME = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "GraniteMoeSharedForCausalLM": "GraniteMoeForCausalLM",
     "NewModel": "GteModel",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "RobertaModel": "XLMRobertaModel",
 }
 # Architectures that run neither here nor through transformers, with the reason in a sentence.

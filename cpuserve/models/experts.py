@@ -83,6 +83,7 @@ def add_mixture(
     router: str = "gate",
     then: Then | None = None,
     biased: bool = False,
+    near: float = 0.0,
 ) -> ValueId:
     """Return x plus the mixture of experts of h; if x is None, only the mixture.
 
@@ -91,6 +92,7 @@ def add_mixture(
     router, score, scale, bias, groups: the name of the router and its settings (`Builder.mixture`).
     then: the activation, if it is not the gated activation of the config.
     biased: whether the router and all matrices of experts have biases.
+    near: for the score "near_softmax", see `Route`.
     """
     experts = range(cast("int", s.extra["experts"]))
     return b.mixture(
@@ -107,6 +109,7 @@ def add_mixture(
         bias=bias,
         groups=groups,
         biased=biased,
+        near=near,
         limit=cast("float", s.extra.get("gate_limit", 0.0)),
     )
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 ValueId = NewType("ValueId", int)
 
-RouterScore = Literal["softmax", "sigmoid", "chosen_softmax"]
+RouterScore = Literal["softmax", "sigmoid", "chosen_softmax", "near_softmax"]
 # The activations, with CPUSERVE_ACTIVATIONS in csrc/kernels/table/linear.h.
 # One called "*_mul" is act(gate) * up.
 Then = Literal[

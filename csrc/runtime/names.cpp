@@ -60,7 +60,8 @@ template <>
 struct Names<Score> {
   using Enum = Score;
   static constexpr const char* kWhat = "router score";
-  static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax)};
+  static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax)
+                                            NAME(near_softmax)};
 };
 template <>
 struct Names<MediaToken> {

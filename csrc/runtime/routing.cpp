@@ -58,6 +58,26 @@ void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noe
   }
 }
 
+// Writes the weights of the chosen experts (see RouteOp::near) to `weights`. `taken` is scratch
+// for n logits.
+void near_softmax(const RouteOp& op, const float* logits, const float* ids, float* weights,
+                  float* taken) noexcept {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  std::copy(logits, logits + op.experts, taken);
+  for (int64_t rank = 0; rank < op.chosen; rank++) {
+    const auto own = static_cast<int64_t>(ids[rank]);
+    const float top = logits[own];
+    float sum = 0;
+    for (int64_t i = 0; i < op.experts; i++) {
+      const float least = std::max(std::fabs(logits[i]), top);
+      const bool far = (top - logits[i]) / least > op.near;  // false for 0 / 0, its own logit
+      if (!far) sum += std::exp(taken[i] - top);
+    }
+    weights[rank] = 1.0f / sum;
+    taken[own] = kNone;
+  }
+}
+
 }  // namespace
 
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
@@ -80,6 +100,7 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
     weights[rank] = scores[static_cast<int64_t>(out[rank])];
   }
   if (op.score == Score::chosen_softmax) softmax(weights, chosen);
+  if (op.score == Score::near_softmax) near_softmax(op, scores, out, weights, wanted);
   if (op.renormalize) {
     float sum = 0;
     for (int64_t i = 0; i < chosen; i++) sum += weights[i];

@@ -65,6 +65,18 @@ TEST(weights_follow_the_score_and_the_scale) {
   EXPECT(close(c[2] + c[3], 1) && close(c[2] / c[3], std::exp(1.5)));
 }
 
+TEST(near_softmax_counts_experts_that_are_near_and_not_chosen_before) {
+  RouteOp of = op(4, 2, Score::near_softmax);
+  of.near = 0.1f;
+  const std::vector<float> row = route(of, {1.95f, 2, 1.8f, -1});
+  EXPECT(row[0] == 1 && row[1] == 0);
+  EXPECT(close(row[2], 1 / (1 + std::exp(-0.05) + std::exp(-0.2))));
+  EXPECT(close(row[3], 1 / (1 + std::exp(-0.15))));
+  // Of negative logits none is near: the quotient of the best one and itself is 0.
+  const std::vector<float> low = route(of, {-3, -1, -2, -4});
+  EXPECT(low[0] == 1 && close(low[2], 1));
+}
+
 TEST(a_bias_chooses_but_does_not_weigh) {
   const float bias[] = {0, 0, 5};
   const std::vector<float> row = route(op(3, 1, Score::sigmoid), {3, 2, -3}, bias);

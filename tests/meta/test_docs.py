@@ -68,6 +68,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested.add("RobertaModel")  # the class of XLMRobertaModel
     tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
     tested.add("Ernie4_5_ForCausalLM")  # the older name of Ernie4_5ForCausalLM
+    tested.add("PhiMoEForCausalLM")  # the published name of PhimoeForCausalLM
     tested.add("NewModel")  # the older name of GteModel
     tested.add("LlamaBidirectionalModel")  # tests/llm/test_encoders.py
     tested.add("JinaEmbeddingsV5Model")  # tests/llm/test_tasks.py

@@ -54,7 +54,9 @@ class Route(Op, frozen=True):
     groups: only experts of the best groups of a token are chosen (see Groups).
 
     Weights, always without the bias: the sigmoid ("sigmoid"), the softmax of all logits ("softmax")
-    or the softmax over the chosen experts ("chosen_softmax").
+    or the softmax over the chosen experts ("chosen_softmax"). With "near_softmax" (Phi-3.5 MoE)
+    it is a softmax over the experts that are not chosen before this one and whose logits are near:
+    (own - logit) / max(own, |logit|) is at most `near`.
 
     renormalize: whether the weights of a token are divided by their sum.
     scale, factors: after this division, the weights are multiplied by the number `scale`
@@ -71,6 +73,7 @@ class Route(Op, frozen=True):
     bias: str | None = None
     groups: Groups | None = None
     factors: str | None = None
+    near: float = 0.0
 
     def lower(self, to: Lowering) -> None:
         bias, factors = (to.plain(name, self.experts) for name in (self.bias, self.factors))
@@ -93,12 +96,26 @@ class Route(Op, frozen=True):
         weights = scores.gather(1, ids)
         if self.score == "chosen_softmax":
             weights = torch.softmax(weights, dim=1)
+        if self.score == "near_softmax":
+            weights = self._near(x, ids)
         if self.renormalize:
             weights = weights / weights.sum(dim=1, keepdim=True)
         weights = weights * self.scale
         if self.factors is not None:
             weights = weights * at.vector(self.factors)[ids]
         return torch.cat([ids.float(), weights], dim=1)
+
+    def _near(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return the weights of the chosen experts `ids` by "near_softmax"."""
+        import torch
+
+        left, weights = x.clone(), []
+        for own in ids.T[..., None]:
+            top = x.gather(1, own)
+            far = (top - x) / torch.maximum(x.abs(), top) > self.near
+            weights.append(left.masked_fill(far, -torch.inf).softmax(dim=1).gather(1, own))
+            left.scatter_(1, own, -torch.inf)
+        return torch.cat(weights, dim=1)
 
 
 class MixtureBuilder(DenseBuilder):
@@ -123,6 +140,7 @@ class MixtureBuilder(DenseBuilder):
         routed_by: ValueId | None = None,
         factors: str | None = None,
         limit: float = 0.0,
+        near: float = 0.0,
     ) -> ValueId:
         """Add a mixture of experts of h to the value `to`, and return `to` (None: a new value).
 
@@ -134,6 +152,7 @@ class MixtureBuilder(DenseBuilder):
         factors: the full name of a vector [experts] that multiplies the weights of the experts.
         groups: groups of experts that limit the choice (see Groups).
         limit: the maximum of gates and ups (see `Limit`); 0 = none.
+        near: see Route.
         biased: whether the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
@@ -147,7 +166,7 @@ class MixtureBuilder(DenseBuilder):
         read = h if routed_by is None else routed_by
         logits = self.linear(read, router, features=count, bias=biased)
         weights = (score, renormalize, scale, bias)
-        routing = self._route(logits, router, chosen, *weights, groups, factors)
+        routing = self._route(logits, router, chosen, *weights, groups, factors, near)
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Dispatch(h, routing, rows, width, chosen))
         ups, down = [names[:-1] for names in experts], [names[-1:] for names in experts]
@@ -175,6 +194,7 @@ class MixtureBuilder(DenseBuilder):
         bias: str | None,
         groups: Groups | None,
         factors: str | None,
+        near: float,
     ) -> ValueId:
         """Return the experts that each token chooses, and their weights: [T, 2 * chosen]."""
         count = self._width(logits)
@@ -182,7 +202,7 @@ class MixtureBuilder(DenseBuilder):
             self._need(name, (count,), "vector")
         routing = self._value(f"{router} routing", 2 * chosen)
         weights = (score, renormalize, scale, bias)
-        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
+        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors, near))
         return routing
 
 

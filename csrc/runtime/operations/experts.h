@@ -7,7 +7,7 @@ namespace cpuserve {
 
 struct Value;
 
-enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax };
+enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax, near_softmax };
 
 // Chooses the experts of each token from its router logits x. The following operations
 // use this choice (the routing) until the next RouteOp or AdapterOp.
@@ -23,8 +23,11 @@ struct RouteOp {
   // in the choice. The score of a group is the sum of the `best` highest scores of its experts.
   int32_t groups = 1, kept = 1, best = 1;
   Id factors = kNone;  // vector [experts]; its elements multiply the weights of the experts
-  CPUSERVE_FIELDS_WITH_DEFAULTS(4, x, out, experts, chosen, score, renormalize, scale, bias, groups,
-                                kept, best, factors)
+  // near_softmax: the weight of an expert is its softmax over the experts that are not chosen
+  // before it and have logits near its own: (own - logit) / max(own, |logit|) is at most `near`.
+  float near = 0;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(5, x, out, experts, chosen, score, renormalize, scale, bias, groups,
+                                kept, best, factors, near)
 };
 void prepare(const RouteOp& op, const Program& p);
 void run(const RouteOp& op, Worker& w) noexcept;
