@@ -1232,6 +1232,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         attention_bias=True,
         lm_head_bias=True,
     ),
+    "tiny-flint": _decoder(
+        "Flint",
+        (*_TINY[:3], 5, 4, 2),
+        **_TINY_KEYS,
+        head_dim=32,
+        sliding_window=20,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=64,
+    ),
     "tiny-minicpm": _decoder(
         "MiniCPM",
         _TINY,

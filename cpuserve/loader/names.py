@@ -50,8 +50,9 @@ _PARTS = re.compile(
 )
 
 
-# Published files of OLMo hybrid name their norms differently than transformers does.
-_NORMS = {
+# Published files of OLMo hybrid and of Flint differ from transformers here.
+_PUBLISHED = {
+    ".self_attn.softmax_offset": ".self_attn.sinks",
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
@@ -109,7 +110,7 @@ def checkpoint_to_hf(name: str) -> str:
         return f"model.{name.removeprefix('backbone.')}"
     if name.startswith("visual.") and not name.startswith("visual.vision_model."):
         return f"model.{name}"  # Qwen2-VL and 2.5-VL
-    for theirs, ours in _NORMS.items():
+    for theirs, ours in _PUBLISHED.items():
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
     name = _NOMIC_STACK.sub(r"\g<0>.weight", name)

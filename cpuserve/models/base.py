@@ -40,6 +40,7 @@ BUILTIN = {
     "FalconH1ForCausalLM": "cpuserve.models.falcon_h1:FalconH1",
     "FalconForCausalLM": "cpuserve.models.falcon:Falcon",
     "FlexOlmoForCausalLM": "cpuserve.models.olmo:FlexOlmo",
+    "FlintForCausalLM": "cpuserve.models.flint:Flint",
     "GemmaForCausalLM": "cpuserve.models.gemma:Gemma",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",

@@ -197,7 +197,7 @@ class GraniteMoeHybrid:
 
 
 class MiniCpm:
-    """MiniCPM 1, 2, 4 and 4.1: Granite, with its constants under other names.
+    """MiniCPM 1, 2, 4 and 4.1: Granite, with other keys for its constants.
 
     Source: modeling_minicpm of the published checkpoints.
     """

@@ -44,7 +44,7 @@ NORMS = (
     *(".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight"),
     *(".q_norm.weight", ".k_norm.weight"),
 )
-# The names of the matrices of experts in Hugging Face files of Mixtral and of Nemotron.
+# Hugging Face files of Mixtral and of Nemotron call the matrices of experts like this.
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
 GROUPS = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,)}
@@ -87,7 +87,7 @@ def _read_mode(settings: Mapping[str, Any], default: Mapping[str, Any]) -> MlxMo
 
 
 class MlxStore:
-    """The tensors of an MLX directory, with the names, shapes and norms of Hugging Face files."""
+    """The tensors of an MLX directory, as in Hugging Face files."""
 
     def __init__(self, store: TensorStore, *, offset_norms: bool) -> None:
         """offset_norms: 1 is subtracted from the weights of norms, which the model adds again."""

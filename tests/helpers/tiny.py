@@ -115,7 +115,7 @@ FAMILIES = (
     *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
     *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
     *("mamba", "falcon-mamba", "mamba2", "jamba"),
-    *("glm-moe-dsa", "phimoe"),
+    *("glm-moe-dsa", "phimoe", "flint"),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )
 

@@ -538,6 +538,13 @@ COUNTED |= {
 }
 COUNTED |= {("granite-moe-swa", key) for key in ("num_local_experts", "num_experts_per_tok")}
 COUNTED |= {("phimoe", key) for key in ("num_local_experts", "num_experts_per_tok")}
+COUNTED |= {
+    ("flint", key)
+    for key in (
+        *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        "shared_expert_intermediate_size",
+    )
+}
 COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}
 COUNTED |= {("jamba", "num_experts"), ("jamba", "num_experts_per_tok")}

@@ -18,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
 
 
 def granite_of(path, to):
-    """MiniCPM's checkpoint as Granite's: the constants have other names."""
+    """MiniCPM's checkpoint as Granite's: the constants have other keys."""
     shutil.copytree(path, to)
     config = json.loads((path / "config.json").read_text())
     depth = config["scale_depth"] / config["num_hidden_layers"] ** 0.5

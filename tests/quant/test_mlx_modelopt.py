@@ -63,7 +63,7 @@ def test_mlx_reads_mxfp4_and_nvfp4():
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_mlx_reads_stacks_of_experts_by_the_names_of_each(bits):
+def test_mlx_reads_each_expert_of_a_stack(bits):
     experts = [mlx_store(bits, 64) for _ in range(3)]
     parts = {
         part: np.stack([store.tensors[f"q.{part}"] for _, store in experts])

@@ -55,7 +55,7 @@ class Route(Op, frozen=True):
 
     Weights, always without the bias: the sigmoid ("sigmoid"), the softmax of all logits ("softmax")
     or the softmax over the chosen experts ("chosen_softmax"). With "near_softmax" (Phi-3.5 MoE)
-    it is a softmax over the experts that are not chosen before this one and whose logits are near:
+    it is a softmax over the experts that are not chosen before this one and have logits near it:
     (own - logit) / max(own, |logit|) is at most `near`.
 
     renormalize: whether the weights of a token are divided by their sum.
