@@ -150,9 +150,8 @@ class MixtureBuilder(DenseBuilder):
           and then down [width of `to`, features], by name.
         bias: the full name of a vector [experts] that is added to the scores, for the choice only.
         factors: the full name of a vector [experts] that multiplies the weights of the experts.
-        groups: groups of experts that limit the choice (see Groups).
+        groups: groups of experts that limit the choice (see Groups); near: see Route.
         limit: the maximum of gates and ups (see `Limit`); 0 = none.
-        near: see Route.
         biased: whether the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
