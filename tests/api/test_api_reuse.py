@@ -88,7 +88,7 @@ def wait_saved(client):
 
     def is_steady():
         seen.append(len(list(Path("/dev/shm").glob(folder))))
-        return len(seen) > 50 and 0 < seen[-50] == seen[-1]
+        return len(seen) > 300 and 0 < seen[-300] == seen[-1]
 
     wait_until(is_steady, "no block is saved")
 
