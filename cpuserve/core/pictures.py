@@ -17,6 +17,8 @@ DIGEST_BYTES = 32
 # The most patches of a picture for a tower that reads pictures of any size; larger pictures are
 # scaled. A page of 1275 x 1650 pixels has 8,320 patches of 16 x 16.
 MOST_PATCHES = 8448
+# The numbers that the most rows of a picture of Gemma 4 (`max_soft_tokens`) can be.
+GEMMA4_BUDGETS = (70, 140, 280, 560, 1120)
 # A key of a block depends on this, for each run of placeholders: the digest of the picture,
 # the run's place in the block, its length, the row of the picture for its first token,
 # and the place of the whole picture, which may begin before the block.

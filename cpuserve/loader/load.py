@@ -91,7 +91,8 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     if (tower := _tower_of(config)) is not None:
         from cpuserve.quant.patches import PatchWeights
 
-        return PatchWeights(weights, tower.patch_weight, tower.pixels, tower.merge_weight)
+        names = tower.patch_weight, tower.merge_weight
+        return PatchWeights(weights, *names, tower.pixels, tower.patch, tower.patch_axes)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
     if not reads_types(config):

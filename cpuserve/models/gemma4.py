@@ -35,6 +35,7 @@ class Gemma4:
     mlp_widths: the width of the MLP of each layer.
     one_kv: whether global layers have no v_proj; their values come from k_proj.
     input_width, input_vocab: columns (for one layer) and rows of the per-layer embeddings.
+    pad: the id with the per-layer embeddings of all tokens of pictures.
     """
 
     @staticmethod
@@ -59,6 +60,7 @@ class Gemma4:
             "logit_softcap": read_cap(config, "final_logit_softcapping", 0.0),
             "input_width": read_int(config, "hidden_size_per_layer_input", 256, low=0),
             "input_vocab": read_int(config, "vocab_size_per_layer_input", 262144),
+            "pad": read_int(config, "pad_token_id", 0, low=0),
         }
         if read_bool(config, "enable_moe_block", False):
             chosen = {"num_experts_per_tok": config.get("top_k_experts")}
@@ -169,7 +171,9 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     norm = "model.per_layer_projection_norm"
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
-    b.add(b.embed(name, vocab=vocab, width=s.layers * width, scale=scale), to=inputs)
+    pad = None if s.tower is None else cast("int", s.extra["pad"])
+    own = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad)
+    b.add(own, to=inputs)
     return inputs
 
 

@@ -31,7 +31,7 @@ SIGLIP_AT = "model.vision_model"
 PATCHES = f"{SIGLIP_AT}.embeddings.patch_embedding"
 _GEMMA3, _PROJECTOR = "vision_tower", "multi_modal_projector"
 # The pooling of SigLIP, which Gemma 3 does not use.
-_HEAD = (
+HEAD = (
     *("probe", "attention.in_proj_weight", "attention.in_proj_bias"),
     *(
         f"{name}.{part}"
@@ -62,7 +62,7 @@ class Idefics3Tower:
         if side < 1 or side % merge:
             refuse("scale_factor", merge, f"a divisor of the {side} patches of a side of a tile")
         return TowerSpec(
-            **_siglip({"hidden_size": 1152, "num_attention_heads": 16, **own}),
+            **read_siglip({"hidden_size": 1152, "num_attention_heads": 16, **own}),
             dtype=read_dtype(config),
             patch=patch,
             merge=merge,
@@ -97,7 +97,7 @@ class Gemma3Tower:
         if not read_bool(pictures, "do_resize", True):
             refuse("do_resize", False, f"true: a picture must have {image} x {image} pixels")
         return TowerSpec(
-            **_siglip({"hidden_size": 768, "num_attention_heads": 12, **own}),
+            **read_siglip({"hidden_size": 768, "num_attention_heads": 12, **own}),
             dtype=read_dtype(config),
             patch=patch,
             merge=side // across,
@@ -114,7 +114,7 @@ class Gemma3Tower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        b.leave(f"{_GEMMA3}.head.{name}" for name in _HEAD)
+        b.leave(f"{_GEMMA3}.head.{name}" for name in HEAD)
         x = b.fold(_encoded(b, s, _GEMMA3), s.merge**2, mean=True)
         x = b.rms_norm(x, f"{_PROJECTOR}.mm_soft_emb_norm", plus_one=True)
         matrix = columns(f"{_PROJECTOR}.mm_input_projection", 0, s.out_width)
@@ -179,7 +179,7 @@ class PaddleOcrTower:
         b.hidden(b.linear(x, "mlp_AR.linear_2", features=s.out_width, bias=True))
 
 
-def _siglip(own: Mapping[str, Any]) -> dict[str, Any]:
+def read_siglip(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of TowerSpec that the config `own` of a SigLIP has."""
     hidden = read_int(own, "hidden_size", high=1 << 20)
     heads = read_int(own, "num_attention_heads", high=65536)

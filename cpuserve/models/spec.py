@@ -22,7 +22,7 @@ class TowerSpec:
 
     A tile of a picture has side x side patches of patch x patch pixels, in blocks of merge x merge
     patches; each block becomes a row of `out_width` columns. If `side` is 0, a tile may have any
-    number of rows and columns, and at most MOST_PATCHES patches.
+    number of rows and columns.
 
     `architecture`: the name in towers.BUILTIN; `tower_spec` sets it.
     `table`: the table of places has table x table rows.
@@ -41,7 +41,10 @@ class TowerSpec:
       whole tile in all layers.
     `spans`: the layers of the text part in which the tokens of a picture see each other in both
       directions: "" = none, "sliding" = those with a window, "all".
+    `most`: the most patches of a tile if `side` is 0, in whole blocks at most; 0 = MOST_PATCHES.
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
+    `patch_axes`: the axes of its columns if it is stored as a matrix, the first one outermost: the
+      channel "c", the frame "t", the row "y" and the column "x" of a pixel.
     `merge_weight`: a convolution over the patches of a block; "" = there is none.
     `extra`: how many further rows a step of a tile has after its patches, such as a class token;
       attention sees them, but they become no rows. Such a step has one tile.
@@ -78,6 +81,8 @@ class TowerSpec:
     window: int = 0
     whole_layers: tuple[int, ...] = ()
     spans: Literal["", "sliding", "all"] = ""
+    most: int = 0
+    patch_axes: str = ""
     extra: int = 0
     family: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
@@ -93,7 +98,9 @@ class TowerSpec:
     @property
     def tile_patches(self) -> int:
         """The patches of a tile."""
-        return self.side**2 if self.side else MOST_PATCHES // self.merge**2 * self.merge**2
+        if self.side:
+            return self.side**2
+        return (self.most or MOST_PATCHES) // self.merge**2 * self.merge**2
 
     @property
     def levels(self) -> int:
@@ -107,7 +114,8 @@ class TowerSpec:
 
     def operations(self, patches: int) -> int:
         """Return the additions and multiplications of a tile, in linears and attention."""
-        layer = 4 * self.width**2 + (2 + self.gated) * self.width * self.intermediate
+        heads = self.head_dim * (self.q_heads + self.kv_heads)
+        layer = 2 * self.width * heads + (2 + self.gated) * self.width * self.intermediate
         seen = self.layers * patches
         if self.window:
             whole = len(self.whole_layers)
@@ -116,7 +124,7 @@ class TowerSpec:
         # Of merge^2 patches, one row is multiplied: their mean, or all of them side by side.
         last = patches // self.merge**2 if self.mean else patches
         ends = patches * self.patch_width + last * self.row_width
-        layers = self.layers * layer + 2 * seen * self.width
+        layers = self.layers * layer + 2 * seen * self.q_heads * self.head_dim
         return 2 * (patches * layers + ends * self.width)
 
     @property
@@ -124,10 +132,12 @@ class TowerSpec:
         """The bytes of memory of a step besides the weights.
 
         For each patch: the stream, its norm, queries, keys and values (in the cache as well),
-        attention, the hidden values of the MLP, merged rows, results, and the pixels.
+        attention, the hidden values of the MLP, merged rows, results, and the pixels. If linears
+        are clipped (Gemma 4), the MLP has gate and up in two values.
         """
         rows = (4 * self.row_width if self.levels else 0) // self.merge**2
-        floats = 11 * self.width + self.intermediate + self.out_width + self.patch_width + rows
+        hidden = self.intermediate * (2 if self.family.get("clipped") else 1)
+        floats = 11 * self.width + hidden + self.out_width + self.patch_width + rows
         return 4 * self.step_patches * floats
 
     def sees_whole_pictures(self, window: int) -> bool:

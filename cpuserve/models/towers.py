@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 BUILTIN = {
     "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
+    "Gemma4ForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4Tower",
     "GlmOcrForConditionalGeneration": "cpuserve.models.glm_ocr:GlmOcrTower",
     "GraniteDoclingForConditionalGeneration": (
         "cpuserve.models.granite_docling:GraniteDoclingTower"
     ),
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
+    "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
+    "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
     "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
@@ -87,8 +90,8 @@ TOWERS: Registry[type[TowerDef]] = Registry("tower", BUILTIN)
 def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
     """Return the hyperparameters of the tower of a model of images and text.
 
-    None: cpuserve has no tower for the model, or its files lack the image processor's settings,
-    without which the numbers of a pixel are unknown.
+    None: cpuserve has no tower for the model, or its files have none, or lack the image processor's
+    settings, without which the numbers of a pixel are unknown.
 
     width: the width of the text part.
     """
@@ -96,7 +99,7 @@ def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
 
     name, pictures = read_architectures(config)[0], read_object(config, PICTURES)
     family = TOWERS.get(name)
-    if family is None or not pictures:
+    if family is None or not pictures or config.get("vision_config") is None:
         return None
     found = family.spec(config, pictures, width)
     return None if found is None else replace(found, architecture=name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cpuserve.program.dataflow import last_uses
-from cpuserve.program.ops import Rope, ValueId
+from cpuserve.program.ops import Joined, Rope, ValueId
 from cpuserve.program.parts import parse
 from cpuserve.program.program import CacheLayer, Program, group_of
 from cpuserve.program.reference.attention import (
@@ -365,9 +365,11 @@ class Interpreter:
             return weight
         return weight.to(DENSE_DTYPES[self.kinds.get(name, "dense_f32")])
 
-    def vector(self, name: str) -> Tensor:
+    def vector(self, name: Joined) -> Tensor:
         """Return a weight (a vector or a table) in fp32."""
-        return cast("Tensor", self._tensors[name]).float()
+        if isinstance(name, str):
+            return cast("Tensor", self._tensors[name]).float()
+        return torch.cat([self.vector(each) for each in name])
 
     def set_weight(self, name: str, tensor: Matrix) -> None:
         """Replace a weight of the program by a tensor of the same shape, between two runs."""

@@ -36,7 +36,7 @@ from cpuserve.program.loads import (
     TableLoad,
     VectorLoad,
 )
-from cpuserve.program.ops import Op, Rope, ValueId
+from cpuserve.program.ops import Joined, Op, Rope, ValueId
 from cpuserve.program.program import Program, group_of
 from cpuserve.program.row_formats import (
     CONVERTED_KIND,
@@ -419,16 +419,23 @@ class Lowering:
             return -1
         return self.vector(name, count, lambda read: read(name))
 
-    def norm_weight(self, name: str | None, count: int, plus_one: bool, scale: float = 1.0) -> int:
+    def norm_weight(
+        self, name: Joined | None, count: int, plus_one: bool, scale: float = 1.0
+    ) -> int:
         """Return the id of the native vector (weight + 1 if `plus_one`) * scale.
 
         Returns -1 if `name` is None.
         """
-        if name is None or (not plus_one and scale == 1.0):
+        if name is None or (isinstance(name, str) and not plus_one and scale == 1.0):
             return self.plain(name, count)
+        names = (name,) if isinstance(name, str) else name
         more, factor = np.float32(plus_one), np.float32(scale)
-        key = ("norm", name, plus_one, scale)
-        return self.vector(key, count, lambda read: (read(name) + more) * factor)
+
+        def make(read: ReadFn) -> Float32:
+            found: Float32 = (np.concatenate([read(each) for each in names]) + more) * factor
+            return found
+
+        return self.vector(("norm", name, plus_one, scale), count, make)
 
     def bias(self, names: tuple[str | None, ...], features: tuple[int, ...]) -> int:
         """Return the id of the vector of these biases, with zeros for each None.

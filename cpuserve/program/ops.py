@@ -6,7 +6,8 @@ The residual stream is fp32; the native executor stores other values in the form
 that read them need (ActFormat in `csrc/kernels/table/rows.h`). Ops run in program order.
 `PositionEmbed`, `PartNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`,
 `StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
-as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the KV cache.
+as `ScaleQueries` does, and `Clip` if it has no `out`. `RopeStoreKV` changes qkv in place and writes
+the KV cache.
 
 Families that these ops cover, with ops that a family added:
 
@@ -19,9 +20,9 @@ Families that these ops cover, with ops that a family added:
   DeepSeek V2 and V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head)
   DeepSeek V3.2 (StoreIndexKeys, SelectKeys), GLM-5.3 (PoolIndexKeys, StreamWeights, Limit)
   Granite 4 (ShortConv, Mamba2, GatedNorm), Mamba 1 and Jamba (ShortConv, SelectiveScan),
-  LFM2 (ShortConv between two Gates)
+  LFM2 (ShortConv between two Gates; GridConv in the tower of LFM3-VL)
   gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
-  Gemma 4 (Scale, Route `factors`, layers that share a cache)
+  Gemma 4 (Scale, Route `factors`, layers that share a cache; Clip in its tower)
   Gemma 3n (Columns, MixParts, MatchRms, KeepTop)
   Qwen4-Exp (NgramEmbed, SpreadStreams), encoders (Attention without `causal`, Hidden)
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 ValueId = NewType("ValueId", int)
 
+# A vector of weights, or its parts, in order.
+Joined = str | tuple[str, ...]
 RouterScore = Literal["softmax", "sigmoid", "chosen_softmax", "near_softmax"]
 # The activations, with CPUSERVE_ACTIVATIONS in csrc/kernels/table/linear.h.
 # One called "*_mul" is act(gate) * up.

@@ -2,7 +2,8 @@
 
 The checkpoint has a convolution over patches: W [n, channels, patch, patch] and a bias b, which may
 be missing. A convolution over frames of a video as well, W [n, channels, frames, patch, patch], is
-the sum over its frames, because all frames of a picture are the same. It takes normalized pixels
+the sum over its frames, because all frames of a picture are the same. Or it has a matrix
+[n, numbers of a patch], with the axes of its columns in any order. It takes normalized pixels
 (scale p - mean) / sd. The program takes rows of p - 128 in the order (y, x, channel), so the matrix
 has the columns in this order, times scale / sd, and the bias makes up for the mean and for 128.
 """
@@ -26,18 +27,33 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 
+_CHANNELS = 3
+
+
 class PatchWeights:
     """`Weights` where the convolution `name` is a matrix [n, patch * patch * channels]."""
 
-    def __init__(self, weights: Weights, name: str, pixels: PixelScale, merge: str = "") -> None:
-        """pixels: how the image processor makes a number of a byte.
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        merge: str,
+        pixels: PixelScale,
+        patch: int,
+        axes: str = "",
+    ) -> None:
+        """Wrap the weights of a checkpoint.
 
-        merge: a convolution over blocks of patches, which becomes a matrix as well.
+        merge: a convolution over blocks of patches, which becomes a matrix as well; "" = none.
+        pixels: how the image processor makes a number of a byte.
+        patch: the pixels of a side of a patch.
+        axes: the axes of the columns if the checkpoint has a matrix (TowerSpec.patch_axes).
         """
         self._weights = weights
         self._merge = f"{merge}.weight" if merge else ""
         self._matrix, self._bias = f"{name}.weight", f"{name}.bias"
         self._pixels = pixels
+        self._patch, self._axes = patch, axes
 
     def names(self) -> set[str]:
         """Return the name of each tensor in the checkpoint, after renaming, and of the bias."""
@@ -48,9 +64,8 @@ class PatchWeights:
         whole = self._weights.get(self._matrix if name == self._bias else name)
         if name == self._merge:
             return _by_place(whole)
-        if name == self._matrix and len(whole.shape) > 2:
-            n, channels, *sides = whole.shape
-            k = channels * int(np.prod(sides[-2:]))
+        if name == self._matrix and (self._axes or len(whole.shape) > 2):
+            n, k = whole.shape[0], self._patch**2 * _CHANNELS
             return BuiltTensor(name, (n, k), "f32", n * k * 4, self._rows, whole.release)
         if name == self._bias:
 
@@ -72,9 +87,14 @@ class PatchWeights:
 
         whole = self._weights.get(self._matrix)
         values = dequantize(whole)[rows]
-        if len(whole.shape) == 5:
-            values = values.reshape(-1, *whole.shape[1:]).sum(axis=2)
-        return np.asarray(values.reshape(len(values), whole.shape[1], -1), np.float32)
+        axes = self._axes or ("cyx" if len(whole.shape) == 4 else "ctyx")
+        sizes = {"c": _CHANNELS, "t": -1, "y": self._patch, "x": self._patch}
+        values = values.reshape(len(values), *(sizes[axis] for axis in axes))
+        if "t" in axes:
+            values = values.sum(axis=1 + axes.index("t"))
+        rest = axes.replace("t", "")
+        values = values.transpose(0, *(1 + rest.index(axis) for axis in "cyx"))
+        return np.asarray(values.reshape(len(values), _CHANNELS, -1), np.float32)
 
     def _factors(self) -> npt.NDArray[np.float64]:
         return self._pixels.scale / np.asarray(self._pixels.deviation)

@@ -83,7 +83,8 @@ class Tower:
     @property
     def together(self) -> int:
         """Return the most patches of pictures that are encoded in one step of the tower."""
-        return self.spec.step_patches if self.spec.side else STEP_PATCHES
+        spec = self.spec
+        return spec.step_patches if spec.side else min(spec.step_patches, STEP_PATCHES)
 
     def start(self, patches: Bytes, tiles: Sequence[Tile]) -> None:
         """Begin to encode tiles of one or more pictures; tiles that were begun before are dropped.

@@ -57,6 +57,7 @@ def _sections(*sizes: int, **more: Any) -> dict[str, Any]:
 _KINDS: dict[str, dict[str, Any]] = {
     "glm4v_text": _sections(1, 1, 2, partial_rotary_factor=0.5),
     "glm_ocr_text": _sections(2, 3, 3),
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": {
         "num_hidden_layers": 4,
@@ -96,7 +97,7 @@ def _vision_of(whole):
 
 def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the values whose keys the config or `also` has."""
-    return {k: v for k, v in values.items() if hasattr(config, k) or k in (also or {})}
+    return {k: v for k, v in values.items() if k in (also or {}) or hasattr(config, k)}
 
 
 # How the image processors of the models below make a number of a byte; the channels differ.
@@ -110,6 +111,8 @@ PIXELS = {
 }
 PATCH = 8
 GEMMA3 = "Gemma3ForConditionalGeneration"
+GEMMA4 = "Gemma4ForConditionalGeneration"
+LFM2 = "Lfm2VlForConditionalGeneration"
 INTERNVL = "InternVLForConditionalGeneration"
 LLAVA = "LlavaForConditionalGeneration"
 GRANITE = "GraniteDoclingForConditionalGeneration"
@@ -123,6 +126,11 @@ def _write_random(architecture: str, config, to: Path, seed: int) -> torch.nn.Mo
     with torch.no_grad():
         for weights in model.parameters():
             weights.add_(torch.randn(weights.shape) * 0.1)
+        for name, value in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):  # the bounds of clipped linears
+                value.fill_((0.5 + torch.rand(()).item()) * (-1 if name.endswith("min") else 1))
+            elif ".std_" in name:
+                value.add_(torch.randn(value.shape) * 0.1)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(to)
     return model
@@ -198,9 +206,14 @@ def write_tower_model(
     return model
 
 
-# Models with towers that read pictures of any size: the model type of the text part.
+# Models with towers that read pictures of any size: the model type of the text part. After the
+# architecture may be the name of a variant.
 GRID_MODELS = {
+    GEMMA4: "gemma4_text",
+    f"{GEMMA4} whole": "gemma4_text",
     "GlmOcrForConditionalGeneration": "glm_ocr_text",
+    LFM2: "lfm2",
+    "Lfm3VlForConditionalGeneration": "lfm3",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
@@ -215,6 +228,7 @@ _GRID_VISION = {
     "num_heads": 3,
     "num_attention_heads": 3,
     "num_position_embeddings": 25,
+    "num_patches": 25,
     "deepstack_visual_indexes": [0, 1],
     "temporal_patch_size": 2,
     "spatial_merge_size": 2,
@@ -224,6 +238,36 @@ _WINDOWS = {"window_size": 2 * 2 * PATCH, "fullatt_block_indexes": [1]}
 _OWN_VISION: dict[str, dict[str, Any]] = {
     "Qwen2VLForConditionalGeneration": {"embed_dim": 48, "hidden_size": _TEXT["hidden_size"]},
     "Qwen2_5_VLForConditionalGeneration": _WINDOWS,
+}
+_GRID_TEXT = {
+    GEMMA4: {
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": _TEXT["vocab_size"],
+        "use_double_wide_mlp": True,
+        "tie_word_embeddings": False,
+    },
+    # Like the larger models: pictures are seen whole, and layers without a window have one k.
+    f"{GEMMA4} whole": {
+        "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "tie_word_embeddings": False,
+    },
+}
+_GEMMA4_TEXT = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 24,
+    "global_head_dim": 32,
+    **{key: _TEXT[key] for key in ("head_dim", "num_key_value_heads")},
+}
+_GEMMA4_VISION = {
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 2300,
 }
 _TOKENS = {"image_token_id": IMAGE_ID, "video_token_id": 6}
 _TOKENS.update(vision_start_token_id=7, vision_end_token_id=8)
@@ -242,18 +286,32 @@ def write_grid_model(
 
     text, tower: changed values of the configs of these parts.
     """
+    kind, own = GRID_MODELS[architecture], _GRID_TEXT.get(architecture, {})
+    vision_values = {**_GRID_VISION, **_OWN_VISION.get(architecture, {})}
+    if architecture.startswith(GEMMA4):
+        more = {**_GEMMA4_TEXT, **own}
+        clipped = "whole" not in architecture
+        vision_values |= {**_GEMMA4_VISION, "use_clipped_linears": clipped}
+        vision_values["standardize"] = not clipped
+    elif architecture.startswith("Lfm"):
+        more, vision_values["num_key_value_heads"] = _KINDS[kind], 1
+    else:
+        more = {**_sections(2, 1, 1, partial_rotary_factor=0.5), **_KINDS[kind]}
+    architecture = architecture.partition(" ")[0]
     whole = getattr(transformers, architecture).config_class
-    kind = GRID_MODELS[architecture]
-    more = {**_sections(2, 1, 1, partial_rotary_factor=0.5), **_KINDS[kind]}
     given, made = {**_TEXT, **more, "vocab_size": vocab}, CONFIG_MAPPING[kind]
     inner = made(**{**_known(made(), given, also=more), **(text or {})})
-    usual = whole().vision_config
-    own = {**_GRID_VISION, **_OWN_VISION.get(architecture, {}), **(tower or {})}
-    vision = type(usual)(**_known(usual, own))
-    config = whole(text_config=inner, vision_config=vision, **_TOKENS)
+    usual = CONFIG_MAPPING["gemma4_vision"]() if architecture == GEMMA4 else whole().vision_config
+    vision = type(usual)(**_known(usual, {**vision_values, **(tower or {})}))
+    joined = {"projector_hidden_size": 80} if architecture.startswith("Lfm") else {}
+    config = whole(text_config=inner, vision_config=vision, **_TOKENS, **joined)
     model = _write_random(architecture, config, to, seed=2)
     pictures = {
         **PIXELS,
+        "max_image_tokens": 70,
+        "tile_size": 8 * PATCH,
+        "max_soft_tokens": 70,
+        "pooling_kernel_size": 2,
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": 2,
@@ -274,6 +332,8 @@ def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, to
 
     The patches are in merge order, but row after row for PaddleOCR-VL.
     """
+    if architecture.partition(" ")[0] in (GEMMA4, LFM2):
+        return _padded_inputs(grids, architecture)
     found, plain = [], "Paddle" in architecture
     for grid in grids:
         patches = torch.from_numpy(patches_of(grid, 1 if plain else 2)).float() * SCALE
@@ -284,6 +344,26 @@ def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, to
         found.append(frames[:, :, 0] if plain else frames.reshape(len(patches), -1))
     shapes = [(1, g.shape[1] // PATCH, g.shape[2] // PATCH) for g in grids]
     return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(shapes)}
+
+
+def _padded_inputs(grids: list[np.ndarray], architecture: str) -> dict[str, torch.Tensor]:
+    """Return what the image processor of Gemma 4 or LFM2-VL makes: patches by row, and padding."""
+    sizes = [(grid.shape[1] // PATCH, grid.shape[2] // PATCH) for grid in grids]
+    most = max(rows * columns for rows, columns in sizes)
+    pixels = torch.zeros(len(grids), most, 3 * PATCH**2)
+    places = torch.full((len(grids), most, 2), -1)
+    for index, (grid, (rows, columns)) in enumerate(zip(grids, sizes, strict=True)):
+        count = rows * columns
+        numbers = torch.from_numpy(patches_of(grid, 1)).float().reshape(count, -1, 3) * SCALE
+        numbers = (numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+        pixels[index, :count] = numbers.reshape(count, -1)
+        at = torch.arange(count)
+        places[index, :count] = torch.stack([at % columns, at // columns], dim=1)
+    if architecture.startswith(GEMMA4):
+        return {"pixel_values": pixels, "image_position_ids": places}
+    mask = (places[:, :, 0] >= 0).int()
+    shapes = torch.tensor(sizes)
+    return {"pixel_values": pixels, "spatial_shapes": shapes, "pixel_attention_mask": mask}
 
 
 def random_tiles(count: int, side: int, seed: int = 0) -> np.ndarray:

@@ -56,13 +56,14 @@ def processed(processor, image):
         ("qwen2_5_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("qwen2_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("qwen3_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
+        ("lfm3_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("paddleocr_vl", PaddleOCRVLImageProcessorPil, "<|IMAGE_PLACEHOLDER|>", 1),
     ],
 )
 def test_the_pixels_are_those_of_the_processor(kind, made, marker, frames, tmp_path):
     given = {**PROCESSOR, "temporal_patch_size": frames}
     family = family_of(written(tmp_path, given, kind))
-    assert (family == SMALL) == kind.startswith("qwen")
+    assert (family == SMALL) == kind.startswith(("qwen", "lfm3"))
     processor = made(**given, do_rescale=False, do_normalize=False)
     for number, (width, height) in enumerate(SIZES):
         image = picture(width, height, seed=number)

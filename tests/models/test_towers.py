@@ -15,6 +15,8 @@ from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
+from cpuserve.models.towers import tower_spec
+from cpuserve.program.lower import Lowering
 from cpuserve.program.operations.norms import LayerNorm
 from cpuserve.quant import quantize_online
 from cpuserve.runtime.native import NativeExecutor
@@ -23,9 +25,11 @@ from cpuserve.runtime.tower import tower_config, window_order
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
     GEMMA3,
+    GEMMA4,
     GRANITE,
     GRID_MODELS,
     INTERNVL,
+    LFM2,
     LLAVA,
     PATCH,
     grid_inputs,
@@ -435,3 +439,66 @@ def test_a_llava_with_other_features_reads_texts_only(tmp_path):
     for changes in (*others, {"vision_config": {"model_type": "siglip_vision_model"}}):
         file.write_text(json.dumps({**config, **changes}))
         assert opened(path)[0].tower is None
+
+
+# Towers of published sizes, with the width of the text part.
+PUBLISHED = {
+    "gemma 4 e2b": (
+        GEMMA4,
+        1536,
+        {"hidden_size": 768, "intermediate_size": 3072, "use_clipped_linears": True},
+    ),
+    "gemma 4 26b": (
+        GEMMA4,
+        2816,
+        {
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_attention_heads": 16,
+            "head_dim": 72,
+            "standardize": True,
+        },
+    ),
+    "lfm2-vl": (LFM2, 1024, {"hidden_size": 768, "num_attention_heads": 12}),
+    "lfm3-vl": ("Lfm3VlForConditionalGeneration", 2048, {"hidden_size": 1024}),
+    "qwen3-vl": (
+        "Qwen3VLForConditionalGeneration",
+        2048,
+        {"hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]},
+    ),
+    "paddleocr-vl": ("PaddleOCRVLForConditionalGeneration", 1024, {"hidden_size": 1152}),
+}
+
+
+class Counted(Lowering):
+    """A Lowering that adds up the bytes of its buffers for each patch."""
+
+    def take(self, width, fmt, rows=(1, 1)):
+        buffer = super().take(width, fmt, rows)
+        self.__dict__.setdefault("sizes", {})[buffer] = (
+            width * {"f32": 4, "bf16": 2}[fmt] * rows[0] / rows[1]
+        )
+        return buffer
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_plan_has_the_memory_of_a_step(name):
+    architecture, width, own = PUBLISHED[name]
+    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    config = {"architectures": [architecture], "vision_config": own, "image_processor": pictures}
+    spec = tower_spec(config, width)
+    program = build_tower(spec)
+    lowering = Counted(
+        program,
+        lambda _: "dense_bf16",
+        isa=_C.isa_levels()[-1],
+        max_tokens=spec.step_patches,
+        max_seqs=spec.tiles_a_step,
+        max_position=spec.tile_patches,
+        kv_type="bf16",
+    )
+    lowering.run()
+    cache = 2 * 2 * sum(layer.heads * layer.key_width for layer in program.cache)
+    results = 4 * spec.row_width / spec.merge**2
+    used = sum(lowering.sizes.values()) + cache + results + spec.patch_width
+    assert used < spec.step_bytes / spec.step_patches < 2.5 * used

@@ -12,11 +12,15 @@ from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
 from cpuserve.media.families.canvas import CanvasTiles, granite_docling, internvl
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
+from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
+from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
 from cpuserve.media.families.llava import LlavaPictures, llava
 from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
 
-AnyFamily: TypeAlias = Idefics3 | QwenVL | Gemma3Pictures | CanvasTiles | LlavaPictures
+AnyFamily: TypeAlias = (
+    Idefics3 | QwenVL | Gemma3Pictures | Gemma4Pictures | Lfm2Pictures | CanvasTiles | LlavaPictures
+)
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
@@ -24,10 +28,13 @@ FamilyReader: TypeAlias = Callable[
 ]
 FAMILIES: dict[str, FamilyReader] = {
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "glm_ocr": glm_ocr,
     "granite_docling": granite_docling,
     "idefics3": idefics3,
     "internvl": internvl,
+    "lfm2_vl": lfm2_vl,
+    "lfm3_vl": qwen_vl,
     "llava": llava,
     "paddleocr_vl": paddleocr_vl,
     "qwen2_5_vl": qwen_vl,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
-from cpuserve.program.ops import Op, Rope, ValueId
+from cpuserve.program.ops import Joined, Op, Rope, ValueId
 from cpuserve.program.program import CacheLayer
 from cpuserve.program.row_formats import WHOLE_ROW
 from cpuserve.program.tables import alibi_slopes, query_scales
@@ -24,6 +24,7 @@ class RopeStoreKV(Op, frozen=True):
 
     qkv: [T, (q_heads + 2 * kv_heads) * head_dim], with q first; columns after v do not change.
     q_norm, k_norm: RmsNorm weights [head_dim], applied to each head before the rotation (Qwen3).
+      Several weights are parts in order (tower of Gemma 4).
     plus_one: the factors of the two norms are their weights plus 1 (Gemma 3).
     rope: None = no rotation (OPT).
     stores: False = `qkv` has only queries; an earlier op has stored keys and values (Gemma 4).
@@ -40,8 +41,8 @@ class RopeStoreKV(Op, frozen=True):
     kv_heads: int
     head_dim: int
     rope: Rope | None
-    q_norm: str | None = None
-    k_norm: str | None = None
+    q_norm: Joined | None = None
+    k_norm: Joined | None = None
     eps: float = 1e-6
     plus_one: bool = False
     stores: bool = True
@@ -356,9 +357,7 @@ class AttentionBuilder(BaseBuilder):
         elif layer >= len(self._cache) or self._cache[layer].key_width != d:
             msg = f"layer {layer}: no layer before it has stored heads of {d}"
             raise ModelError(msg)
-        q_weight = self._need(f"{q_norm}.weight", (d,), "vector") if q_norm else None
-        k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
-        norms = (q_weight, k_weight, self._eps(eps), plus_one)
+        norms = (self._head_norm(q_norm, d), self._head_norm(k_norm, d), self._eps(eps), plus_one)
         self._ops.append(RopeStoreKV(qkv, layer, q_heads, kv_heads, d, rope, *norms, stores))
 
     def attention(
@@ -424,8 +423,8 @@ class AttentionBuilder(BaseBuilder):
         rope: Rope | None = None,
         window: int = 0,
         scale: float | None = None,
-        q_norm: str | None = None,
-        k_norm: str | None = None,
+        q_norm: Joined | None = None,
+        k_norm: Joined | None = None,
         plus_one: bool = False,
         windowed: bool = False,
     ) -> ValueId:
@@ -436,6 +435,7 @@ class AttentionBuilder(BaseBuilder):
 
         window: a query sees keys less than this many tokens away, on both sides (0 = all).
         windowed: the sequences are windows of pictures, not whole pictures (TowerSpec.window).
+        q_norm, k_norm: norms, or equal parts of each of them, in order.
         For the other parameters see `rope_store_kv` and `attention`.
         """
         s = self._spec
@@ -445,9 +445,7 @@ class AttentionBuilder(BaseBuilder):
             check_rope(rope, d)
         if not self._cache:
             self._cache.append(CacheLayer(s.kv_heads, d, d))
-        q_weight = self._need(f"{q_norm}.weight", (d,), "vector") if q_norm else None
-        k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
-        norms = (q_weight, k_weight, s.norm_eps, plus_one)
+        norms = (self._head_norm(q_norm, d), self._head_norm(k_norm, d), s.norm_eps, plus_one)
         heads = (s.q_heads, s.kv_heads, d)
         store = RopeStoreKV(qkv, 0, s.q_heads, s.kv_heads, d, rope, *norms, True, windowed)
         self._ops.append(store)
@@ -477,6 +475,12 @@ class AttentionBuilder(BaseBuilder):
         out = self._value(f"{self._values[x].name} sorted", width)
         self._ops.append(SplitGates(x, out, heads, head_dim, width))
         return out
+
+    def _head_norm(self, name: Joined | None, width: int) -> Joined | None:
+        if not isinstance(name, tuple):
+            return self._need(f"{name}.weight", (width,), "vector") if name else None
+        part = width // len(name)
+        return tuple(self._need(f"{each}.weight", (part,), "vector") for each in name)
 
     def _check_layer(self, layer: int) -> None:
         if layer != len(self._cache):

@@ -119,6 +119,7 @@ class Scale(Op, frozen=True):
     """x *= weight, in place. The weight has one element, or, if `by_column`, `width` (Gemma 3n).
 
     Without a weight, columns are multiplied by constants: `runs` lists (number of columns, factor).
+    less: a weight [width] that is first subtracted from each row (Gemma 4's tower).
     """
 
     write_of = "x"
@@ -128,12 +129,13 @@ class Scale(Op, frozen=True):
     width: int
     by_column: bool = False
     runs: tuple[tuple[int, float], ...] = ()
+    less: str | None = None
 
     def lower(self, to: Lowering) -> None:
         factor = to.plain(self.weight, self.width if self.by_column else 1)
         if self.weight is None:
             factor = to.vector(("factors", self.runs), self.width, lambda _: self._factors())
-        to.add(self, factor=factor)
+        to.add(self, factor=factor, less=to.plain(self.less, self.width))
 
     def _factors(self) -> Float32:
         import numpy as np
@@ -146,7 +148,38 @@ class Scale(Op, frozen=True):
 
         if self.weight is None:
             return x * torch.from_numpy(self._factors())
-        return x * at.vector(self.weight)
+        return (x if self.less is None else x - at.vector(self.less)) * at.vector(self.weight)
+
+
+class Clip(Op, frozen=True):
+    """out = x with each value limited to [low, high], which are weights of one element.
+
+    out: None = x itself is changed.
+    """
+
+    x: ValueId
+    out: ValueId | None
+    low: str
+    high: str
+
+    def written(self) -> ValueId:
+        """Return `out`, or x if it is changed in place."""
+        return self.x if self.out is None else self.out
+
+    def lower(self, to: Lowering) -> None:
+        import numpy as np
+
+        def make(read: ReadFn) -> Float32:
+            return np.concatenate([read(name).reshape(1) for name in (self.low, self.high)])
+
+        to.add(self, bounds=to.vector(("bounds", self.low, self.high), 2, make))
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Return whether `rows` is f32, or any other format, which the kernel can write to out."""
+        return self.out is not None or rows == "f32"
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        return x.clamp(at.vector(self.low), at.vector(self.high))
 
 
 class Columns(Op, frozen=True):
@@ -340,11 +373,31 @@ class ColumnsBuilder(BaseBuilder):
         self._check_columns("add", to, column or 0, width)
         self._ops.append(Add(x, to, width, column or 0))
 
-    def scale(self, x: ValueId, name: str, *, by_column: bool = False) -> None:
-        """Multiply x, in place, by the weight `name` [1], or [width of x] if `by_column`."""
+    def clip(self, x: ValueId, low: str, high: str, *, copy: bool = False) -> ValueId:
+        """Limit the values of x to [low, high], weights of one element; return x.
+
+        copy: x does not change, and the result is another value.
+        """
+        for name in (low, high):
+            self._need(name, (), "vector")
+        out = None
+        if copy:
+            out = self._value(f"{self._values[x].name} clipped", self._width(x), like=x)
+        self._ops.append(Clip(x, out, low, high))
+        return x if out is None else out
+
+    def scale(
+        self, x: ValueId, name: str, *, by_column: bool = False, less: str | None = None
+    ) -> None:
+        """Multiply x, in place, by the weight `name` [1], or [width of x] if `by_column`.
+
+        less: the name of a weight [width of x] that is first subtracted from each row.
+        """
         width = self._width(x)
         weight = self._need(name, (width if by_column else 1,), "vector")
-        self._ops.append(Scale(x, weight, width, by_column))
+        if less is not None:
+            self._need(less, (width,), "vector")
+        self._ops.append(Scale(x, weight, width, by_column, less=less))
 
     def multiply_by(self, x: ValueId, factors: float | Sequence[tuple[int, float]]) -> None:
         """Multiply x by constants, in place. If all factors are 1, no op is appended.

@@ -106,6 +106,8 @@ class PositionEmbed(Op, frozen=True):
 
     types: a weight [kinds, D]; its row 0 is added as well (the token types of BERT).
       If `weight` is None, only this row is added.
+    axis: the token's place on this axis selects the row, at most the last row; -1 = its
+      position does. The weight may then have more rows than `rows`.
     """
 
     write_of = "x"
@@ -116,14 +118,27 @@ class PositionEmbed(Op, frozen=True):
     width: int
     offset: int = 0
     types: str | None = None
+    axis: int = -1
+
+    @property
+    def num_axes(self) -> int:
+        """Return the number of axes that the row depends on."""
+        return self.axis + 1
 
     def lower(self, to: Lowering) -> None:
-        if self.types is None:
+        if self.axis >= 0:
+            key: tuple[object, ...] = ("first rows", self.weight, self.rows)
+            table = to.vector(key, self.rows * self.width, self._first)
+        elif self.types is None:
             table = to.plain(self.weight, self.rows * self.width)
         else:
             key = ("positions", self.weight, self.types)
             table = to.vector(key, self.rows * self.width, self._rows)
         to.add(self, table=table)
+
+    def _first(self, read: ReadFn) -> Float32:
+        assert self.weight is not None
+        return read(self.weight)[: self.rows]
 
     def _rows(self, read: ReadFn) -> Float32:
         """Return the rows [rows, width] to add at each position, with the row of token type 0."""
@@ -134,8 +149,14 @@ class PositionEmbed(Op, frozen=True):
         return rows if self.types is None else rows + read(self.types)[:1]
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
         if self.weight is not None:
-            x = x + at.vector(self.weight)[at.positions + self.offset]
+            places = at.positions + self.offset
+            if self.axis >= 0:
+                assert at.step.token_angles is not None, "the step has no angles"
+                places = torch.from_numpy(at.step.token_angles[self.axis]).long()
+            x = x + at.vector(self.weight)[places.clamp(max=self.rows - 1)]
         return x if self.types is None else x + at.vector(self.types)[0]
 
 
@@ -381,6 +402,15 @@ class DenseBuilder(ExpertsBuilder):
         if types is not None:
             kinds = self._need(f"{types[0]}.weight", (types[1], width), "table")
         self._ops.append(PositionEmbed(x, weight, rows, width, offset, kinds))
+
+    def place_row(self, x: ValueId, name: str, *, axis: int, rows: int, stored: int) -> None:
+        """Add the row of each token's place on an axis to x, in place.
+
+        name: the full name of the table [stored, width of x], with the first `rows` in use.
+        """
+        width = self._width(x)
+        weight = self._need(name, (stored, width), "table")
+        self._ops.append(PositionEmbed(x, weight, rows, width, axis=axis))
 
     def linear(
         self,

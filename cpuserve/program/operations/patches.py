@@ -149,6 +149,9 @@ class GridEmbed(Op, frozen=True):
     to corner, or edge to edge. Between places of the table, the four neighbours are weighted. The
     angles of a step have the row and the column of each patch on axes 0 and 1, and a picture is a
     sequence.
+
+    smooth: the table is stretched edge to edge, and a place of a picture with fewer places than
+      the table gets the mean of all places that it covers, weighted by their distance.
     """
 
     write_of = "x"
@@ -158,6 +161,7 @@ class GridEmbed(Op, frozen=True):
     side: int
     width: int
     corners: bool = True
+    smooth: bool = False
 
     @property
     def num_axes(self) -> int:
@@ -175,6 +179,11 @@ class GridEmbed(Op, frozen=True):
         for seq in range(at.step.num_seqs):
             tokens = at.step.queries(seq)
             grid = torch.from_numpy(places[:2, tokens]).float()
+            if self.smooth:
+                rows, columns = (self._covered(axis) for axis in grid)
+                weights = rows[:, :, None] * columns[:, None, :]
+                out[tokens] += weights.reshape(len(weights), -1) @ table
+                continue
             if self.corners:
                 along = grid * (self.side - 1) / grid[:, -1:].clamp(min=1)
             else:
@@ -188,6 +197,62 @@ class GridEmbed(Op, frozen=True):
                     row, column = (first + more).clamp(max=self.side - 1)
                     weight = torch.where(more > 0, share, 1 - share).prod(dim=0)
                     out[tokens] += weight[:, None] * table[row * self.side + column]
+        return out
+
+    def _covered(self, places: Tensor) -> Tensor:
+        """Return the weight of each place of the table along one axis: [patches, side].
+
+        places [patches]: of a picture; the last patch is in its last row and column.
+        """
+        import torch
+
+        scale = self.side / (places[-1] + 1)
+        centers = (places + 0.5) * scale - 0.5
+        apart = (torch.arange(self.side) - centers[:, None]).abs()
+        weights = (1 - apart / scale.clamp(min=1)).clamp(min=0)
+        return weights / weights.sum(dim=1, keepdim=True)
+
+
+class GridConv(Op, frozen=True):
+    """A convolution of each column of x over the rows and columns of its picture; out [T, width].
+
+    weight [width, 1, size, size] with an odd size; outside of a picture, x is 0. The patches of a
+    picture are in merge order, and their rows and columns are on axes 0 and 1.
+    """
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    size: int
+    merge: int
+    width: int
+
+    @property
+    def num_axes(self) -> int:
+        """Return 2: a patch has a row and a column."""
+        return 2
+
+    def lower(self, to: Lowering) -> None:
+        def by_place(read: ReadFn) -> Float32:
+            return read(self.weight).reshape(self.width, -1).T
+
+        count = self.size**2 * self.width
+        to.add(self, weight=to.vector(("places", self.weight), count, by_place))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+        from torch.nn import functional as F
+
+        places, out = at.step.token_angles, torch.empty_like(x)
+        assert places is not None, "the step has no angles"
+        weight = at.vector(self.weight).reshape(self.width, 1, self.size, self.size)
+        for seq in range(at.step.num_seqs):
+            tokens = at.step.queries(seq)
+            rows, columns = torch.from_numpy(places[:2, tokens]).long()
+            grid = x.new_zeros(self.width, int(rows[-1]) + 1, int(columns[-1]) + 1)
+            grid[:, rows, columns] = x[tokens].T
+            mixed = F.conv2d(grid[None], weight, padding=self.size // 2, groups=self.width)[0]
+            out[tokens] = mixed[:, rows, columns].T
         return out
 
 
@@ -264,15 +329,33 @@ class PatchesBuilder(BaseBuilder):
         """
         self._ops.append(PlaneEmbed(x, side, self._values[x].fold, self._width(x)))
 
-    def grid_embed(self, x: ValueId, name: str, *, side: int, corners: bool = True) -> None:
+    def grid_embed(
+        self, x: ValueId, name: str, *, side: int, corners: bool = True, smooth: bool = False
+    ) -> None:
         """Add the embedding of each patch's place in its picture to x, in place (`GridEmbed`).
 
         name: the weight [side * side, width of x].
         corners: whether the table is stretched corner to corner, instead of edge to edge.
+        smooth: edge to edge, and with means where a picture has fewer places than the table.
         """
         width = self._width(x)
         weight = self._need(f"{name}.weight", (side * side, width), "table")
-        self._ops.append(GridEmbed(x, weight, side, width, corners))
+        self._ops.append(GridEmbed(x, weight, side, width, corners, smooth))
+
+    def grid_conv(self, x: ValueId, name: str, *, size: int, merge: int) -> ValueId:
+        """Return a convolution of each column over the picture of a patch (`GridConv`).
+
+        name: the weight [width of x, 1, size, size]; size must be odd.
+        merge: the side of the blocks in which the patches of a picture follow one another.
+        """
+        width = self._width(x)
+        if size % 2 == 0:
+            msg = f"{name}: a convolution of {size} x {size} places has no middle"
+            raise ModelError(msg)
+        weight = self._need(f"{name}.weight", (width, 1, size, size), "vector")
+        out = self._value(name, width)
+        self._ops.append(GridConv(x, out, weight, size, merge, width))
+        return out
 
     def fold(self, x: ValueId, count: int, *, mean: bool = False) -> ValueId:
         """Return rows of `count` successive rows of x: [T / count, count * width of x].

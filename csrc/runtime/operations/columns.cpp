@@ -106,15 +106,17 @@ void prepare(const ScaleOp& op, const Program& p) {
   const int64_t width = p.f32_value(op.x, "scale x").width;
   check_argument(op.factor != kNone, "scale: the factor is missing");
   p.check_vector(op.factor, p.vector(op.factor).count == 1 ? 1 : width, "scale factor");
+  p.check_vector(op.less, width, "scale less");
 }
 
 void run(const ScaleOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
-  const float* factors = w.vector(op.factor);
+  const float *factors = w.vector(op.factor), *less = w.vector(op.less);
   const bool single = w.program().vectors()[static_cast<size_t>(op.factor)].count == 1;
   const Range rows = w.share(w.rows(op.x));
   for (int64_t r = rows.begin; r < rows.end; r++) {
     float* to = floats_of(x, r);
+    for (int64_t i = 0; less && i < x.width; i++) to[i] -= less[i];
     for (int64_t i = 0; i < x.width; i++) to[i] *= factors[single ? 0 : i];
   }
 }
@@ -139,6 +141,32 @@ void run(const ColumnsOp& op, Worker& w) noexcept {
     float* to = floats_of(out, t);
     std::copy_n(floats_of(w.value(op.x), t) + op.column, own, to);
     if (more > 0) std::copy_n(floats_of(w.value(op.more), t), more, to + own);
+  }
+}
+
+void prepare(const ClipOp& op, const Program& p) {
+  const Id out = op.out == kNone ? op.x : op.out;
+  p.check_rows("clip", {op.x, out});
+  check_argument(p.f32_value(op.x, "clip x").width == p.value(out).width,
+                 "clip: x and out differ in width");
+  check_argument(op.x != op.out, "clip: out must not be an input");
+  check_argument(op.bounds != kNone, "clip: the bounds are missing");
+  p.check_vector(op.bounds, 2, "clip bounds");
+}
+
+void run(const ClipOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &out = w.value(op.out == kNone ? op.x : op.out);
+  const float *bounds = w.vector(op.bounds), low = bounds[0], high = bounds[1];
+  const bool plain = out.format == ActFormat::f32;
+  // The stride is 0, so that every row is the row in the scratch memory.
+  const Rows one{w.scratch, 0, out.width, ActFormat::f32};
+  const Range mine = w.share(w.rows(op.x));
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    const float* from = floats_of(x, r);
+    float* to = plain ? floats_of(out, r) : reinterpret_cast<float*>(w.scratch);
+    // A NaN stays one, because std::min and std::max return their first operand.
+    for (int64_t i = 0; i < x.width; i++) to[i] = std::min(std::max(from[i], low), high);
+    if (!plain) w.kernels().convert({one, out, r, r + 1});
   }
 }
 

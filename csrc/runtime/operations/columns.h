@@ -56,11 +56,12 @@ void run(const AddOp& op, Worker& w) noexcept;
 inline Accesses accesses(const AddOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
 // Multiplies x by the vector `factor`, which has one element for all columns,
-// or one for each column.
+// or one for each column. The vector `less`, if it is set, is first subtracted from each row.
 struct ScaleOp {
   static constexpr const char* kName = "scale";
   Id x, factor;
-  CPUSERVE_FIELDS(x, factor)
+  Id less = kNone;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, factor, less)
 };
 void prepare(const ScaleOp& op, const Program& p);
 void run(const ScaleOp& op, Worker& w) noexcept;
@@ -78,6 +79,19 @@ void prepare(const ColumnsOp& op, const Program& p);
 void run(const ColumnsOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ColumnsOp& op, const Program&) {
   return {with({own(op.x)}, op.more != kNone, own(op.more)), {own(op.out)}};
+}
+
+// Writes x to out with every value limited to [bounds[0], bounds[1]], where `bounds` is a vector.
+// If out is kNone, the values of x itself are limited.
+struct ClipOp {
+  static constexpr const char* kName = "clip";
+  Id x, bounds, out;
+  CPUSERVE_FIELDS(x, bounds, out)
+};
+void prepare(const ClipOp& op, const Program& p);
+void run(const ClipOp& op, Worker& w) noexcept;
+inline Accesses accesses(const ClipOp& op, const Program&) {
+  return {{own(op.x)}, {own(op.out == kNone ? op.x : op.out)}};
 }
 
 // Mixes the `parts` equal parts of each row of x (AltUp of Gemma 3n).
@@ -138,7 +152,7 @@ void prepare(const LimitOp& op, const Program& p);
 void run(const LimitOp& op, Worker& w) noexcept;
 Accesses accesses(const LimitOp& op, const Program& p);
 
-using ColumnOps = Family<GateOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, MixPartsOp,
+using ColumnOps = Family<GateOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, ClipOp, MixPartsOp,
                          MatchRmsOp, KeepTopOp, LimitOp>;
 
 }  // namespace cpuserve

@@ -1,5 +1,6 @@
 // The operations of dense layers: embeddings, linears, activations.
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "runtime/operations/checks.h"
@@ -174,6 +175,13 @@ void prepare(const PositionEmbedOp& op, Program& p) {
                  "position_embed: a table of ", op.rows, " rows cannot have the offset ",
                  op.offset);
   p.check_vector(op.table, op.rows * p.f32_value(op.x, "position_embed x").width, "position table");
+  check_argument(op.axis >= -1 && op.axis < kMostAxes, "position_embed: there is no axis ",
+                 op.axis);
+  if (op.axis >= 0) {
+    p.limits().axes = std::max(p.limits().axes, op.axis + 1);
+    p.limits().needs_angles = true;
+    return;
+  }
   const int64_t most = (op.rows - op.offset) * p.value(op.x).fold;
   p.limits().max_positions = std::min(p.limits().max_positions, most);
 }
@@ -184,19 +192,30 @@ void run(const PositionEmbedOp& op, Worker& w) noexcept {
   const Range rows = w.share(w.rows(op.x));
   for (int64_t r = rows.begin; r < rows.end; r++) {
     float* to = reinterpret_cast<float*>(row_of(x, r));
-    const int64_t position = w.input().positions[r * fold] / fold;
-    const float* from = w.vector(op.table) + (position + op.offset) * x.width;
+    const int64_t t = r * fold;
+    const int64_t place = op.axis < 0 ? w.input().positions[t] / fold : w.input().angle(op.axis, t);
+    const int64_t row = std::min(place + op.offset, op.rows - 1);
+    const float* from = w.vector(op.table) + row * x.width;
     for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
   }
 }
+
+namespace {
+
+// Lets every step have the row and the column of each token in the grid of its sequence.
+void needs_grid(Program& p) {
+  p.limits().axes = std::max<int64_t>(p.limits().axes, 2);
+  p.limits().needs_angles = true;
+}
+
+}  // namespace
 
 void prepare(const GridEmbedOp& op, Program& p) {
   p.check_tokens("grid_embed", {op.x});
   check_argument(op.table != kNone && op.side >= 1, "grid_embed: the table is missing");
   p.check_vector(op.table, int64_t{op.side} * op.side * p.f32_value(op.x, "grid_embed x").width,
                  "table of places");
-  p.limits().axes = std::max<int64_t>(p.limits().axes, 2);
-  p.limits().needs_angles = true;
+  needs_grid(p);
 }
 
 namespace {
@@ -222,6 +241,41 @@ Between between(int32_t place, int32_t last, int32_t side, bool corners) noexcep
   return {at, x - static_cast<float>(at)};
 }
 
+// The place `place` of a grid of `count` places, over a table of `side` places, edge to edge.
+struct Cover {
+  Cover(int32_t place, int32_t count, int32_t side) noexcept
+      : scale(static_cast<float>(side) / static_cast<float>(count)),
+        center((static_cast<float>(place) + 0.5f) * scale - 0.5f),
+        reach(std::max(scale, 1.0f)),
+        begin(std::max(0, static_cast<int32_t>(std::ceil(center - reach)))),
+        end(std::min(side, static_cast<int32_t>(std::floor(center + reach)) + 1)) {
+    for (int32_t at = begin; at < end; at++) sum += part(at);
+  }
+  // Returns the weight of a place of the table in [begin, end); the sum of all weights is 1.
+  float weight(int32_t at) const noexcept { return part(at) / sum; }
+
+  float scale, center, reach;
+  int32_t begin, end;
+
+ private:
+  float part(int32_t at) const noexcept {
+    return std::max(0.0f, 1.0f - std::fabs(static_cast<float>(at) - center) / reach);
+  }
+  float sum = 0.0f;
+};
+
+// Adds the embedding of one token to the row `to`, as GridEmbedOp::smooth says.
+void add_covered(const Cover& rows, const Cover& columns, const float* table, int64_t side,
+                 int64_t width, float* to) noexcept {
+  for (int32_t y = rows.begin; y < rows.end; y++) {
+    for (int32_t z = columns.begin; z < columns.end; z++) {
+      const float weight = rows.weight(y) * columns.weight(z);
+      const float* from = table + (y * side + z) * width;
+      for (int64_t i = 0; i < width; i++) to[i] += weight * from[i];
+    }
+  }
+}
+
 }  // namespace
 
 void run(const GridEmbedOp& op, Worker& w) noexcept {
@@ -233,6 +287,12 @@ void run(const GridEmbedOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     while (in.query_start[seq + 1] <= t) seq++;
     const int64_t last = in.query_start[seq + 1] - 1;
+    if (op.smooth) {
+      add_covered({in.angle(0, t), in.angle(0, last) + 1, op.side},
+                  {in.angle(1, t), in.angle(1, last) + 1, op.side}, table, op.side, x.width,
+                  floats_of(x, t));
+      continue;
+    }
     const Between row = between(in.angle(0, t), in.angle(0, last), op.side, op.corners);
     const Between column = between(in.angle(1, t), in.angle(1, last), op.side, op.corners);
     const int64_t below = std::min<int64_t>(row.at + 1, op.side - 1);
@@ -246,6 +306,42 @@ void run(const GridEmbedOp& op, Worker& w) noexcept {
     float* to = floats_of(x, t);
     for (int64_t i = 0; i < x.width; i++) {
       to[i] += a[i] * wa + b[i] * wb + c[i] * wc + d[i] * wd;
+    }
+  }
+}
+
+void prepare(const GridConvOp& op, Program& p) {
+  p.check_tokens("grid_conv", {op.x, op.out});
+  const int64_t width = p.f32_value(op.x, "grid_conv x").width;
+  check_argument(op.x != op.out && p.f32_value(op.out, "grid_conv out").width == width,
+                 "grid_conv: x and out must be two values of one width");
+  check_argument(op.size >= 1 && op.size <= 15 && op.size % 2 == 1 && op.merge >= 1,
+                 "grid_conv: a size of ", op.size, " places, in blocks of ", op.merge);
+  check_argument(op.weight != kNone, "grid_conv: the weight is missing");
+  p.check_vector(op.weight, int64_t{op.size} * op.size * width, "grid_conv weight");
+  needs_grid(p);
+}
+
+void run(const GridConvOp& op, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const int64_t size = op.size, merge = op.merge, half = size / 2;
+  const Range mine = w.share(w.tokens());
+  int64_t seq = 0;
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    while (in.query_start[seq + 1] <= t) seq++;
+    const int64_t first = in.query_start[seq], end = in.query_start[seq + 1];
+    const int64_t rows = in.angle(0, end - 1) + 1, columns = in.angle(1, end - 1) + 1;
+    float* to = floats_of(out, t);
+    std::fill_n(to, x.width, 0.0f);
+    for (int64_t tap = 0; tap < size * size; tap++) {
+      const int64_t y = in.angle(0, t) + tap / size - half, z = in.angle(1, t) + tap % size - half;
+      if (y < 0 || y >= rows || z < 0 || z >= columns) continue;
+      const int64_t block = y / merge * (columns / merge) + z / merge;
+      const int64_t at = first + (block * merge + y % merge) * merge + z % merge;
+      if (at >= end) continue;  // angles that are no grid in merge order
+      const float *from = floats_of(x, at), *weight = w.vector(op.weight) + tap * x.width;
+      for (int64_t i = 0; i < x.width; i++) to[i] += weight[i] * from[i];
     }
   }
 }

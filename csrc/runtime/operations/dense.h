@@ -73,11 +73,14 @@ void prepare(const FoldOp& op, Program& p);
 void run(const FoldOp& op, Worker& w) noexcept;
 inline Accesses accesses(const FoldOp& op, const Program&) { return {{any(op.x)}, {own(op.out)}}; }
 
+// Adds a row of the table to each row of x: at the position plus `offset`, or, if
+// `axis` is not -1, at its place on this axis (StepInput::angles), at most the last row.
 struct PositionEmbedOp {
   static constexpr const char* kName = "position_embed";
   Id x, table;
   int64_t rows, offset;
-  CPUSERVE_FIELDS(x, table, rows, offset)
+  int64_t axis = -1;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, table, rows, offset, axis)
 };
 void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
@@ -88,16 +91,36 @@ inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return cha
 // half of a place of the table has no neighbour. A place between four places of the table gets
 // their weighted mean. A token's row and column in the grid are its places on axes 0 and 1
 // (StepInput::angles); the last token is in the last row and column.
+// If `smooth` is set, the table is stretched edge to edge, and where the grid has fewer places than
+// the table, each gets the mean of all places that it covers, weighted by their distance.
 struct GridEmbedOp {
   static constexpr const char* kName = "grid_embed";
   Id x, table;
   int32_t side;
-  bool corners = true;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, table, side, corners)
+  bool corners = true, smooth = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, table, side, corners, smooth)
 };
 void prepare(const GridEmbedOp& op, Program& p);
 void run(const GridEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const GridEmbedOp& op, const Program&) { return changes({}, op.x); }
+
+// Convolves each column over the grid of a sequence, with zeros around the grid:
+//   out[r, c] = sum over i, j < size of weight[i * size + j] * x[r + i - size / 2, c + j - size /
+//   2]
+// The size is odd, and `weight` is a vector [size * size][columns]. The tokens of a sequence are
+// the places of its grid in merge order: blocks of merge x merge places from left to right and from
+// top to bottom, and so the places of a block. For the rows and columns see GridEmbedOp.
+struct GridConvOp {
+  static constexpr const char* kName = "grid_conv";
+  Id x, weight, out;
+  int32_t size, merge;
+  CPUSERVE_FIELDS(x, weight, out, size, merge)
+};
+void prepare(const GridConvOp& op, Program& p);
+void run(const GridConvOp& op, Worker& w) noexcept;
+inline Accesses accesses(const GridConvOp& op, const Program&) {
+  return {{any(op.x)}, {own(op.out)}};
+}
 
 // Converts x to the row format of out. If the vector `order` is set, column i of out
 // is column order[i] of x. If `routing` is set, x has one row for each token and chosen expert;
@@ -140,6 +163,6 @@ void run(const ActivationOp& op, Worker& w) noexcept;
 Accesses accesses(const ActivationOp& op, const Program& p);
 
 using DenseOps = Family<EmbedOp, AddMediaOp, PatchesOp, FoldOp, PositionEmbedOp, GridEmbedOp,
-                        ConvertOp, LinearOp, ActivationOp>;
+                        GridConvOp, ConvertOp, LinearOp, ActivationOp>;
 
 }  // namespace cpuserve

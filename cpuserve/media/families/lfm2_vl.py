@@ -1,0 +1,270 @@
+"""LFM2-VL: one picture of any aspect, or tiles and the whole picture if it is large.
+
+Source: the image processor and the processor of transformers 5.24 (LFM2-VL).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.core.pictures import MOST_PATCHES
+from cpuserve.errors import ModelError
+from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.layout import PictureLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+
+class Lfm2Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="lfm2_vl"):
+    """The numbers of one checkpoint.
+
+    least, most: the rows of a picture that is not tiles, and of the whole picture beside tiles.
+    tolerance: a picture with more pixels than this number times `most` rows becomes tiles.
+    tile: the side of a tile in pixels. fewest, greatest: the number of tiles.
+    splits: whether a large picture becomes tiles. thumbnail: whether the whole picture is added.
+    most_rows: the most rows of all tiles of a picture; 0 = no limit.
+    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
+    limit: the largest `most` that a request can choose.
+    resample: Pillow's number of the filter.
+    framed: whether the text has the tokens `before`, `after`, `whole`, and tokens of tiles.
+    """
+
+    least: int
+    most: int
+    tolerance: float
+    tile: int
+    fewest: int
+    greatest: int
+    patch: int
+    merge: int
+    limit: int
+    splits: bool = True
+    thumbnail: bool = True
+    most_rows: int = 0
+    resample: int = 2
+    framed: bool = True
+    marker: str = "<image>"
+    before: str = "<|image_start|>"
+    after: str = "<|image_end|>"
+    whole: str = "<|img_thumbnail|>"
+
+    @property
+    def placeholder(self) -> str:
+        """The text of the token for a row of the tower; templates write it once for a picture."""
+        return self.marker
+
+    @property
+    def gap(self) -> str:
+        """The text around the marker, which templates do not write."""
+        return ""
+
+    @property
+    def block(self) -> int:
+        """The side in pixels of a block of patches that becomes one row."""
+        return self.patch * self.merge
+
+    @property
+    def patch_bytes(self) -> int:
+        """The bytes of one patch."""
+        return 3 * self.patch**2
+
+    @property
+    def page_side(self) -> int:
+        """The length in pixels of the longer side of a page of a document."""
+        tiles = self.greatest * self.tile**2 if self.splits else 0
+        return math.isqrt(4 * max(tiles, self.most * self.block**2) // 3)
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return the layout of a picture of this size in pixels."""
+        fitting = self._fitting(width, height)
+        across, down = fitting._grid(width, height)
+        used = fitting._scaled(width, height)
+        one = used[1] // self.patch, used[0] // self.patch
+        side = self.tile // self.patch
+        tiles = ((side, side),) * (down * across)
+        if not tiles or self.thumbnail:
+            tiles = (*tiles, one)
+        if across:
+            used = across * self.tile, down * self.tile
+        rows = [rows // self.merge * (columns // self.merge) for rows, columns in tiles]
+        names = [f"<|img_row_{y + 1}_col_{x + 1}|>" for y in range(down) for x in range(across)]
+        names += [self.whole if names else ""] * (len(rows) - len(names))
+        name = names if self.framed else [""] * len(names)
+        text = "".join(f"{n}{self.marker * count}" for n, count in zip(name, rows, strict=True))
+        if self.framed:
+            text = f"{self.before}{text}{self.after}"
+        return PictureLayout(tiles, text, *used, rows=sum(rows))
+
+    def patches(self, image: Image) -> np.ndarray:
+        """Return the patches of an RGB picture; see Family.patches."""
+        import numpy as np
+        from PIL.Image import Resampling
+
+        fitting, filter_ = self._fitting(*image.size), Resampling(self.resample)
+        across, down = fitting._grid(*image.size)
+        found = []
+        if across:
+            large = image.resize((across * self.tile, down * self.tile), filter_)
+            tiles = np.asarray(large).reshape(down, self.tile, across, self.tile, 3)
+            split = tiles.transpose(0, 2, 1, 3, 4).reshape(-1, self.tile, self.tile, 3)
+            found.append(in_merge_order(split, self.patch, self.merge))
+        if not across or self.thumbnail:
+            one = np.asarray(image.resize(fitting._scaled(*image.size), filter_))
+            found.append(in_merge_order(one[None], self.patch, self.merge))
+        return np.concatenate(found)
+
+    def changed(self, settings: Mapping[str, Any]) -> Lfm2Pictures:
+        """Return the family with these settings; InvalidRequest if it cannot follow one."""
+        changes: dict[str, Any] = {}
+        fields = {
+            "min_image_tokens": ("least", self.limit),
+            "max_image_tokens": ("most", self.limit),
+            "min_tiles": ("fewest", 100),
+            "max_tiles": ("greatest", 100),
+            "max_tokens": ("most_rows", 1 << 30),
+        }
+        for name, value in settings.items():
+            if name == "detail" and value in ("auto", "low", "high", "original"):
+                changes |= {"splits": False} if value == "low" else {}
+            elif name in ("do_image_splitting", "use_thumbnail"):
+                if not isinstance(value, bool):
+                    refuse_setting(name, f"must be true or false, got {value!r:.40}")
+                changes["splits" if name == "do_image_splitting" else "thumbnail"] = value
+            elif name in fields:
+                field, most = fields[name]
+                known = isinstance(value, int) and not isinstance(value, bool)
+                if not known or not 1 <= value <= most:
+                    refuse_setting(name, f"must be a number from 1 to {most}, got {value!r:.40}")
+                changes[field] = value
+            else:
+                refuse_setting(
+                    name,
+                    "is no setting of this model's pictures: it has do_image_splitting, "
+                    "use_thumbnail, min_image_tokens, max_image_tokens, min_tiles, max_tiles, "
+                    "detail, and a maximum number of tokens",
+                )
+        made = msgspec.structs.replace(self, **changes)
+        if made.least > made.most or made.fewest > made.greatest:
+            refuse_setting(next(iter(settings)), "makes the least more than the most")
+        return made
+
+    def _fitting(self, width: int, height: int) -> Lfm2Pictures:
+        """Return the family with so few tiles, or rows, that `most_rows` has room for a picture."""
+        if not self.most_rows:
+            return self
+        least, most, limit = (min(n, self.most_rows) for n in (self.least, self.most, self.limit))
+        made = msgspec.structs.replace(self, least=least, most=most, limit=limit)
+        side = self.tile // self.block
+        across, down = self._grid(width, height)
+        rows = across * down * side**2 + self.most * self.thumbnail
+        return msgspec.structs.replace(made, splits=False) if rows > self.most_rows else made
+
+    def _scaled(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size (width, height) of the whole picture, in whole blocks."""
+        block, sides = self.block, (width, height)
+        least, most = (rows * block**2 for rows in (self.least, self.most))
+        found = [max(block, round(side / block) * block) for side in sides]
+        if math.prod(found) > most:
+            beta = math.sqrt(height * width / most)
+            found = [max(block, math.floor(side / beta / block) * block) for side in sides]
+        elif math.prod(found) < least:
+            beta = math.sqrt(least / (height * width))
+            found = [math.ceil(side * beta / block) * block for side in sides]
+        # A long and narrow picture, which the image processor would leave too large for the tower.
+        longer = found.index(max(found))
+        room = self.limit // (found[1 - longer] // block) * block
+        found[longer] = max(block, min(found[longer], room))
+        return found[0], found[1]
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the tiles (across, down) of a picture; (0, 0) if it does not become tiles."""
+        block = self.block
+        pixels = math.prod(max(self.patch, round(side / block) * block) for side in (height, width))
+        large = pixels > self.most * block**2 * self.tolerance
+        if not self.splits or not large or self.fewest == self.greatest == 1:
+            return 0, 0
+        aspect, best, least = width / height, (1, 1), math.inf
+        for across, down in _grids(self.fewest, self.greatest):
+            apart = abs(aspect - across / down)
+            roomy = width * height > 0.5 * self.tile**2 * across * down
+            if apart < least or (apart == least and roomy):
+                best, least = (across, down), apart
+        return best
+
+
+def _grids(fewest: int, most: int) -> list[tuple[int, int]]:
+    """Return all (across, down) of `fewest` to `most` tiles, in the order of the image processor.
+
+    Of grids with equally many tiles, the processor takes those first that its set has first.
+    """
+    found = {
+        (across, down)
+        for count in range(fewest, most + 1)
+        for across in range(1, count + 1)
+        for down in range(1, count + 1)
+        if fewest <= across * down <= most
+    }
+    return sorted(found, key=math.prod)
+
+
+def lfm2_vl(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> Lfm2Pictures:
+    """Return the family with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    patch = read_number(processor.get("encoder_patch_size"), "encoder_patch_size")
+    merge = read_number(processor.get("downsample_factor"), "downsample_factor")
+    for name, key, given, own in (
+        ("encoder_patch_size", "vision_config.patch_size", patch, vision.get("patch_size", patch)),
+        ("downsample_factor", "downsample_factor", merge, config.get("downsample_factor", merge)),
+    ):
+        if own != given:
+            msg = f"{name} is {given}, but {key} of the model is {own!r:.40}"
+            raise ModelError(msg)
+    names = ("min_image_tokens", "max_image_tokens", "tile_size", "min_tiles", "max_tiles")
+    least, most, tile, fewest, greatest = (read_number(processor.get(n), n) for n in names)
+    tolerance = processor.get("max_pixels_tolerance")
+    if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or tolerance < 1:
+        msg = f"max_pixels_tolerance is {tolerance!r:.40}: a number of at least 1 is needed"
+        raise ModelError(msg)
+    if (
+        least > most
+        or fewest > greatest
+        or tile % (patch * merge)
+        or most * merge**2 > MOST_PATCHES
+    ):
+        numbers = f"{least}, {most}, {tile}, {fewest} and {greatest}"
+        msg = f"{', '.join(names)} are {numbers}, which is no way to scale pictures"
+        raise ModelError(msg)
+    return Lfm2Pictures(
+        least=least,
+        most=most,
+        tolerance=tolerance,
+        tile=tile,
+        fewest=fewest,
+        greatest=greatest,
+        patch=patch,
+        merge=merge,
+        limit=max(most, (tile // (patch * merge)) ** 2),
+        splits=processor.get("do_image_splitting", True) is not False,
+        thumbnail=processor.get("use_thumbnail", True) is not False,
+        resample=read_number(processor.get("resample", 2), "resample", least=0),
+        framed=whole.get("use_image_special_tokens", True) is not False,
+        marker=tokens.get("image_token", "<image>"),
+        before=tokens.get("image_start_token", "<|image_start|>"),
+        after=tokens.get("image_end_token", "<|image_end|>"),
+        whole=tokens.get("image_thumbnail_token", "<|img_thumbnail|>"),
+    )

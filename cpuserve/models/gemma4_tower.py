@@ -1,0 +1,192 @@
+"""The tower of Gemma 4: patches with places on two axes, and rows that are means of 3 x 3 of them.
+
+Source: transformers modeling_gemma4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.core.pictures import GEMMA4_BUDGETS
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    read_object,
+    refuse,
+)
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.qwen_vl import axial_rope
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.patches import PixelScale
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+_AT, _JOIN = "vision_tower", "model.embed_vision"
+_EMBEDDER = f"{_AT}.patch_embedder"
+
+
+class Gemma4Tower:
+    """The vision model of Gemma 4.
+
+    Keys of family:
+
+    clipped: whether inputs and outputs of the matrices of layers are limited.
+    standardized: whether rows are standardized before the last norm.
+    theta: the base of the RoPE.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = read_object(config, "vision_config")
+        merge, most = read_int(own, "pooling_kernel_size", 3, high=64), GEMMA4_BUDGETS[-1]
+        whole = read_object(config, "text_config").get("use_bidirectional_attention") == "vision"
+        if whole:  # a step has whole pictures, so requests cannot ask for more tokens
+            most = read_int(pictures, "max_soft_tokens", 280, high=most)
+        heads = read_int(own, "num_attention_heads", 12, high=65536)
+        kv_heads = read_int(own, "num_key_value_heads", heads, high=65536)
+        head_dim = read_int(own, "head_dim", 64, high=1024)
+        if heads % kv_heads:
+            refuse("vision_config.num_key_value_heads", kv_heads, f"a divisor of {heads}")
+        if head_dim % 4:
+            refuse("vision_config.head_dim", head_dim, "a multiple of 4")
+        table = read_int(own, "position_embedding_size", 10240, high=1 << 20)
+        if table < most * merge:
+            least = f"at least {most * merge}, the patches of the longest side of a picture"
+            refuse("vision_config.position_embedding_size", table, least)
+        return TowerSpec(
+            width=read_int(own, "hidden_size", 768, high=1 << 20),
+            layers=read_int(own, "num_hidden_layers", 16, high=4096),
+            q_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
+            norm_eps=read_float(own, "rms_norm_eps", 1e-6),
+            activation=read_choice(own, "hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
+            dtype=read_dtype(config),
+            patch=read_int(own, "patch_size", 16, high=1024),
+            merge=merge,
+            mean=True,
+            spans="sliding" if whole else "",
+            most=most * merge**2,
+            out_width=width,
+            side=0,
+            table=table,
+            pixels=_twice(read_pixels(pictures)),
+            patch_weight=f"{_EMBEDDER}.input_proj",
+            patch_axes="yxc",
+            names=(f"{_AT}.", f"{_JOIN}."),
+            gated=True,
+            family={
+                "clipped": read_bool(own, "use_clipped_linears", False),
+                "standardized": read_bool(own, "standardize", False),
+                "theta": read_float(read_object(own, "rope_parameters"), "rope_theta", 100.0),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
+        for index, axis in enumerate((1, 0)):  # the first table is for columns
+            name = rows(f"{_EMBEDDER}.position_embedding_table", 0, s.table, index=index)
+            b.place_row(x, name, axis=axis, rows=s.most // s.merge, stored=s.table)
+        for i in range(s.layers):
+            at = f"{_AT}.encoder.layers.{i}"
+            _attention(b, s, at, x)
+            _mlp(b, s, at, x)
+        x = b.fold(x, s.merge**2, mean=True)
+        b.multiply_by(x, float(s.width**0.5))
+        if s.family["standardized"]:
+            b.scale(x, f"{_AT}.std_scale", by_column=True, less=f"{_AT}.std_bias")
+        x = b.rms_norm(x, f"{_JOIN}.embedding_pre_projection_norm", weightless=True)
+        b.hidden(b.linear(x, f"{_JOIN}.embedding_projection", features=s.out_width))
+
+
+def _twice(pixels: PixelScale) -> PixelScale:
+    """Return how the model makes a number 2 (n - 0.5) of the image processor's number n."""
+    pairs = zip(pixels.mean, pixels.deviation, strict=True)
+    mean = tuple(mean + 0.5 * deviation for mean, deviation in pairs)
+    return replace(pixels, mean=mean, deviation=tuple(0.5 * d for d in pixels.deviation))
+
+
+def _attention(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+    """Add norm(attention(norm(x))) to x."""
+    d, own = s.head_dim, f"{at}.self_attn"
+    parts = {
+        f"{own}.q_proj": _turned(f"{own}.q_proj.linear", s.q_heads, d),
+        f"{own}.k_proj": _turned(f"{own}.k_proj.linear", s.kv_heads, d),
+        f"{own}.v_proj": {f"{own}.v_proj.linear": s.kv_heads * d},
+    }
+    qkv = _side_by_side(b, s, b.rms_norm(x, f"{at}.input_layernorm"), parts)
+    b.part_norm(qkv, None, width=d, column=(s.q_heads + s.kv_heads) * d, parts=s.kv_heads)
+    q_norm, k_norm = (tuple(_turned(f"{own}.{n}_norm", 1, d)) for n in "qk")
+    rope = axial_rope(d, cast("float", s.family["theta"]))
+    a = b.attend_both_sides(qkv, rope=rope, scale=1.0, q_norm=q_norm, k_norm=k_norm)
+    out = _product(b, s, a, f"{own}.o_proj", s.width)
+    b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
+
+
+def _turned(name: str, heads: int, head_dim: int) -> dict[str, int]:
+    """Return {name of a part: number of rows} for a matrix of heads, in the order of `axial_rope`.
+
+    In the checkpoint, each half of a head turns by itself, the first by the column of a patch: its
+    RoPE rotates the pairs (i, i + head_dim / 4) of a half, `ops.Rope` the pairs
+    (i, i + head_dim / 2) of a head.
+    """
+    part = head_dim // 4
+    firsts = [head * head_dim + k * part for head in range(heads) for k in (2, 0, 3, 1)]
+    return {rows(name, first, part): part for first in firsts}
+
+
+def _mlp(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+    """Add norm(mlp(norm(x))) to x."""
+    h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
+    gate, up = (f"{at}.mlp.{name}_proj" for name in ("gate", "up"))
+    if s.family["clipped"]:
+        g = b.activation(_product(b, s, h, gate, s.intermediate), cast("Then", s.activation))
+        b.multiply(_product(b, s, h, up, s.intermediate), to=g)
+    else:
+        names = [f"{name}.linear" for name in (gate, up)]
+        g = b.linear(h, names, features=s.intermediate, then=cast("Then", f"{s.activation}_mul"))
+    out = _product(b, s, g, f"{at}.mlp.down_proj", s.width)
+    b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm"), to=x)
+
+
+def _side_by_side(
+    b: Builder, s: TowerSpec, x: ValueId, modules: Mapping[str, Mapping[str, int]]
+) -> ValueId:
+    """Return the products of x with the matrices of several modules, side by side.
+
+    modules: {name of a part of its matrix: number of rows} for each module.
+    """
+    if not s.family["clipped"]:
+        every = {name: count for each in modules.values() for name, count in each.items()}
+        return b.linear(x, list(every), features=list(every.values()))
+    out: ValueId | None = None
+    for module, parts in reversed(list(modules.items())):
+        y = _product(b, s, x, module, parts)
+        out = y if out is None else b.columns(y, sum(parts.values()), more=out)
+    assert out is not None
+    return out
+
+
+def _product(
+    b: Builder, s: TowerSpec, x: ValueId, module: str, features: int | Mapping[str, int]
+) -> ValueId:
+    """Return the product of x with the matrix of a module; both are limited if `clipped`.
+
+    features: the rows of the matrix, or {name of a part: number of rows}.
+    """
+    parts = {f"{module}.linear": features} if isinstance(features, int) else features
+    if s.family["clipped"]:
+        x = b.clip(x, f"{module}.input_min", f"{module}.input_max", copy=True)
+    y = b.linear(x, list(parts), features=list(parts.values()))
+    return b.clip(y, f"{module}.output_min", f"{module}.output_max") if s.family["clipped"] else y

@@ -1,0 +1,190 @@
+"""The towers of LFM2-VL and LFM3-VL: pictures of any size.
+
+Source: transformers modeling_lfm2_vl, modeling_siglip2 and modeling_lfm3_vl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    read_kinds,
+    read_object,
+    refuse,
+)
+from cpuserve.models.lfm import KINDS
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.qwen_vl import axial_rope
+from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+_AT, _JOIN = "vision_tower", "multi_modal_projector"
+_PATCHES = f"{_AT}.embeddings.patch_embedding"
+
+
+class Lfm2VlTower:
+    """SigLIP 2 over pictures of any size, and the projector of LFM2-VL.
+
+    Keys of family: the keys of `_join`; norm, whether it begins with a norm.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = read_object(config, "vision_config")
+        places = read_int(own, "num_patches", 256, high=1 << 20)
+        if isqrt(places) ** 2 != places:
+            refuse("vision_config.num_patches", places, "a square")
+        patch = read_int(own, "patch_size", 16, high=1024)
+        merge = read_int(config, "downsample_factor", 2, high=64)
+        most = read_int(pictures, "max_image_tokens", 256, high=1 << 20) * merge**2
+        tile = read_int(pictures, "tile_size", 512, high=1 << 14) // patch
+        return TowerSpec(
+            **read_siglip({"hidden_size": 768, "num_attention_heads": 12, **own}),
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=merge,
+            most=max(most, tile**2),
+            out_width=width,
+            side=0,
+            table=isqrt(places),
+            pixels=read_pixels(pictures),
+            patch_weight=_PATCHES,
+            patch_axes="yxc",
+            names=(f"{_AT}.", f"{_JOIN}."),
+            family=_join(config, 2560)
+            | {"norm": read_bool(config, "projector_use_layernorm", True)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        b.leave(f"{_AT}.head.{name}" for name in HEAD)
+        x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
+        b.grid_embed(x, f"{_AT}.embeddings.position_embedding", side=s.table, smooth=True)
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
+        x = b.fold(b.layer_norm(x, f"{_AT}.post_layernorm"), s.merge**2)
+        if s.family["norm"]:
+            x = b.layer_norm(x, f"{_JOIN}.layer_norm", eps=1e-5)
+        _joined(b, s, x)
+
+
+class Lfm3VlTower:
+    """The vision model of LFM3-VL: gated convolutions over the picture, or attention.
+
+    Keys of family: the keys of `_join`; kinds, the kind of each layer; size, the
+    places of a side of a convolution; theta, the base of the RoPE.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = read_object(config, "vision_config")
+        hidden = read_int(own, "hidden_size", 1024, high=1 << 20)
+        heads = read_int(own, "num_attention_heads", 16, high=65536)
+        kv_heads = read_int(own, "num_key_value_heads", 8, high=65536)
+        size = read_int(own, "conv_kernel_size", 3, high=15)
+        if hidden % (4 * heads):
+            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+        if heads % kv_heads:
+            refuse("vision_config.num_key_value_heads", kv_heads, f"a divisor of {heads}")
+        if size % 2 == 0:
+            refuse("vision_config.conv_kernel_size", size, "an odd number")
+        if read_int(own, "in_channels", 3) != 3:
+            refuse("vision_config.in_channels", own["in_channels"], "3")
+        counted = {"num_hidden_layers": 14, **own}
+        kinds = read_kinds(counted, "layer_types", KINDS, lambda i: KINDS[i >= 2 and i % 2 == 0])
+        rope = read_object(own, "rope_parameters")
+        return TowerSpec(
+            width=hidden,
+            layers=len(kinds),
+            q_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=hidden // heads,
+            intermediate=read_int(own, "intermediate_size", 2560, high=1 << 24),
+            norm_eps=read_float(own, "norm_eps", 1e-5),
+            activation="silu",
+            dtype=read_dtype(config),
+            patch=read_int(own, "patch_size", 16, high=1024),
+            merge=read_int(own, "spatial_merge_size", 2, high=64),
+            out_width=width,
+            side=0,
+            table=0,
+            pixels=read_pixels(pictures),
+            patch_weight=f"{_AT}.patchifier",
+            patch_axes="ctyx",
+            names=(f"{_AT}.", f"{_JOIN}."),
+            gated=True,
+            family=_join(config, 4096)
+            | {"kinds": kinds, "size": size, "theta": read_float(rope, "rope_theta", 1e6)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
+        x = b.rms_norm(x, f"{_AT}.embedding_norm")
+        for i, kind in enumerate(cast("tuple[str, ...]", s.family["kinds"])):
+            at = f"{_AT}.layers.{i}"
+            h = b.rms_norm(x, f"{at}.operator_norm")
+            mix = _convolution if kind == "conv" else _attention
+            mix(b, s, at, h, x)
+            h, mlp = b.rms_norm(x, f"{at}.ffn_norm"), f"{at}.feed_forward"
+            g = b.linear(h, [f"{mlp}.w1", f"{mlp}.w3"], features=s.intermediate, then="silu_mul")
+            b.linear(g, f"{mlp}.w2", add_to=x)
+        _joined(b, s, b.fold(b.layer_norm(x, f"{_JOIN}.layer_norm", eps=1e-6), s.merge**2))
+
+
+def _convolution(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add out_proj(C * conv(B * v)) to x; B, C and v are three equal parts of in_proj(h)."""
+    name, size = f"{at}.conv.in_proj", cast("int", s.family["size"])
+    gates = b.linear(h, rows(name, 0, 2 * s.width), features=2 * s.width)
+    inner = b.linear(h, rows(name, 2 * s.width, s.width), features=s.width)
+    b.multiply(gates, to=inner)
+    mixed = b.grid_conv(inner, f"{at}.conv.spatial_conv", size=size, merge=s.merge)
+    b.multiply(gates, to=mixed, column=s.width)
+    b.linear(mixed, f"{at}.conv.out_proj", add_to=x)
+
+
+def _attention(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the attention of h to x."""
+    own, d = f"{at}.self_attn", s.head_dim
+    features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
+    qkv = b.linear(h, [f"{own}.{n}_proj" for n in "qkv"], features=features)
+    rope = axial_rope(d, cast("float", s.family["theta"]))
+    a = b.attend_both_sides(
+        qkv, rope=rope, q_norm=f"{own}.q_layernorm", k_norm=f"{own}.k_layernorm"
+    )
+    b.linear(a, f"{own}.out_proj", add_to=x)
+
+
+def _join(config: Mapping[str, Any], usual: int) -> dict[str, object]:
+    """Return the keys of family for the projector: its width and activation, and if it has biases.
+
+    usual: the width if the config has none.
+    """
+    return {
+        "join": read_int(config, "projector_hidden_size", usual, high=1 << 24),
+        "joined_by": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
+        "join_bias": read_bool(config, "projector_bias", True),
+    }
+
+
+def _joined(b: Builder, s: TowerSpec, x: ValueId) -> None:
+    """Append the two matrices of the projector, and end the program."""
+    bias, then = cast("bool", s.family["join_bias"]), cast("Then", s.family["joined_by"])
+    width = cast("int", s.family["join"])
+    g = b.linear(x, f"{_JOIN}.linear_1", features=width, bias=bias, then=then)
+    b.hidden(b.linear(g, f"{_JOIN}.linear_2", features=s.out_width, bias=bias))
