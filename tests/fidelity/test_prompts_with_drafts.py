@@ -91,7 +91,7 @@ def test_200_prompts_have_the_same_bits_with_a_draft_model(hasty, want):
         assert [answers(llm, [n])[0] for n in alone] == [want[n] for n in alone]
 
 
-def test_preempted_and_restored_prompts_have_the_same_bits(eager):
+def test_preempted_and_restored_prompts_have_the_same_bits(eager, patient_offload):
     model, few = str(default_model()), NUMBERS[:20]
     with LLM(model, speculate="off", **SIZES) as llm:
         want = answers(llm, few, longer=10)
