@@ -19,7 +19,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.lfm import KINDS
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer
@@ -31,6 +30,7 @@ from cpuserve.program.parts import rows
 
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
 _PATCHES = f"{_AT}.embeddings.patch_embedding"
+KINDS = ("conv", "full_attention")  # the layers of LFM3-VL's tower
 
 
 class Lfm2VlTower:
