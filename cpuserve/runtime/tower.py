@@ -114,7 +114,8 @@ class Tower:
         if not self._warms:
             return False
         if not (self._left or self._running):
-            side = self.spec.side or isqrt(STEP_PATCHES) // self.spec.merge * self.spec.merge
+            merge, most = self.spec.merge, min(STEP_PATCHES, self.spec.tile_patches)
+            side = self.spec.side or isqrt(most) // merge * merge
             self.start(np.zeros((side**2, self.spec.patch_width), np.uint8), [(side, side)])
         self._warms = not self.advance(WARM_S)
         return self._warms
