@@ -89,13 +89,15 @@ def picture_decisions(prepared: Prepared) -> list[Decision]:
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.models import build_tower
     from cpuserve.quant import quantize_online
-    from cpuserve.runtime.native import lower
-    from cpuserve.runtime.tower import tower_config
 
     facts, tower, config = prepared.facts.tower, prepared.spec.tower, prepared.resolved.config
     probe = None if facts is None or tower is None else roofline_of(prepared)
     if facts is None or tower is None or probe is None:
         return []
+    # Imported here because `config` of other models works without the native extension.
+    from cpuserve.runtime.native import lower
+    from cpuserve.runtime.tower import tower_config
+
     stored = open_checkpoint(Path(prepared.facts.path), config.mmproj).weights
     weights = quantize_online(stored, config.quantize, tower.names)
     kind = lower(tower_config(config, tower), build_tower(tower), weights).dot

@@ -85,7 +85,10 @@ def plugin_notes() -> list[str]:
 def _supported(wanted: str = "") -> str:
     """Return the end of an error: architectures almost like `wanted`, and where all are listed."""
     ending = "ForCausalLM"
-    names = {n.removesuffix(ending).lower(): n for n in MODELS.names()}
+    names: dict[str, str] = {}
+    for name in MODELS.names():  # PhiMoE is registered in two ways of writing
+        key = name.removesuffix(ending).lower()
+        names[name if key in names else key] = name
     return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
 
 

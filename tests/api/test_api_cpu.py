@@ -176,6 +176,7 @@ def test_cpu_series_carry_throttling_and_what_a_fraction_of_the_roofline_needs()
         "cpuserve:cpu_nr_throttled_total": 7,
         "cpuserve:cpu_throttled_seconds_total": 0.25,
         "cpuserve:numa_binding": 1,
+        "cpuserve:prompt_tokens_ahead_total": 0,
     }
 
 
@@ -189,6 +190,7 @@ def test_what_is_not_known_has_no_series():
         "cpuserve:cpu_weight_bytes_read_total",
         "cpuserve:cpu_barrier_wait_seconds_total",
         "cpuserve:numa_binding",
+        "cpuserve:prompt_tokens_ahead_total",
     }
 
 

@@ -138,6 +138,7 @@ BAD = {
     "weight_cache_size": ["30%", "auto", "x", ""],
     "weights_on_disk": ["yes", ""],
     "swap_space": ["30%", "auto", "-1", ""],
+    "shared_prefix_space": ["30%", "auto", "-1", ""],
     "kv_tiers": ["", "name", "=dir", "a=", "a=x,a=y"],
     "allow_long_model_len": ["perhaps"],
     "disable_sliding_window": ["perhaps"],
