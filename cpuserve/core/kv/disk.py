@@ -374,7 +374,7 @@ class DiskCache:
         """Whether a file with this name was found at the last rescan or later."""
         return self._path(name.key) in self._files
 
-    def load_file(self, name: BlockName) -> bytes | None:
+    def load_file(self, name: BlockName) -> Data | None:
         """Return the data of a file; None if it is missing, damaged or from other settings."""
         path = self._path(name.key)
         try:
