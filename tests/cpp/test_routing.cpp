@@ -68,10 +68,10 @@ TEST(weights_follow_the_score_and_the_scale) {
 TEST(near_softmax_counts_experts_that_are_near_and_not_chosen_before) {
   RouteOp of = op(4, 2, Score::near_softmax);
   of.near = 0.1f;
-  const std::vector<float> row = route(of, {1.95f, 2, 1.8f, -1});
+  const std::vector<float> row = route(of, {1.95f, 2, 1.85f, -1});
   EXPECT(row[0] == 1 && row[1] == 0);
-  EXPECT(close(row[2], 1 / (1 + std::exp(-0.05) + std::exp(-0.2))));
-  EXPECT(close(row[3], 1 / (1 + std::exp(-0.15))));
+  EXPECT(close(row[2], 1 / (1 + std::exp(-0.05) + std::exp(-0.15))));
+  EXPECT(close(row[3], 1 / (1 + std::exp(-0.1))));
   // Of negative logits none is near: the quotient of the best one and itself is 0.
   const std::vector<float> low = route(of, {-3, -1, -2, -4});
   EXPECT(low[0] == 1 && close(low[2], 1));
