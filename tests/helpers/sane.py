@@ -192,9 +192,27 @@ class WatchedServer:
     def settle(self):
         """Note what the server has now, and its answers, for `assert_server_sane`."""
         self.new_log()
-        self._settled = self.facts()
+        self._settled = self._steady_facts()
         self.answers = self.canary(), self.whole_cache()
         assert [status for status, _ in self.answers] == [200, 200], self.answers
+
+    def _steady_facts(self):
+        """Return the facts once processes and files have been the same ten times, for two seconds.
+
+        A process of a pool may exist before its socket does, and would count as one file less.
+        """
+        seen = [self.facts()]
+
+        def steady():
+            seen.append(self.facts())
+            kept = [
+                {what: n for what, n in facts.items() if what[-1] not in ("bytes", "threads")}
+                for facts in seen[-10:]
+            ]
+            return len(kept) == 10 and all(facts == kept[0] for facts in kept)
+
+        wait_until(steady, lambda: seen[-3:], poll_s=0.2)
+        return seen[-1]
 
     def more_than_settled(self):
         """Return what the server has more of than when it settled."""
