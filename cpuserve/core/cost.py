@@ -66,7 +66,7 @@ _MOST_ROWS = 256
 # many drafts, which costs about 1 % of the rate. There are two, because an error is corrected only
 # if two steps in a row have it.
 _FIRST_EQUAL, _EQUAL_STEPS, _OTHER_STEPS = 4, 64, 2
-_SHARE_GAIN = 0.8
+_SHARE_GAIN, _EQUAL_SHARE = 0.8, 4
 # Drafts that cost too much are not tried, so a price that slow steps raised would stay for ever. It
 # falls by this factor in each step that leaves out likely drafts: by a third in 80 steps. A draft
 # is a row of the step, so its price does not fall below the price of a decode row.
@@ -189,6 +189,7 @@ class CostModel:
         self.row_work = RowWork()
         # The seconds of _DRAFTS work of drafts: as last learned (0: never), and in each class.
         self.draft = 0.0
+        self._measured = 1.0  # the part of the measured price that is still believed
         self.drafts: dict[DraftClass, float] = {}
         self._forgiven = False
         self._usual_drafts = self._equal_steps = 0
@@ -218,7 +219,7 @@ class CostModel:
 
     def _draft_weight(self, kind: DraftClass) -> float:
         """Return the seconds of _DRAFTS work, in this class or as last learned in another one."""
-        return self.drafts.get(kind) or self.draft or self.base * _DRAFTS
+        return self.drafts.get(kind) or self.draft or self.base * _DRAFTS * self._measured
 
     def prompt_seconds(self, tokens: int, pairs: float, scores: int = 0) -> float:
         """Return the predicted seconds that prompt tokens add to a step."""
@@ -340,6 +341,7 @@ class CostModel:
         for kind, weight in self.drafts.items():
             self.drafts[kind] = max(weight * factor, min(weight, least))
         self.draft = max(self.draft * factor, min(self.draft, least))
+        self._measured = max(self._measured * factor, _LEAST_ROW)
         self._forgiven = True
 
     def most_drafts(self, rows: int) -> int:
@@ -352,7 +354,9 @@ class CostModel:
         return self._usual_drafts // 2 if self._equal_steps >= self._equal_limit else sys.maxsize
 
     def _count_equal_drafts(self, drafts: int) -> None:
-        if self._equal_steps >= self._equal_limit or (drafts and drafts == self._usual_drafts):
+        # Numbers that differ a little show no more than equal ones.
+        equal = drafts > 0 and _EQUAL_SHARE * abs(drafts - self._usual_drafts) <= self._usual_drafts
+        if self._equal_steps >= self._equal_limit or equal:
             self._equal_steps += 1
         else:
             self._usual_drafts, self._equal_steps = drafts, 0

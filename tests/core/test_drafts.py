@@ -113,6 +113,25 @@ def test_the_price_is_learned_for_each_number_of_rows_context_and_way_of_samplin
             assert learned == pytest.approx(seconds, rel=0.2)
 
 
+def test_drafts_are_tried_although_rows_were_measured_on_a_busy_machine():
+    cost = CostModel()
+    cost.row_work = RowWork([(1, 0.002), (2, 0.006), (4, 0.016), (32, 0.2)])
+    after = speculate(cost, 1500, seconds_of, rows=4)
+    assert sum(n > 0 for n in after[-300:]) > 250
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_numbers_of_drafts_that_hardly_differ_do_not_hide_their_price(seed):
+    """Noise moved the best number by one, so no step had half as many, and `base` took all time."""
+    cost, choose = CostModel(), random.Random(seed)
+
+    def noisy(work):
+        return (0.005 + 0.0006 * work.drafts) * (1 + 0.05 * abs(choose.gauss(0, 1)))
+
+    speculate(cost, 3000, noisy, rows=4, chance=0.7, most=7)
+    assert cost.decode_seconds(4, 1200) == pytest.approx(0.005, rel=0.3)
+
+
 def test_an_idle_engine_learns_the_work_of_rows_in_parts():
     drafter = make_drafter(KvManager(8, 4), 3, 1, 2)
     parts = learned_rows(drafter, iter([[], [], PASSES]))
