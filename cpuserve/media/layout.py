@@ -99,3 +99,28 @@ class Family(Protocol):
 
         Raises InvalidRequest if the family has no such setting, or not this value.
         """
+
+
+class OneMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """A family with one token: templates write it once, and each row of the tower gets it.
+
+    patch: the side of a patch in pixels. marker: the text of the token.
+    """
+
+    patch: int
+    marker: str
+
+    @property
+    def placeholder(self) -> str:
+        """The text of the token for a row of the tower."""
+        return self.marker
+
+    @property
+    def gap(self) -> str:
+        """The text around the marker, which templates do not write."""
+        return ""
+
+    @property
+    def patch_bytes(self) -> int:
+        """The bytes of one patch."""
+        return 3 * self.patch**2

@@ -13,7 +13,7 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ class WideRule(msgspec.Struct, frozen=True):
     most: float = 0.0
 
 
-class CanvasTiles(msgspec.Struct, frozen=True, kw_only=True, tag="canvas"):
+class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
     """The numbers of one checkpoint.
 
     tile: the side of a tile in pixels.
@@ -65,25 +65,10 @@ class CanvasTiles(msgspec.Struct, frozen=True, kw_only=True, tag="canvas"):
     most_rows: int = 0
 
     @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; templates write it once for a picture."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""
-
-    @property
     def rows_of_tile(self) -> int:
         """How many rows of the tower a tile becomes."""
         side: int = self.tile // self.patch // self.merge
         return side * side
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return 3 * self.patch**2
 
     @property
     def page_side(self) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from cpuserve.core.pictures import GEMMA4_BUDGETS as BUDGETS
 from cpuserve.errors import ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LISTED = ", ".join(map(str, BUDGETS))
 
 
-class Gemma4Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="gemma4"):
+class Gemma4Pictures(OneMarker, frozen=True, kw_only=True, tag="gemma4"):
     """The numbers of one checkpoint.
 
     budget: the most rows of a picture. limit: the largest budget that a request can choose.
@@ -42,24 +42,9 @@ class Gemma4Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="gemma4"):
     after: str = "<image|>"
 
     @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; templates write it once for a picture."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""
-
-    @property
     def block(self) -> int:
         """The side in pixels of a block of patches that becomes one row."""
         return self.patch * self.merge
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return 3 * self.patch**2
 
     @property
     def page_side(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ _CHANNELS = 3
 _DETAILS = ("auto", "low", "high", "original")
 
 
-class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
+class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
     """The numbers of one checkpoint.
 
     longest: the longer side after scaling, in pixels; 0 = `height` and `width` instead.
@@ -51,25 +51,10 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
     whole: str = "<global-img>"
 
     @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; templates write it once for a picture."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""
-
-    @property
     def rows_of_tile(self) -> int:
         """How many rows of the tower a tile becomes."""
         side: int = self.tile // self.patch // self.merge
         return side * side
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return self.patch * self.patch * _CHANNELS
 
     @property
     def page_side(self) -> int:

@@ -14,14 +14,14 @@ import msgspec
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
 
-class Lfm2Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="lfm2_vl"):
+class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
     """The numbers of one checkpoint.
 
     least, most: the rows of a picture that is not tiles, and of the whole picture beside tiles.
@@ -55,24 +55,9 @@ class Lfm2Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="lfm2_vl"):
     whole: str = "<|img_thumbnail|>"
 
     @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; templates write it once for a picture."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""
-
-    @property
     def block(self) -> int:
         """The side in pixels of a block of patches that becomes one row."""
         return self.patch * self.merge
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return 3 * self.patch**2
 
     @property
     def page_side(self) -> int:

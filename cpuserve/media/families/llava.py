@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +17,7 @@ _MOST_ASPECT = 100  # a longer picture would be large before its middle is cut o
 _DETAILS = ("auto", "low", "high", "original")
 
 
-class LlavaPictures(msgspec.Struct, frozen=True, kw_only=True, tag="llava"):
+class LlavaPictures(OneMarker, frozen=True, kw_only=True, tag="llava"):
     """The numbers of one checkpoint.
 
     side: the pixels of a side of the square. patch: the side of a patch in pixels.
@@ -31,21 +29,6 @@ class LlavaPictures(msgspec.Struct, frozen=True, kw_only=True, tag="llava"):
     patch: int
     resample: int = 3
     marker: str = "<image>"
-
-    @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; templates write it once for a picture."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return 3 * self.patch**2
 
     @property
     def page_side(self) -> int:

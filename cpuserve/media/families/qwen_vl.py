@@ -15,20 +15,19 @@ import msgspec
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-_CHANNELS = 3
 _MOST_ASPECT = 200
 _DETAILS = ("auto", "low", "high", "original")
 _LOW_PIXELS = 512 * 512  # of a picture with `detail: low`
 _EDGES = ("shortest_edge", "longest_edge")  # the names of the least and the most pixels in `size`
 
 
-class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
+class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
     """The numbers of one checkpoint.
 
     least, most: the pixels of a scaled picture, times `frames`.
@@ -53,24 +52,9 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     frames: int = 1
 
     @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; templates write it once for a picture."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""
-
-    @property
     def block(self) -> int:
         """The side in pixels of a block of patches that becomes one row."""
         return self.patch * self.merge
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return self.patch * self.patch * _CHANNELS
 
     @property
     def page_side(self) -> int:
