@@ -502,11 +502,17 @@ def test_no_flag_is_abbreviated_in_any_command(command):
 
 
 def _refused(command, argv):
-    needed = {"quantize": ["x", "y"], "pull": ["x"], "run-batch": ["-i", "x", "-o", "y"]}
-    needed |= {"stop": ["x"], "completion": ["bash"]}
-    words = needed.get(command, [])
-    args, unknown = PARSER.parse_known_args([*command.split(), *words, *argv])
+    needed = [word for action in parsers()[command]._actions for word in _least(action)]
+    args, unknown = PARSER.parse_known_args([*command.split(), *needed, *argv])
     cli.refuse_unknown(args.parser, [word for word in unknown if word.startswith("-")])
+
+
+def _least(action):
+    """The fewest arguments that `action` of a parser accepts, none where it is optional."""
+    if not action.required:
+        return []
+    value = str(next(iter(action.choices))) if action.choices else "x"
+    return [*action.option_strings[:1], value]
 
 
 def test_flags_of_llama_cpp_mean_what_they_mean_there(parse):
