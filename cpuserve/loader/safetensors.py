@@ -75,6 +75,7 @@ class SafetensorsFile:
         metadata = entries.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             self._fail("__metadata__ is not a map of strings")
+        self.metadata: dict[str, str] = metadata
         tensors = {name: self._entry(name, entry) for name, entry in entries.items()}
         self._check_layout(tensors)
         return tensors
@@ -150,6 +151,11 @@ class SafetensorsStore:
     def names(self) -> set[str]:
         """Return the names of all tensors, except tensors that no Program reads."""
         return set(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the texts in the headers of all files; keys are renamed as tensors are."""
+        texts = (text for file in self.files for text in file.metadata.items())
+        return {checkpoint_to_hf(key): value for key, value in texts}
 
     def dtype(self, name: str) -> str:
         """Return the name of the dtype in safetensors."""

@@ -64,7 +64,12 @@ class Fp8Weights(PackedWeights):
 
 
 def fp8_matrix(
-    weights: PackedWeights, name: str, stem: str, part: str, block: tuple[int, int] | None
+    weights: PackedWeights,
+    name: str,
+    stem: str,
+    part: str,
+    block: tuple[int, int] | None,
+    codes: str = "weight",
 ) -> BuiltTensor:
     """Return an FP8 matrix in rows of e4m3_g128, which keep its codes, or in fp32.
 
@@ -73,8 +78,9 @@ def fp8_matrix(
 
     part: the suffix of the tensor with the scales.
     block: (outputs, inputs) that share a scale.
+    codes: the suffix of the tensor with the codes.
     """
-    weight, scales = weights.part(stem, "weight"), weights.part(stem, part)
+    weight, scales = weights.part(stem, codes), weights.part(stem, part)
     n, k = matrix_shape(weight)
     columns = k if math.prod(scales.shape) in (1, n) or block is None else block[1]
     if k % WHOLE or (columns % BLOCK and columns < k):

@@ -25,6 +25,7 @@ BUILTIN = {
     "modelopt_fp4": "cpuserve.quant.modelopt:modelopt_weights",
     "auto-round": "cpuserve.quant.auto_round:auto_round_weights",
     "fbgemm_fp8": "cpuserve.quant.fp8:fp8_weights",
+    "torchao": "cpuserve.quant.torchao:torchao_weights",
     "mlx": "cpuserve.quant.mlx:mlx_weights",
     "bitnet": "cpuserve.quant.bitnet:bitnet_weights",
     "mxfp4": "cpuserve.quant.mxfp4:mxfp4_weights",

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GROUP = 32
+HEADER = "header"  # the key of a text for the header of the file, among the parts of a matrix
 HEADS = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -194,6 +195,96 @@ def int8(w):
     return {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
 
 
+def torchao(kind, **data):
+    """The text in a file's header for a matrix of type `kind`."""
+    types = {
+        k: {"_type": "torch.dtype", "_data": v} if "dtype" in k else v for k, v in data.items()
+    }
+    return json.dumps({"_type": kind, "_data": types})
+
+
+def torchao_int4(w, group=GROUP):
+    """torchao's Int4Tensor: codes from -8 to 7, and values for zero points, by groups first."""
+    parts = w.reshape(w.shape[0], -1, group)
+    low, high = parts.amin(dim=2), parts.amax(dim=2)
+    scale = ((high - low) / 15).bfloat16()
+    middle = (low + 8 * scale.float()).bfloat16()
+    codes = (parts - middle.float()[..., None]) / scale.float()[..., None]
+    nibbles = codes.round().clamp(-8, 7).to(torch.int8).view(torch.uint8).reshape(w.shape) & 15
+    return {
+        "_weight_qdata": (nibbles[:, ::2] | nibbles[:, 1::2] << 4).view(torch.int8),
+        "_weight_scale": scale.T,
+        "_weight_zero_point": middle.T,
+        HEADER: torchao("Int4Tensor", block_size=[1, group], shape=list(w.shape)),
+    }
+
+
+def torchao_int(w, bits=8, group=None, kind="Int8Tensor"):
+    """torchao's Int8Tensor, and IntxUnpackedToInt8Tensor with an asymmetric range."""
+    group = group or w.shape[1]
+    parts = w.reshape(w.shape[0], -1, group)
+    most = (1 << (bits - 1)) - 1
+    if kind == "Int8Tensor":
+        scale, zero = parts.abs().amax(dim=2) / most, torch.zeros(parts.shape[:2])
+    else:
+        low, high = parts.amin(dim=2).clamp(max=0), parts.amax(dim=2).clamp(min=0)
+        scale = ((high - low) / (2 * most + 1)).bfloat16()
+        zero = (-most - 1 - low / scale.float()).round().clamp(-most - 1, most)
+    codes = (parts / scale.float()[..., None] + zero[..., None]).round().clamp(-most - 1, most)
+    return {
+        "_weight_qdata": codes.to(torch.int8).reshape(w.shape),
+        "_weight_scale": scale,
+        "_weight_zero_point": zero.to(torch.int8),
+        HEADER: torchao(kind, block_size=[1, group], target_dtype=f"int{bits}"),
+    }
+
+
+def torchao_fp8(w):
+    """torchao's Float8Tensor with a scale for each row."""
+    scale = w.abs().amax(dim=1, keepdim=True) / 448
+    return {
+        "_weight_qdata": (w / scale).to(torch.float8_e4m3fn),
+        "_weight_scale": scale,
+        HEADER: torchao("Float8Tensor", block_size=[1, w.shape[1]]),
+    }
+
+
+def swizzled(scales):
+    """The bytes of scales [n, groups] in tiles of 128 x 4."""
+    n, groups = scales.shape
+    padded = torch.nn.functional.pad(scales, (0, -groups % 4, 0, -n % 128))
+    down, across = padded.shape[0] // 128, padded.shape[1] // 4
+    tiles = padded.reshape(down, 128, across, 4).permute(0, 2, 1, 3)
+    tiles = tiles.reshape(down, across, 4, 32, 4).transpose(2, 3)
+    return tiles.reshape(down * 32, across * 16)
+
+
+def torchao_nvfp4(w):
+    """torchao's NVFP4Tensor: as of compressed-tensors, with swizzled scales."""
+    found = nvfp4(w)
+    scale = found["weight_scale"].view(torch.uint8)
+    return {
+        "_weight_qdata": found["weight_packed"],
+        "_weight_scale": swizzled(scale).contiguous().view(torch.float8_e4m3fn),
+        "_weight_per_tensor_scale": 1 / found["weight_global_scale"].reshape(()),
+        HEADER: torchao("NVFP4Tensor", block_size=16, is_swizzled_scales=True),
+    }
+
+
+def torchao_mx(w):
+    """torchao's MXTensor of FP8."""
+    n, k = w.shape
+    parts = w.reshape(n, k // GROUP, GROUP)
+    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - 8
+    codes = (parts / torch.exp2(exponent)[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scale = (exponent + 127).to(torch.uint8)
+    return {
+        "_weight_qdata": codes.reshape(n, k),
+        "_weight_scale": swizzled(scale).contiguous().view(torch.float8_e8m0fnu),
+        HEADER: torchao("MXTensor", block_size=GROUP, is_swizzled_scales=True),
+    }
+
+
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
@@ -317,6 +408,19 @@ FORMATS = {
     ),
 }
 FORMATS["bitnet"] = (bitnet, {"quant_method": "bitnet", "linear_class": "autobitlinear"})
+_TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_version": 1}}}
+FORMATS |= {
+    "torchao int4": (torchao_int4, _TORCHAO),
+    "torchao int8": (torchao_int, _TORCHAO),
+    "torchao int8 in groups": (lambda w: torchao_int(w, 8, GROUP), _TORCHAO),
+    "torchao of 4 bits": (
+        lambda w: torchao_int(w, 4, GROUP, "IntxUnpackedToInt8Tensor"),
+        _TORCHAO,
+    ),
+    "torchao fp8": (torchao_fp8, _TORCHAO),
+    "torchao nvfp4": (torchao_nvfp4, _TORCHAO),
+    "torchao mxfp8": (torchao_mx, _TORCHAO),
+}
 # Of these formats, embeddings and output heads are quantized as well.
 WHOLE = ("mlx",)
 
@@ -324,7 +428,7 @@ WHOLE = ("mlx",)
 def quantized_copy(model: Path, name: str, to: Path) -> Path:
     """A copy of a checkpoint with the matrices of its layers quantized in format `name`."""
     pack, settings = FORMATS[name]
-    tensors = {}
+    tensors, header = {}, {"format": "pt"}
     for file in sorted(model.glob("*.safetensors")):
         for key, value in load_file(file).items():
             ends = ("_proj.weight", *((*HEADS, ".mlp.gate.weight") if name in WHOLE else ()))
@@ -334,11 +438,13 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
             stem = key.removesuffix("weight")
             more = (ORDERED[name](stem),) if name in ORDERED else ()
             found = pack(value.float(), *more)
+            if text := found.pop(HEADER, None):
+                header[key] = text
             tensors |= {f"{stem}{part}": t.contiguous() for part, t in found.items()}
     if name.startswith("mlx"):
         tensors = _stacked(tensors)
     shutil.copytree(model, to, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, to / "model.safetensors", metadata=header)
     config = json.loads((model / "config.json").read_text())
     (to / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     return to

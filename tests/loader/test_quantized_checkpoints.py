@@ -24,6 +24,7 @@ FAMILIES = {
 CONVERTED = {
     "fp8 in small blocks": "FP8 weights whose blocks are not multiples of 128 inputs",
     "mlx of 6 bits": "MLX's codes of 6 bits, with biases",
+    "torchao mxfp8": "MX scales of FP8 codes",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",
 }
 # Formats of integers in groups, whose bytes are compared with the file. The other formats have a
@@ -32,7 +33,7 @@ INTEGERS = [n for n in FORMATS if n.startswith(("gptq", "awq")) or "zero points"
 OWN_ORDERS = "gptq, each matrix in its own order"
 # Rows of int8 with one scale err by as much. Where such an error changes the choice of experts, a
 # token differs.
-INEXACT = (*CONVERTED, "int8")
+INEXACT = (*CONVERTED, "int8", "torchao int8")
 
 
 @pytest.mark.matrix
