@@ -36,7 +36,7 @@ def context(monkeypatch):
 def tokens(context, text, *names):
     call = GenerateCall(caller="me")
     digests = [picture(name).digest for name in names]
-    return asyncio.run(known_tokens.chat_tokens(context, call, text, "", None, digests))
+    return asyncio.run(known_tokens.chat_tokens(context, call, text, "", None, None, digests))
 
 
 def test_a_turn_about_the_same_picture_begins_with_the_tokens_of_the_turn_before(context):

@@ -18,12 +18,22 @@ if TYPE_CHECKING:
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def check_fields_together(request: GenerationRequest) -> None:
-    """Raise InvalidRequest for combinations of fields that are not supported."""
-    _check_stream(request)
+def shared_values(request: GenerationRequest) -> dict[str, Any]:
+    """Return the members of a call that the three APIs write in the same fields.
+
+    Raises:
+      InvalidRequest: fields contradict each other.
+    """
+    if request.stream_options is not None and not request.stream:
+        msg = "stream_options can only be set when `stream` is true"
+        raise InvalidRequest(msg, param="stream_options")
+    return {
+        "repetition_penalty": _repetition_penalty(request),
+        "structured_outputs": structure_of(request),
+    }
 
 
-def repetition_penalty(request: GenerationRequest) -> float | None:
+def _repetition_penalty(request: GenerationRequest) -> float | None:
     """Return the penalty from its vLLM or its llama.cpp field; InvalidRequest if they differ."""
     theirs, ours = request.repeat_penalty, request.repetition_penalty
     if theirs is None:
@@ -109,12 +119,6 @@ def form_field(request: GenerationRequest, other: str = "response_format") -> st
     if found := _guided(request):
         return found[0]
     return other if getattr(request, other.partition(".")[0]) is not None else "structured_outputs"
-
-
-def _check_stream(request: GenerationRequest) -> None:
-    if request.stream_options is not None and not request.stream:
-        msg = "stream_options can only be set when `stream` is true"
-        raise InvalidRequest(msg, param="stream_options")
 
 
 def take_request_id(request: RequestContext, given: str | None) -> None:

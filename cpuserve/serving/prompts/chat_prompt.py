@@ -12,7 +12,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.pictures import KINDS, is_read, patches_of, refuse_markers
 from cpuserve.serving.prompts.continued import continued
-from cpuserve.serving.prompts.encode import encode
+from cpuserve.serving.prompts.encode import cut_of, encode
 from cpuserve.serving.prompts.known_tokens import chat_tokens
 from cpuserve.serving.threads import run_rendering
 from cpuserve.serving.tools.thoughts import THINK, ThinkTags
@@ -70,14 +70,15 @@ async def chat_prompt(
         ids = await continued(context, call.earlier, text + begun, masked=True)
         return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
     digests = [each.digest for each in pictures]
-    ids, earlier = await chat_tokens(context, call, text, begun, most, digests)
+    cut = cut_of(context, call)
+    ids, earlier = await chat_tokens(context, call, text, begun, most, cut, digests)
     shown_pictures: Sequence[Picture] = ()
     if context.pictures is not None:
         ids, shown_pictures = await _with_placeholders(
             context, context.pictures, pictures, ids, earlier, text + begun
         )
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
-    shown = text if call.truncate_prompt_tokens is None else None
+    shown = text if cut is None else None
     return Prompt(
         ids,
         thinks=thinks,

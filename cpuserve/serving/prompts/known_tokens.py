@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.serving.calls.events import Text, Thought
 from cpuserve.serving.models.recent_prompts import RecentPrompt, ids_of, scope_of
-from cpuserve.serving.prompts.encode import cut_of, encode
+from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.machine import PLAIN
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cpuserve.core.pictures import Picture
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.tokenizer.cut import Cut
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # A template may write a response with more characters than the model generated.
@@ -41,6 +42,7 @@ async def chat_tokens(
     text: str,
     opening: str,
     most: int | None,
+    cut: Cut | None,
     digests: Sequence[bytes] = (),
 ) -> tuple[list[int], Sequence[Picture]]:
     """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
@@ -51,11 +53,10 @@ async def chat_tokens(
     digests: the digests of the pictures in `text`, in order.
     text: the prompt with masks (tokenizer/masks.py).
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
-    The call may ask for a prompt that is cut.
+    cut: which of the tokens are kept; None = all.
     """
     given, known = text + opening, None
     add_special = bool(call.add_special_tokens)
-    cut = cut_of(context, call)
     if cut is not None:
         (ids,) = await encode(
             context, [given], add_special_tokens=add_special, cut=cut, masked=True

@@ -47,11 +47,11 @@ class ToolUse:
     opening: the forced beginning of the response; "" = nothing is forced.
     most_calls: the response ends after this number of tool calls, None = any number.
     form: the grammar of the response after `opening`; None = there is no grammar.
+    asked: the structured output that the response may be in place of calls; None = free text.
     schemas: JSON schemas of the arguments of each function, if the format reads them.
     kept: the schema that the grammar enforces for each function, None = any arguments.
     ends_at_repeat: the response ends after a call that equals an earlier one, because its grammar
       allows no text after calls, and some models then repeat one call until max_tokens.
-    formed: whether the response may be a structured output in place of calls.
     custom: the names of the custom tools.
     """
 
@@ -64,16 +64,16 @@ class ToolUse:
     kept: OptionalSchemas = field(default_factory=dict)
     thoughts: ThoughtUse = USUAL
     ends_at_repeat: bool = False
-    formed: bool = False
+    asked: StructuredOutputs | None = None
     custom: frozenset[str] = frozenset()
 
     def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
         """Return the parser of the text that choice `index` has after `prompt` and `opening`."""
         around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
-        around = replace(around, functions=frozenset(self.kept), formed=self.formed)
+        around = replace(around, functions=frozenset(self.kept), formed=self.asked is not None)
         parser = self.format.parser(index, opening, self.schemas, around)
         parser.most_calls, parser.ends_at_repeat = self.most_calls, self.ends_at_repeat
-        is_forced = self.opening or self.form is not None or self.formed
+        is_forced = self.opening or self.form is not None or self.asked is not None
         if self.kept and not is_forced and isinstance(parser, CallParser) and finds_calls(parser):
             parser = self._with_thought_calls(index, parser, around)
         return CustomCalls(parser, self.custom) if self.custom else parser
@@ -115,7 +115,7 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
       InvalidRequest: the errors of structured_outputs; or the schema
         and the functions are too long, or no grammar can express the schema of a strict function.
     """
-    form = structured_outputs(call)
+    form = structured_outputs(call) if tools is None else tools.asked
     if form is None:
         return None if tools is None else tools.form
     if tools is None or form.grammar is not None or not tools.kept:
@@ -124,14 +124,10 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
 
 
 def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
-    """Return whether the model may think before a tool call or structured output is forced.
-
-    Raises:
-      InvalidRequest: the errors of structured_outputs.
-    """
+    """Return whether the model may think before a tool call or structured output is forced."""
     if tools is None or not tools.learned_format.thinks or call.reasoning_effort == "none":
         return False
-    return bool(tools.opening or tools.form is not None or structured_outputs(call) is not None)
+    return bool(tools.opening or tools.form is not None or tools.asked is not None)
 
 
 def tool_use(
@@ -142,46 +138,50 @@ def tool_use(
     thoughts: how thoughts are treated, unless the call sets it.
 
     Raises:
-      InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
+      InvalidRequest: a tool or the choice is invalid, or this model cannot call tools; or the
+        errors of structured_outputs.
     """
-    used = _use(call, found)
+    offered, asked = call.callable_tools, structured_outputs(call)
+    used = _use(call, found, offered, asked)
     if used is None:
         return None
     budget = thoughts.budget if call.reasoning_budget is None else call.reasoning_budget
     told = call.include_reasoning is not False
     limit = None if budget is None or budget < 0 else budget
     custom = frozenset(call.custom_tools or ())
-    formed = structured_outputs(call) is not None
     return replace(
         used,
         thoughts=replace(thoughts, told=told, budget=limit),
-        ends_at_repeat=bool(used.kept) and (formed or call.tool_choice == "required"),
-        formed=formed,
+        ends_at_repeat=bool(used.kept) and (asked is not None or call.tool_choice == "required"),
+        asked=asked,
         custom=custom,
     )
 
 
-def _use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
+def _use(
+    call: GenerateCall, found: LearnedFormat, offered: list[Any], asked: StructuredOutputs | None
+) -> ToolUse | None:
+    opening = "" if asked is None or call.continue_final_message else found.form_opening
     choice = call.tool_choice
     if choice not in ("none", "auto", "required"):
         choices = "none, auto, required or the name of a function"
         msg = f"tool_choice must be {choices}, got {brief(choice)!r}"
         raise InvalidRequest(msg, param="tool_choice")
-    if not (offered := call.callable_tools):
+    if not offered:
         if choice == "required":
             msg = "tool_choice needs tools: send some, or omit it"
             raise InvalidRequest(msg, param="tool_choice")
-        return _without_tools(call, found)
+        return _without_tools(call, found, opening)
     names = _checked_names(offered)
     if call.tool_name is not None and call.tool_name not in names:
         msg = f"tool_choice names {call.tool_name[:128]!r}, which is not among the tools"
         raise InvalidRequest(msg, param="tool_choice")
     if choice == "none":
-        return _without_tools(call, found)
+        return _without_tools(call, found, opening)
     if call.continue_final_message and choice == "required":
         msg = "continue_final_message and a forced tool_choice exclude each other: set one of them"
         raise InvalidRequest(msg, param="tool_choice")
-    return _with_tools(call, found, _readable(found))
+    return _with_tools(call, found, _readable(found), opening)
 
 
 def _readable(found: LearnedFormat) -> ToolFormat:
@@ -195,22 +195,22 @@ def _readable(found: LearnedFormat) -> ToolFormat:
     raise unsupported(msg, "tools")
 
 
-def _without_tools(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
-    """Return how a response without calls is parsed; None if it is only text."""
+def _without_tools(call: GenerateCall, found: LearnedFormat, opening: str) -> ToolUse | None:
+    """Return how a response without calls is parsed; None if it is only text.
+
+    opening: the text that begins a structured output; "" for free text or a continued message.
+    """
     is_told = found.whole is not None or found.tags is not None or found.turns is not None
     if call.messages is None or not is_told:
         return None
     format_ = PLAIN if found.whole is None else found.whole.without_calls()
-    return ToolUse(format_, found, _form_opening(call, found))
+    return ToolUse(format_, found, opening)
 
 
-def _form_opening(call: GenerateCall, found: LearnedFormat) -> str:
-    """Return the text that begins a structured output; "" for free text or a continued message."""
-    is_formed = structured_outputs(call) is not None and not call.continue_final_message
-    return found.form_opening if is_formed else ""
-
-
-def _with_tools(call: GenerateCall, found: LearnedFormat, calls: ToolFormat) -> ToolUse:
+def _with_tools(
+    call: GenerateCall, found: LearnedFormat, calls: ToolFormat, opening: str
+) -> ToolUse:
+    """Return how a response with calls is forced and parsed; opening: as for _without_tools."""
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
     schemas = _schemas(call.callable_tools) if calls.reads_schemas else NO_SCHEMAS
     kept = _strict(call)
@@ -224,7 +224,7 @@ def _with_tools(call: GenerateCall, found: LearnedFormat, calls: ToolFormat) -> 
                 f"use tool_choice auto, and functions that are not strict"
             )
             raise unsupported(msg, "tool_choice" if required else "tools")
-        return ToolUse(calls, found, _form_opening(call, found), most, kept=kept)
+        return ToolUse(calls, found, opening, most, kept=kept)
     with _told_as_strict():
         if required:
             form = _forced_form(call, calls, kept)

@@ -9,12 +9,10 @@ import msgspec
 from cpuserve.api.openai.beams import beam_rules, check_best_of
 from cpuserve.api.openai.chat.conversation import chat_messages, continues
 from cpuserve.api.openai.checks import (
-    check_fields_together,
     form_field,
     length,
     length_field,
-    repetition_penalty,
-    structure_of,
+    shared_values,
     usage_in_each,
 )
 from cpuserve.api.openai.custom_tools import Offer, custom_function
@@ -150,7 +148,6 @@ class ChatCompletion(msgspec.Struct):
 
 def to_call(request: ChatRequest) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest if fields are not supported or contradictory."""
-    check_fields_together(request)
     _check_functions(request)
     if any(kind != "text" for kind in request.modalities or ()):
         msg = 'modalities can only be ["text"]: this server writes nothing else'
@@ -163,17 +160,16 @@ def to_call(request: ChatRequest) -> GenerateCall:
     return call_from(
         request,
         messages=chat_messages(request.messages),
-        max_tokens=length(request),
         logprobs=_logprobs(request),
         chat_template_kwargs=_template_kwargs(request),
         reasoning_budget=thought_budget(request),
-        repetition_penalty=repetition_penalty(request),
-        structured_outputs=structure_of(request),
         echo=False,
         tools=tools,
         tool_choice=choice,
         tool_name=function,
         custom_tools=offer.custom,
+        **shared_values(request),
+        max_tokens=length(request),
         usage_in_each=usage_in_each(request),
         beams=beam_rules(request),
     )

@@ -8,12 +8,10 @@ import msgspec
 
 from cpuserve.api.openai.beams import beam_rules, sampled_best_of
 from cpuserve.api.openai.checks import (
-    check_fields_together,
     form_field,
     length,
     length_field,
-    repetition_penalty,
-    structure_of,
+    shared_values,
     usage_in_each,
 )
 from cpuserve.api.openai.schema import GenerationRequest, LegacyLogprobs, PromptLogprobs, Usage
@@ -75,7 +73,6 @@ class Completion(msgspec.Struct):
 
 def to_call(request: CompletionRequest) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest if fields are not supported or contradictory."""
-    check_fields_together(request)
     best_of = sampled_best_of(request, stream=bool(request.stream))
     chosen: dict[str, Any] = {}
     if best_of is not None:
@@ -83,11 +80,10 @@ def to_call(request: CompletionRequest) -> GenerateCall:
     return call_from(
         request,
         **chosen,
+        **shared_values(request),
         max_tokens=length(request),
-        repetition_penalty=repetition_penalty(request),
-        structured_outputs=structure_of(request),
-        default_max_tokens=COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
+        default_max_tokens=COMPLETION_TOKENS,
         beams=beam_rules(request),
     )
 

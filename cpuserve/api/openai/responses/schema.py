@@ -10,12 +10,7 @@ import msgspec
 
 from cpuserve.api.openai.beams import check_best_of
 from cpuserve.api.openai.chat.schema import thought_budget
-from cpuserve.api.openai.checks import (
-    check_fields_together,
-    form_field,
-    repetition_penalty,
-    structure_of,
-)
+from cpuserve.api.openai.checks import form_field, shared_values, structure_of
 from cpuserve.api.openai.responses.cache_diagnostics import CacheOptions
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import offered_tools
@@ -108,7 +103,6 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
 
     num_stored: how many items at the beginning of `input` come from the store.
     """
-    check_fields_together(request)
     check_best_of(request.n or 1, request.best_of)
     _check_own_fields(request)
     offered = offered_tools(request.tools, request.tool_choice, request.input)
@@ -117,13 +111,12 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
     instructions = "\n\n".join(filter(None, (request.instructions, offered.note)))
     return call_from(
         request,
+        **shared_values(request),
         prompt=None,
         messages=chat_messages(_input(request), instructions, num_stored),
         max_tokens=request.max_output_tokens,
         logprobs=_logprobs(request, calls=calls),
         response_format=_form(request),
-        repetition_penalty=repetition_penalty(request),
-        structured_outputs=structure_of(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         reasoning_budget=thought_budget(request),
         tools=tools.tools,
