@@ -224,6 +224,13 @@ def text_architectures(whole: str) -> list[str]:
     return list(dict.fromkeys(TEXT_TYPES[k].architecture for k in (found.text, *found.others)))
 
 
+def text_type(whole: str, architecture: str) -> str:
+    """Return the model_type of a text part of `whole` that is of this architecture."""
+    found = TEXT_PARTS[whole]
+    kinds = (found.text, *found.others)
+    return next(k for k in kinds if TEXT_TYPES[k].architecture == architecture)
+
+
 def text_part(whole: str, config: Mapping[str, Any]) -> TextPart:
     """Return the text part of a model of images and text.
 

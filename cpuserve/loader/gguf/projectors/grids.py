@@ -1,0 +1,288 @@
+"""Projectors of towers that read pictures of any size.
+
+Source: the converters and tools/mtmd of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+from cpuserve.loader.gguf.keys import Keys
+from cpuserve.loader.gguf.projectors.record import (
+    SIGLIP,
+    Projector,
+    embeddings,
+    read_pixels,
+    read_vision,
+    shape_of,
+)
+from cpuserve.models.towers import PICTURES
+
+_QWEN2_VL = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_q": "attn.qkv",
+    "attn_k": "attn.qkv",
+    "attn_v": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_QWEN25_VL = {
+    **_QWEN2_VL,
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QWEN2_TOP = {
+    "v.patch_embd": "model.visual.patch_embed.proj",
+    "v.post_ln": "model.visual.merger.ln_q",
+    "mm.0": "model.visual.merger.mlp.0",
+    "mm.2": "model.visual.merger.mlp.2",
+}
+_QWEN3_VL = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.linear_fc1",
+    "ffn_down": "mlp.linear_fc2",
+}
+
+
+_GLM = {
+    **_QWEN25_VL,
+    "attn_qkv": "attn.qkv",
+    "attn_q_norm": "attn.q_norm",
+    "attn_k_norm": "attn.k_norm",
+}
+_GEMMA4 = {
+    "ln1": "input_layernorm",
+    "ln2": "pre_feedforward_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_q": "self_attn.q_proj.linear",
+    "attn_k": "self_attn.k_proj.linear",
+    "attn_v": "self_attn.v_proj.linear",
+    "attn_out": "self_attn.o_proj.linear",
+    "ffn_gate": "mlp.gate_proj.linear",
+    "ffn_up": "mlp.up_proj.linear",
+    "ffn_down": "mlp.down_proj.linear",
+}
+_GEMMA4_IN_ORDER = (1536, 2560)  # the widths of E2B and E4B, where a token sees those before it
+
+
+def _qwen2_vl(keys: Keys) -> dict[str, Any]:
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
+    # The converter writes the width of the text part as feed_forward_length.
+    width, up = vision.pop("hidden_size"), keys.file.tensors.get("v.blk.0.ffn_up.weight")
+    vision |= {"embed_dim": width, "mlp_ratio": max(up.shape) // width if up else 4}
+    return {
+        "model_type": "qwen2_vl",
+        "vision_config": {**vision, "spatial_merge_size": merge},
+        PICTURES: _any_size(keys, vision["patch_size"], merge, (4, 16384)),
+    }
+
+
+def _qwen25_vl(keys: Keys) -> dict[str, Any]:
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
+    every = keys.count("n_wa_pattern")
+    vision |= {
+        "spatial_merge_size": merge,
+        "window_size": 112,  # of all published models; files do not have it
+        "fullatt_block_indexes": list(range(every - 1, vision["depth"], every)),
+    }
+    return {
+        "model_type": "qwen2_5_vl",
+        "vision_config": vision,
+        PICTURES: _any_size(keys, vision["patch_size"], merge, (4, 16384)),
+    }
+
+
+def _grid_vision(keys: Keys) -> dict[str, Any]:
+    """Return `_vision` with the names of Qwen for two numbers."""
+    vision = read_vision(keys)
+    more = {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"]}
+    return {**vision, **more}
+
+
+def _qwen3_vl(keys: Keys) -> dict[str, Any]:
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
+    levels = keys.raw("is_deepstack_layers") or []
+    if not isinstance(levels, list) or not all(isinstance(level, bool) for level in levels):
+        keys.fail("is_deepstack_layers", levels, "a list of booleans")
+    vision |= {
+        "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
+        "spatial_merge_size": merge,
+        "deepstack_visual_indexes": [i for i, level in enumerate(levels) if level],
+    }
+    return {
+        "model_type": "qwen3_vl",
+        "vision_config": vision,
+        PICTURES: _any_size(keys, vision["patch_size"], merge, (64, 16384)),
+    }
+
+
+def _glm_ocr(keys: Keys) -> dict[str, Any]:
+    vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
+    vision |= {
+        "rms_norm_eps": vision["layer_norm_eps"],
+        "attention_bias": keys.has("v.blk.0.attn_qkv.bias"),
+        "out_hidden_size": keys.count("projection_dim"),
+        "spatial_merge_size": merge,
+    }
+    return {
+        "model_type": "glm_ocr",
+        "vision_config": vision,
+        # Of the published models; each picture counts as two frames of a video.
+        PICTURES: {
+            **_any_size(keys, vision["patch_size"], merge, (16, 12288)),
+            "temporal_patch_size": 2,
+        },
+    }
+
+
+def _paddleocr(keys: Keys) -> dict[str, Any]:
+    vision = read_vision(keys)
+    places, patch = shape_of(keys, "v.position_embd.weight", 2)[0], vision["patch_size"]
+    # The converter writes the root of the most pixels of a picture as image_size.
+    vision |= {"image_size": isqrt(places) * patch, "spatial_merge_size": 2}
+    return {
+        "model_type": "paddleocr_vl",
+        "vision_config": vision,
+        PICTURES: {
+            **_any_size(keys, patch, 2, (1, 1)),
+            "size": {
+                "shortest_edge": keys.count("image_min_pixels"),
+                "longest_edge": keys.count("image_max_pixels"),
+            },
+        },
+    }
+
+
+def _gemma4(keys: Keys) -> dict[str, Any]:
+    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 3)
+    heads = vision["num_attention_heads"]
+    (q, _), (k, _) = (shape_of(keys, f"v.blk.0.attn_{part}.weight", 2) for part in "qk")
+    vision |= {
+        "hidden_activation": "gelu_pytorch_tanh",  # of all published models; files do not have it
+        "num_key_value_heads": k * heads // q,
+        "head_dim": q // heads,
+        "rms_norm_eps": vision["layer_norm_eps"],
+        "pooling_kernel_size": merge,
+        "position_embedding_size": shape_of(keys, "v.position_embd.weight", 3)[1],
+        "use_clipped_linears": keys.has("v.blk.0.attn_q.input_max"),
+        "standardize": keys.has("v.std_bias"),
+    }
+    # As in llama.cpp: files do not say in which models a token of a picture sees all of it.
+    whole = keys.count("projection_dim") not in _GEMMA4_IN_ORDER
+    return {
+        "model_type": "gemma4",
+        "vision_config": vision,
+        "text_config": {"use_bidirectional_attention": "vision" if whole else None},
+        PICTURES: {
+            **read_pixels(keys),
+            "patch_size": vision["patch_size"],
+            "pooling_kernel_size": merge,
+            "max_soft_tokens": 280,
+            "resample": 3,
+        },
+    }
+
+
+def _any_size(keys: Keys, patch: int, merge: int, tokens: tuple[int, int]) -> dict[str, Any]:
+    """Return the settings of pictures of any size.
+
+    tokens: the least and the most of a picture in the published models, as files do not have them.
+    """
+    least, most = (count * (patch * merge) ** 2 for count in tokens)
+    return {
+        **read_pixels(keys),
+        "patch_size": patch,
+        "merge_size": merge,
+        "size": {"shortest_edge": least, "longest_edge": most},
+        "resample": 3,
+    }
+
+
+PROJECTORS = {
+    "qwen2vl_merger": Projector(
+        {"Qwen2ForCausalLM": "Qwen2VLForConditionalGeneration"},
+        _qwen2_vl,
+        _QWEN2_TOP,
+        "model.visual.blocks",
+        _QWEN2_VL,
+    ),
+    "qwen2.5vl_merger": Projector(
+        {"Qwen2ForCausalLM": "Qwen2_5_VLForConditionalGeneration"},
+        _qwen25_vl,
+        _QWEN2_TOP,
+        "model.visual.blocks",
+        _QWEN25_VL,
+    ),
+    "qwen3vl_merger": Projector(
+        {
+            "Qwen3ForCausalLM": "Qwen3VLForConditionalGeneration",
+            "Qwen3MoeForCausalLM": "Qwen3VLMoeForConditionalGeneration",
+            "Qwen3_5ForCausalLM": "Qwen3_5ForConditionalGeneration",
+            "Qwen3_5MoeForCausalLM": "Qwen3_5MoeForConditionalGeneration",
+        },
+        _qwen3_vl,
+        {
+            "v.patch_embd": "model.visual.patch_embed.proj",
+            "v.position_embd": "model.visual.pos_embed",
+            "v.post_ln": "model.visual.merger.norm",
+            "mm.0": "model.visual.merger.linear_fc1",
+            "mm.2": "model.visual.merger.linear_fc2",
+        },
+        "model.visual.blocks",
+        _QWEN3_VL,
+        levels="model.visual.deepstack_merger_list",
+        level={"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"},
+    ),
+    "glm4v": Projector(
+        {"Glm4ForCausalLM": "GlmOcrForConditionalGeneration"},
+        _glm_ocr,
+        {
+            "v.patch_embd": "model.visual.patch_embed.proj",
+            "v.post_ln": "model.visual.post_layernorm",
+            "mm.patch_merger": "model.visual.downsample",
+            "mm.model.fc": "model.visual.merger.proj",
+            "mm.post_norm": "model.visual.merger.post_projection_norm",
+            "mm.gate": "model.visual.merger.gate_proj",
+            "mm.up": "model.visual.merger.up_proj",
+            "mm.down": "model.visual.merger.down_proj",
+        },
+        "model.visual.blocks",
+        _GLM,
+    ),
+    "paddleocr": Projector(
+        {"LlamaForCausalLM": "PaddleOCRVLForConditionalGeneration"},
+        _paddleocr,
+        {
+            **embeddings("visual.vision_model"),
+            "mm.input_norm": "mlp_AR.pre_norm",
+            "mm.1": "mlp_AR.linear_1",
+            "mm.2": "mlp_AR.linear_2",
+        },
+        "visual.vision_model.encoder.layers",
+        SIGLIP,
+    ),
+    "gemma4v": Projector(
+        {"Gemma4ForCausalLM": "Gemma4ForConditionalGeneration"},
+        _gemma4,
+        {
+            "v.patch_embd": "vision_tower.patch_embedder.input_proj",
+            "v.position_embd.weight": "vision_tower.patch_embedder.position_embedding_table",
+            "v.std_bias": "vision_tower.std_bias",
+            "v.std_scale": "vision_tower.std_scale",
+            "mm.input_projection": "model.embed_vision.embedding_projection",
+        },
+        "vision_tower.encoder.layers",
+        _GEMMA4,
+        channels_last=("v.patch_embd.weight",),
+    ),
+}

@@ -1,0 +1,212 @@
+"""Projectors of towers over square tiles, and of LLaVA and LFM2-VL.
+
+Source: the converters and tools/mtmd of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.keys import Keys
+from cpuserve.loader.gguf.projectors.record import (
+    SIGLIP,
+    Projector,
+    embeddings,
+    read_pixels,
+    read_vision,
+    shape_of,
+)
+from cpuserve.models.towers import PICTURES
+
+_INTERNVL = {
+    "ln1": "layernorm_before",
+    "ln2": "layernorm_after",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "attn_out": "attention.projection_layer",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+    "ls1.weight": "lambda_1",
+    "ls2.weight": "lambda_2",
+}
+# InternViT-6B: files do not say that its norms are RMS norms.
+_RMS = (3200, 45)
+
+
+def _idefics3(keys: Keys) -> dict[str, Any]:
+    image = keys.count("image_size")
+    return {
+        "model_type": "idefics3",
+        "scale_factor": keys.count("projector.scale_factor"),
+        "vision_config": read_vision(keys),
+        # A file without the longest side is of a time when llama.cpp made one tile of a picture.
+        PICTURES: {
+            **read_pixels(keys),
+            "size": {"longest_edge": keys.count("preproc_image_size", image)},
+            "max_image_size": {"longest_edge": image},
+            "resample": 1,
+        },
+    }
+
+
+def _gemma3(keys: Keys) -> dict[str, Any]:
+    vision = read_vision(keys)
+    image, merge = vision["image_size"], keys.count("projector.scale_factor", 4)
+    side = image // vision["patch_size"] // merge
+    return {
+        "model_type": "gemma3",
+        "mm_tokens_per_image": side**2,
+        "vision_config": vision,
+        PICTURES: {**read_pixels(keys), "size": {"height": image, "width": image}, "resample": 2},
+    }
+
+
+def _lfm2(keys: Keys) -> dict[str, Any]:
+    """Return the settings of LFM2-VL; those of its tiles are of all published models."""
+    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
+    vision["num_patches"] = shape_of(keys, "v.position_embd.weight", 2)[0]
+    return {
+        "model_type": "lfm2_vl",
+        "downsample_factor": merge,
+        "projector_hidden_size": shape_of(keys, "mm.1.weight", 2)[0],
+        "projector_use_layernorm": keys.has("mm.input_norm.weight"),
+        "projector_bias": keys.has("mm.1.bias"),
+        "vision_config": vision,
+        PICTURES: {
+            **read_pixels(keys),
+            "encoder_patch_size": vision["patch_size"],
+            "downsample_factor": merge,
+            "min_image_tokens": 64,
+            "max_image_tokens": 256,
+            "tile_size": 512,
+            "min_tiles": 2,
+            "max_tiles": 10,
+            "max_pixels_tolerance": 2.0,
+            "resample": 2,
+        },
+    }
+
+
+def _internvl(keys: Keys) -> dict[str, Any]:
+    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
+    image = vision["image_size"]
+    if vision["hidden_act"] == "gelu_pytorch_tanh":
+        vision["hidden_act"] = "gelu"  # files have one key for both
+    rms = (vision["hidden_size"], vision["num_hidden_layers"]) == _RMS
+    vision |= {
+        "attention_bias": keys.has("v.blk.0.attn_q.bias"),
+        "use_qk_norm": keys.has("v.blk.0.attn_q_norm.weight"),
+        "norm_type": "rms_norm" if rms else "layer_norm",
+    }
+    return {
+        "model_type": "internvl",
+        "downsample_ratio": 1 / merge,
+        "vision_config": vision,
+        PICTURES: {
+            **read_pixels(keys),
+            "size": {"height": image, "width": image},
+            "min_patches": keys.count("preproc_min_tiles", 1),
+            "max_patches": keys.count("preproc_max_tiles", 12),
+            "resample": 3,
+        },
+    }
+
+
+def _llava(keys: Keys) -> dict[str, Any]:
+    """Return the settings of LLaVA 1.5; its files have only the layers whose results are read."""
+    vision = read_vision(keys)
+    image, layers = vision["image_size"], vision["num_hidden_layers"]
+    for key in ("image_grid_pinpoints", "mm_patch_merge_type"):
+        if (found := keys.raw(key)) is not None and found != "flat":
+            keys.fail(key, found, "absent: pictures in tiles (LLaVA 1.6) are not supported")
+    if (read := keys.raw("feature_layer")) not in (None, [layers]):
+        keys.fail("feature_layer", read, f"[{layers}]")
+    return {
+        "model_type": "llava",
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": keys.has("mm.0.bias"),
+        "vision_config": {**vision, "model_type": "clip_vision_model"},
+        PICTURES: {
+            **read_pixels(keys),
+            "size": {"shortest_edge": image},
+            "crop_size": {"height": image, "width": image},
+            "resample": 3,
+        },
+    }
+
+
+PROJECTORS = {
+    "idefics3": Projector(
+        {"LlamaForCausalLM": "Idefics3ForConditionalGeneration"},
+        _idefics3,
+        {
+            **embeddings("model.vision_model"),
+            "mm.model.fc": "model.connector.modality_projection.proj",
+        },
+        "model.vision_model.encoder.layers",
+        SIGLIP,
+    ),
+    "gemma3": Projector(
+        {"Gemma3ForCausalLM": "Gemma3ForConditionalGeneration"},
+        _gemma3,
+        {
+            **embeddings("vision_tower"),
+            "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+            "mm.input_projection": "multi_modal_projector.mm_input_projection",
+        },
+        "vision_tower.encoder.layers",
+        SIGLIP,
+        added=("mm.soft_emb_norm.weight",),
+    ),
+    "lfm2": Projector(
+        dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), "Lfm2VlForConditionalGeneration"),
+        _lfm2,
+        {
+            **embeddings("vision_tower"),
+            "mm.input_norm": "multi_modal_projector.layer_norm",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        "vision_tower.encoder.layers",
+        SIGLIP,
+        channels_last=("v.patch_embd.weight",),
+    ),
+    "internvl": Projector(
+        {
+            f"{name}ForCausalLM": "InternVLForConditionalGeneration"
+            for name in ("Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Phi3", "GptOss")
+        },
+        _internvl,
+        {
+            "v.class_embd": "vision_tower.embeddings.cls_token",
+            "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
+            "v.position_embd.weight": "vision_tower.embeddings.position_embeddings",
+            "v.post_ln": "vision_tower.layernorm",
+            "mm.model.mlp.0": "multi_modal_projector.layer_norm",
+            "mm.model.mlp.1": "multi_modal_projector.linear_1",
+            "mm.model.mlp.3": "multi_modal_projector.linear_2",
+        },
+        "vision_tower.encoder.layer",
+        _INTERNVL,
+    ),
+    "mlp": Projector(
+        {
+            f"{name}ForCausalLM": "LlavaForConditionalGeneration"
+            for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3")
+        },
+        _llava,
+        {
+            **embeddings("vision_tower"),
+            "v.class_embd": "vision_tower.embeddings.class_embedding",
+            "v.pre_ln": "vision_tower.pre_layrnorm",
+            "mm.0": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        "vision_tower.encoder.layers",
+        SIGLIP,
+        width="mm.2.weight",
+    ),
+}
