@@ -269,7 +269,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/loader/lora_files.py",
-        'row_order(arch, weight, rows, *heads) if side == "B" else None',
+        'row_order(arch, weight, rows, *heads, split) if side == "B" else None',
         "None",
         "tests/llm/test_gguf_adapters.py -k llama",
     ),

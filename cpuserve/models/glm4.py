@@ -53,7 +53,11 @@ class Glm4:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a GLM-4 config."""
+        """Return the hyperparameters in a GLM-4 config.
+
+        extra["split_pairs"]: `split` of `row_order`, for GGUF files.
+        """
+        split = config.get("split_pairs")
         return read_decoder(
             {
                 "rms_norm_eps": 1.5625e-7,
@@ -62,6 +66,7 @@ class Glm4:
             },
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", True),
+            extra={"split_pairs": split} if split else None,
         )
 
     @staticmethod

@@ -651,6 +651,7 @@ ARCHS = {
             "expert_weights_norm": True,
         },
     ),
+    "paddleocr": ("llama", {}, {"rope.dimension_sections": [2, 3, 3, 0]}),
     "ernie4_5": ("ernie4.5", {}, {}),
     "exaone4": (
         "exaone4",

@@ -188,6 +188,10 @@ def _factor(config, name):
 def _add_gemma4(writer, config):
     """Write the keys that differ between layers of Gemma 4; return the RoPE factors as a tensor."""
     local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if (by_layer := config.get("per_layer_config")) and "global_head_dim" not in config:
+        one = by_layer[str(local.index(False))]  # so transformers saves the sizes
+        config["global_head_dim"] = one["head_dim"]
+        config["num_global_key_value_heads"] = one.get("num_key_value_heads")
     shared, wide = config.get("num_kv_shared_layers", 0), config["global_head_dim"]
     first, width = len(local) - shared, config["intermediate_size"]
     writer.add_shared_kv_layers(shared)

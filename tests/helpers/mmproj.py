@@ -52,6 +52,37 @@ _QWEN2 = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GLM = {
+    **_QWEN2,
+    **_QWEN,
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+}
+_GEMMA4 = {
+    "input_layernorm": "ln1",
+    "pre_feedforward_layernorm": "ln2",
+    "post_attention_layernorm": "attn_post_norm",
+    "post_feedforward_layernorm": "ffn_post_norm",
+    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    **{
+        f"{old}_proj{end}": new
+        for end in ("", ".linear")
+        for old, new in (
+            *((f"self_attn.{part}", f"attn_{part}") for part in "qkv"),
+            ("self_attn.o", "attn_out"),
+            *((f"mlp.{part}", f"ffn_{part}") for part in ("gate", "up", "down")),
+        )
+    },
+}
+_INTERNVL = {
+    "layernorm_before": "ln1",
+    "layernorm_after": "ln2",
+    **{f"attention.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"attention.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    "attention.projection_layer": "attn_out",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
 _LEVELS = "model.visual.deepstack_merger_list"
 # By the beginning of a name in transformers: that of the file, and the names of a block's parts.
 _NAMES = {
@@ -67,6 +98,25 @@ _NAMES = {
     "model.visual.merger.mlp.2": "mm.2",
     "model.visual.merger.linear_fc1": "mm.0",
     "model.visual.merger.linear_fc2": "mm.2",
+    "model.visual.post_layernorm": "v.post_ln",
+    "model.visual.downsample": "mm.patch_merger",
+    "model.visual.merger.proj": "mm.model.fc",
+    "model.visual.merger.post_projection_norm": "mm.post_norm",
+    **{f"model.visual.merger.{part}_proj": f"mm.{part}" for part in ("gate", "up", "down")},
+    "visual.vision_model.embeddings.patch_embedding": "v.patch_embd",
+    "visual.vision_model.embeddings.position_embedding": "v.position_embd",
+    "visual.vision_model.post_layernorm": "v.post_ln",
+    "mlp_AR.pre_norm": "mm.input_norm",
+    "mlp_AR.linear_1": "mm.1",
+    "mlp_AR.linear_2": "mm.2",
+    "vision_tower.patch_embedder.input_proj": "v.patch_embd",
+    "model.embed_vision.embedding_projection": "mm.input_projection",
+    "vision_tower.embeddings.patch_embeddings.projection": "v.patch_embd",
+    "vision_tower.layernorm": "v.post_ln",
+    "vision_tower.pre_layrnorm": "v.pre_ln",
+    "multi_modal_projector.layer_norm": "mm.input_norm",
+    "multi_modal_projector.linear_1": "mm.1",
+    "multi_modal_projector.linear_2": "mm.2",
     "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
     "multi_modal_projector.mm_input_projection": "mm.input_projection",
     "vision_tower.embeddings.patch_embedding": "v.patch_embd",
@@ -75,12 +125,45 @@ _NAMES = {
 }
 _BLOCKS = {
     "model.vision_model.encoder.layers": _SIGLIP,
-    "model.visual.blocks": {**_QWEN, **_QWEN2},
-    "vision_tower.encoder.layers": _SIGLIP,
+    "model.visual.blocks": _GLM,
+    "vision_tower.encoder.layers": {**_GEMMA4, **_SIGLIP},
+    "visual.vision_model.encoder.layers": _SIGLIP,
+    "vision_tower.encoder.layer": _INTERNVL,
 }
+# The same of whole names, and the names that differ in one kind of files.
+_WHOLE_NAMES = {
+    "vision_tower.embeddings.cls_token": "v.class_embd",
+    "vision_tower.embeddings.class_embedding": "v.class_embd",
+    "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
+    "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "vision_tower.std_bias": "v.std_bias",
+    "vision_tower.std_scale": "v.std_scale",
+}
+_OWN_NAMES = {
+    "internvl": {
+        "multi_modal_projector.layer_norm": "mm.model.mlp.0",
+        "multi_modal_projector.linear_1": "mm.model.mlp.1",
+        "multi_modal_projector.linear_2": "mm.model.mlp.3",
+    },
+    "llava": {
+        "multi_modal_projector.linear_1": "mm.0",
+        "multi_modal_projector.linear_2": "mm.2",
+    },
+}
+# The beginnings of the names of a tower's tensors.
+_PARTS = (
+    *("model.vision_model.", "model.connector.", "model.visual.", "model.embed_vision."),
+    *("vision_tower.", "multi_modal_projector.", "visual.", "mlp_AR."),
+)
 # By architecture: the architecture of GGUF and the class of the text part.
 TEXTS = {
     "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
+    "Gemma4ForConditionalGeneration whole": ("gemma4", "Gemma4ForCausalLM"),
+    "GlmOcrForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
+    "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
+    "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
+    "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
+    "PaddleOCRVLForConditionalGeneration": ("paddleocr", "LlamaForCausalLM"),
     "Qwen2VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen3VLForConditionalGeneration": ("qwen3vl", "Qwen3ForCausalLM"),
@@ -88,17 +171,24 @@ TEXTS = {
     "SmolVLMForConditionalGeneration": ("llama", "LlamaForCausalLM"),
 }
 # Values of the text part that GGUF files, or the keys of `convert`, have for all models.
+_GEMMA4_TEXT = {"num_experts": None, "final_logit_softcapping": 3.0}
 GGUF_TEXTS = {
     "Gemma3ForConditionalGeneration": {
         "layer_types": ["sliding_attention"] * 2,
         "query_pre_attn_scalar": 16,
     },
+    "Gemma4ForConditionalGeneration": _GEMMA4_TEXT,
+    "Gemma4ForConditionalGeneration whole": _GEMMA4_TEXT,
+    "Lfm2VlForConditionalGeneration": {"block_auto_adjust_ff_dim": False},
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
 # The same of the tower.
 GGUF_TOWERS = {"Qwen2_5_VLForConditionalGeneration": {"window_size": 112}}
 # Numbers of the tiny text part that the keys of `convert` do not have.
-_TEXT_KEYS = {"qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 2}}
+_TEXT_KEYS = {
+    "glm4": {"rope.dimension_sections": [2, 3, 3, 0]},
+    "qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 2},
+}
 
 
 def write_ggufs(
@@ -111,19 +201,24 @@ def write_ggufs(
     kind: the type of the tower's matrices; vectors are F32, and most convolutions.
     swapped: whether an MLP has its second matrix as ffn_up, as older files have.
     changes: values of keys of the mmproj file; None = the key is left out. `halved`: the name of
-      a tensor that is F16 whatever the type of others.
+      a tensor that is F16 whatever the type of others; `dropped`: of one that is left out.
     """
     config = json.loads((source / "config.json").read_text())
     text, tower = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
         found = checkpoint_to_hf(name)
-        own = found.startswith(("model.layers.", "model.norm.", "model.embed_tokens.", "lm_head."))
-        (text if own else tower)[found] = value
+        (tower if found.startswith(_PARTS) else text)[found] = value
     (to / "text").mkdir(parents=True)
-    arch, family = TEXTS[config["architectures"][0]]
+    name = config["architectures"][0]
+    arch, family = TEXTS.get(name) or TEXTS[f"{name} whole"]
     settings = {**config["text_config"], "architectures": [family]}
-    if share := settings.get("rope_parameters", {}).get("partial_rotary_factor"):
-        settings["rotary_dim"] = int(settings["head_dim"] * share)
+    heads = settings["num_attention_heads"]
+    settings.setdefault("head_dim", settings["hidden_size"] // heads)
+    share = settings.get("rope_parameters", {}).get("partial_rotary_factor")
+    if share or arch == "glm4":
+        settings["rotary_dim"] = int(settings["head_dim"] * (share or 1))
+    if arch == "glm4":
+        text = {name: _split_pairs(settings, name, value) for name, value in text.items()}
     (to / "text" / "config.json").write_text(json.dumps(settings))
     save_file(text, to / "text" / "model.safetensors", {"format": "pt"})
     files = to / "tiny-F32.gguf", to / f"mmproj-tiny-{kind}.gguf"
@@ -132,22 +227,48 @@ def write_ggufs(
     return files
 
 
+def _split_pairs(settings, name, value):
+    """Return the rows of q and k as in files for M-RoPE: the even ones of the rotated first."""
+    if not name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
+        return value
+    turned = settings["rotary_dim"]
+    by_head = value.reshape(-1, settings["head_dim"], *value.shape[1:])
+    parts = by_head[:, :turned:2], by_head[:, 1:turned:2], by_head[:, turned:]
+    return np.concatenate(parts, axis=1).reshape(value.shape)
+
+
 def _tower(config, tensors, swapped):
     """Return the tensors of a tower as the converter writes them."""
     found = {}
     for name, value in tensors.items():
-        if name.startswith("vision_tower.head."):
+        if name.startswith(("vision_tower.head.", "visual.vision_model.head.")):
+            continue
+        if name.endswith(("mask_token", "packing_position_embedding.weight")):
+            continue
+        if config["model_type"] == "llava" and _is_unread(config, name):
             continue
         if ".attn.qkv." in name and config["model_type"].startswith("qwen2"):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
                 found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
             continue
         short = _renamed(config, name, swapped=swapped)
-        if value.ndim == 5:  # two frames
+        if name.endswith(("put_min", "put_max")):
+            found[short] = value.reshape(1)
+        elif short == "v.patch_embd.weight" and value.ndim == 2:  # channels are last
+            side = math.isqrt(value.shape[1] // 3)
+            found[short] = value.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+        elif value.ndim == 5:  # two frames
             found[short], found[f"{short}.1"] = value[:, :, 0], value[:, :, 1]
         else:
             found[short] = value + 1 if "soft_emb_norm" in name else value
     return found
+
+
+def _is_unread(config, name):
+    """Whether a tensor of LLaVA's tower is behind the layer that the projector reads."""
+    layers = config["vision_config"]["num_hidden_layers"] + config["vision_feature_layer"] + 1
+    match = re.match(r"vision_tower\.encoder\.layers\.(\d+)", name)
+    return "post_layernorm" in name or (match is not None and int(match[1]) >= layers)
 
 
 def _own_keys(config, pictures):
@@ -177,6 +298,8 @@ def _own_keys(config, pictures):
             "clip.vision.n_wa_pattern": vision["fullatt_block_indexes"][0] + 1,
             "clip.vision.attention.layer_norm_epsilon": 1e-6,
         }
+    if config["model_type"] in _MORE_KEYS:
+        return _MORE_KEYS[config["model_type"]](config, vision, pictures)
     if config["model_type"].startswith("qwen3"):
         levels = vision.get("deepstack_visual_indexes", [])
         return {
@@ -193,12 +316,88 @@ def _own_keys(config, pictures):
     }
 
 
+def _keys_of_gemma4(_config, vision, _pictures):
+    return {
+        "clip.vision.projector_type": "gemma4v",
+        "clip.use_gelu": None,
+        "clip.vision.image_size": 224,
+        "clip.vision.projector.scale_factor": vision["pooling_kernel_size"],
+        "clip.vision.attention.layer_norm_epsilon": vision["rms_norm_eps"],
+    }
+
+
+def _keys_of_glm(_config, vision, _pictures):
+    return {
+        "clip.projector_type": "glm4v",
+        "clip.use_gelu": None,
+        "clip.use_silu": True,
+        "clip.vision.attention.layer_norm_epsilon": vision["rms_norm_eps"],
+    }
+
+
+def _keys_of_internvl(config, vision, _pictures):
+    return {
+        "clip.projector_type": "internvl",
+        "clip.vision.image_size": vision["image_size"][0],
+        "clip.vision.patch_size": vision["patch_size"][0],
+        "clip.vision.projector.scale_factor": int(1 / config["downsample_ratio"]),
+        "clip.vision.preproc_min_tiles": 1,
+        "clip.vision.preproc_max_tiles": 12,
+        "clip.vision.attention.layer_norm_epsilon": vision["layer_norm_eps"],
+    }
+
+
+def _keys_of_lfm2(config, vision, _pictures):
+    return {
+        "clip.projector_type": "lfm2",
+        "clip.vision.image_size": 256,
+        "clip.vision.projector.scale_factor": config["downsample_factor"],
+        "clip.vision.attention.layer_norm_epsilon": vision["layer_norm_eps"],
+    }
+
+
+def _keys_of_llava(config, vision, _pictures):
+    layers = vision["num_hidden_layers"] + config["vision_feature_layer"] + 1
+    return {
+        "clip.projector_type": "mlp",
+        "clip.has_llava_projector": True,
+        "clip.use_gelu": False,
+        "clip.vision.block_count": layers,
+        "clip.vision.feature_layer": [layers],
+        "clip.vision.projection_dim": vision["projection_dim"],
+        "clip.vision.attention.layer_norm_epsilon": vision["layer_norm_eps"],
+    }
+
+
+def _keys_of_paddleocr(_config, vision, pictures):
+    most = pictures["size"]["longest_edge"]
+    return {
+        "clip.projector_type": "paddleocr",
+        "clip.vision.image_size": math.isqrt(most),
+        "clip.vision.image_min_pixels": pictures["size"]["shortest_edge"],
+        "clip.vision.image_max_pixels": most,
+        "clip.vision.attention.layer_norm_epsilon": vision["layer_norm_eps"],
+    }
+
+
+_MORE_KEYS = {
+    "gemma4": _keys_of_gemma4,
+    "glm_ocr": _keys_of_glm,
+    "internvl": _keys_of_internvl,
+    "lfm2_vl": _keys_of_lfm2,
+    "llava": _keys_of_llava,
+    "paddleocr_vl": _keys_of_paddleocr,
+}
+
+
 def write_mmproj(path, config, source, tensors, kind, **changes):
     """Write the tensors of a tower with the keys of the converter."""
     vision = config["vision_config"]
     pictures = json.loads((source / "preprocessor_config.json").read_text())
     places = vision.get("num_position_embeddings")
-    image = vision["patch_size"] * math.isqrt(places) if places else vision.get("image_size", 560)
+    image = vision.get("image_size", 560)
+    if places:
+        image = vision["patch_size"] * math.isqrt(places)
     layers = vision.get("depth") or vision["num_hidden_layers"]
     keys = {
         "general.type": "mmproj",
@@ -216,7 +415,7 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
         "clip.vision.image_std": pictures["image_std"],
         **_own_keys(config, pictures),
     }
-    halved = changes.pop("halved", None)
+    halved, dropped = changes.pop("halved", None), changes.pop("dropped", None)
     writer = gguf.GGUFWriter(path, changes.pop("arch", "clip"))
     add = {
         bool: writer.add_bool,
@@ -229,6 +428,8 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
         if value is not None:
             add[type(value)](key, value)
     for name, value in tensors.items():
+        if name == dropped:
+            continue
         matrix = value.ndim == 2 and name != "v.position_embd.weight"
         frame = f"{name}.1" in tensors or name.endswith(".1")  # F16 if matrices are
         typed = "F16" if name == halved else kind if matrix or (frame and kind == "F16") else "F32"
@@ -242,13 +443,19 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
 
 
 def _renamed(config, name, *, swapped):
+    if name in _WHOLE_NAMES:
+        return _WHOLE_NAMES[name]
     stem, _, end = name.rpartition(".")
+    if (own := _OWN_NAMES.get(config["model_type"], {}).get(stem)) is not None:
+        return f"{own}.{end}"
     if stem in _NAMES:
         return f"{_NAMES[stem]}.{end}"
     if stem.startswith(_LEVELS):
         number, part = stem.removeprefix(f"{_LEVELS}.").split(".")
         layer = config["vision_config"]["deepstack_visual_indexes"][int(number)]
         return f"v.deepstack.{layer}.{part.removeprefix('linear_')}.{end}"
+    if end.startswith("lambda_"):
+        return f"v.blk.{stem.split('.')[3]}.ls{end[-1]}.weight"
     at, number, part = re.fullmatch(r"(.+?)\.(\d+)\.(.+)", stem).groups()
     part = _BLOCKS[at][part]
     if swapped:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import TENSOR_TYPES, GgufFile, foreign_type
-from cpuserve.loader.gguf.model import gguf_config
+from cpuserve.loader.gguf.model import gguf_config, pair_row_order
 from cpuserve.loader.load import open_checkpoint, read_config
 from tests.helpers import gguf_file as make
 from tests.helpers.gguf_file import ARRAY, BOOL, F32, I32, STRING, U32, U64, gguf
@@ -431,6 +431,21 @@ def permuted(weight, heads):
     """Permute q and k like llama.cpp's converter: rows of the two half-heads alternate."""
     rows = weight.shape[0]
     return weight.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+@pytest.mark.parametrize("turned", [8, 16])
+def test_pairs_that_the_converter_moved_apart_are_joined(turned):
+    value = np.arange(3 * 16 * 2).reshape(48, 2)
+    by_head = value.reshape(3, 16, 2)
+    parts = by_head[:, :turned:2], by_head[:, 1:turned:2], by_head[:, turned:]
+    stored = np.concatenate(parts, axis=1).reshape(48, 2)
+    assert np.array_equal(stored[pair_row_order(48, 3, turned, "q")], value)
+
+
+@pytest.mark.parametrize(("rows", "turned"), [(47, 8), (48, 7), (48, 18)])
+def test_rows_without_whole_pairs_are_named(rows, turned):
+    with pytest.raises(ModelError, match=f"q has {rows} rows, which do not fit 3 heads with"):
+        pair_row_order(rows, 3, turned, "q")
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,16 +14,20 @@ from cpuserve.engine.build import build_engine
 from cpuserve.engine.offload import fingerprint
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.file import GgufFile
-from cpuserve.loader.gguf.mmproj import mmproj_config
+from cpuserve.loader.gguf.mmproj import PROJECTORS, mmproj_config
 from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.media.families.table import family_of, family_with
 from cpuserve.models import spec_from_config
+from cpuserve.models.text_parts import TEXT_TYPES, text_type
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
-from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, write_ggufs
+from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
+    GEMMA4,
+    GRID_MODELS,
+    LLAVA,
     patches_of,
     pixels_of,
     random_tiles,
@@ -49,8 +54,9 @@ def files(source, tmp_path_factory):
 
 def write_model(name, to):
     """Write the model of another tower, of the kind that GGUF files can have."""
-    if name == GEMMA3:
-        return write_tower_model(name, to, side=SIDE, merge=MERGE, text=GGUF_TEXTS[name])
+    if name not in GRID_MODELS:
+        merge = 1 if name == LLAVA else MERGE
+        return write_tower_model(name, to, side=SIDE, merge=merge, text=GGUF_TEXTS.get(name))
     return write_grid_model(name, to, text=GGUF_TEXTS.get(name), tower=GGUF_TOWERS.get(name))
 
 
@@ -103,6 +109,30 @@ def test_the_family_of_an_mmproj_file_is_that_of_the_safetensors(source, files, 
     assert layout.tiles == ((SIDE, SIDE),)
 
 
+# What files do not say, and is that of published models.
+UNSAID = {
+    "budget",  # Gemma 4
+    "least",
+    "limit",
+    "most",
+    "resample",
+    "tile",  # LFM2-VL
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if "SmolVLM" not in name])
+def test_the_family_has_what_files_say(tmp_path, name):
+    write_model(name, tmp_path)
+    found, want = (
+        msgspec.to_builtins(family)
+        for family in (
+            family_with(mmproj_config(GgufFile(write_ggufs(tmp_path, tmp_path / "gguf")[1]))),
+            family_of(tmp_path),
+        )
+    )
+    assert {key for key in want if found[key] != want[key]} <= UNSAID
+
+
 def numbers_of(family):
     return {name: getattr(family, name) for name in ("patch", "merge", "resample", "marker")}
 
@@ -120,8 +150,9 @@ def test_the_family_of_other_towers_has_the_numbers_of_the_safetensors(tmp_path,
     assert (found.least, found.most) == (64 * found.block**2, 16384 * found.block**2)
 
 
-@pytest.mark.parametrize("name", [QWEN, *QWEN2, *GGUF_TEXTS])
+@pytest.mark.parametrize("name", [*(name for name in TEXTS if "SmolVLM" not in name), GEMMA4])
 def test_towers_in_half_precision_are_near_those_of_safetensors(tmp_path, name):
+    """The small Gemma 4 has limits of its linears."""
     write_model(name, tmp_path)
     tiles = random_tiles(1, SIDE)
     want = rows_of(prepared(tmp_path, dtype="float32").resolved.config, tiles)
@@ -154,6 +185,15 @@ WRONG = [
     ({"clip.vision.projector.scale_factor": None}, "projector.scale_factor is missing"),
     ({"clip.vision.block_count": 0}, "block_count is 0"),
     ({"clip.vision.image_std": None}, "image_std"),
+]
+# The same of LLaVA 1.5.
+WRONG_LLAVA = [
+    ({"clip.vision.image_grid_pinpoints": [64, 32]}, "pictures in tiles .LLaVA 1.6. are not"),
+    (
+        {"clip.vision.mm_patch_merge_type": "spatial_unpad"},
+        "mm_patch_merge_type is 'spatial_unpad'",
+    ),
+    ({"clip.vision.feature_layer": [1, 2]}, r"feature_layer is \[1, 2\]; it must be \[2\]"),
 ]
 # The same of Qwen3-VL.
 WRONG_GRIDS = [
@@ -191,6 +231,36 @@ def test_numbers_of_a_grid_that_do_not_fit_are_named(tmp_path, changes, why):
     model, mmproj = write_ggufs(tmp_path, tmp_path / "gguf", **changes)
     with pytest.raises(ConfigError, match=f"--mmproj .*{why}"):
         prepared(model, mmproj=str(mmproj))
+
+
+@pytest.mark.parametrize(("changes", "why"), WRONG_LLAVA)
+def test_other_kinds_of_llava_are_named(tmp_path, changes, why):
+    write_model(LLAVA, tmp_path)
+    model, mmproj = write_ggufs(tmp_path, tmp_path / "gguf", **changes)
+    with pytest.raises(ConfigError, match=f"--mmproj .*{why}"):
+        prepared(model, mmproj=str(mmproj))
+
+
+def test_a_table_of_places_of_another_form_is_named(tmp_path):
+    write_model("PaddleOCRVLForConditionalGeneration", tmp_path)
+    model, mmproj = write_ggufs(tmp_path, tmp_path / "gguf", dropped="v.position_embd.weight")
+    with pytest.raises(ConfigError, match=r"v.position_embd.weight is missing; it must have 2 dim"):
+        prepared(model, mmproj=str(mmproj))
+
+
+@pytest.mark.parametrize(("width", "whole"), [(1536, None), (2560, None), (3840, "vision")])
+def test_tokens_of_a_picture_see_all_of_it_in_the_large_gemma_4(tmp_path, width, whole):
+    write_model(GEMMA4, tmp_path)
+    changed = {"clip.vision.projection_dim": width}
+    _, mmproj = write_ggufs(tmp_path, tmp_path / "gguf", **changed)
+    found = mmproj_config(GgufFile(mmproj))
+    assert found["text_config"] == {"use_bidirectional_attention": whole}
+
+
+@pytest.mark.parametrize(("kind", "projector"), PROJECTORS.items())
+def test_text_parts_of_mmproj_files_are_those_of_the_whole_model(kind, projector):
+    for part, whole in projector.wholes.items():
+        assert TEXT_TYPES[text_type(whole, part)].architecture == part, kind
 
 
 def test_frames_that_cannot_be_joined_are_named(tmp_path):

@@ -184,6 +184,7 @@ class GgufStore:
         self._arch = arch
         self._q_heads = int(config["num_attention_heads"])
         self._kv_heads = int(config["num_key_value_heads"])
+        self._split = int(config.get("split_pairs", 0))
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
         # Tensors of layers for multi-token prediction, which are not served.
@@ -248,20 +249,28 @@ class GgufStore:
         return file.data(tensor)
 
     def _row_order(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
-        return row_order(self._arch, name, tensor.shape[0], self._q_heads, self._kv_heads)
+        heads = self._q_heads, self._kv_heads
+        return row_order(self._arch, name, tensor.shape[0], *heads, self._split)
 
 
 def row_order(
-    arch: GgufArch, name: str, rows: int, q_heads: int, kv_heads: int
+    arch: GgufArch, name: str, rows: int, q_heads: int, kv_heads: int, split: int = 0
 ) -> npt.NDArray[np.int32] | None:
-    """Return for each Hugging Face row the index of the stored row; None if the order is equal."""
+    """Return for each Hugging Face row the index of the stored row; None if the order is equal.
+
+    split: how many dimensions of a head RoPE turns, if the converter moved their pairs apart.
+    """
     heads = {"q_proj": q_heads, "k_proj": kv_heads}
     parts = name.rsplit(".", 2)
     if parts[-1].endswith("_scale"):
         return None
     if name.endswith(("query_key_value.weight", "query_key_value.bias")):
         return by_group(rows, q_heads, kv_heads, name)
-    if not arch.interleaved or len(parts) < 3 or parts[1] not in heads:
+    if len(parts) < 3 or parts[1] not in heads:
+        return None
+    if split:
+        return pair_row_order(rows, heads[parts[1]], split, name)
+    if not arch.interleaved:
         return None
     return rope_row_order(rows, heads[parts[1]], name)
 
@@ -299,3 +308,20 @@ def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
 
     stored = np.arange(rows, dtype=np.int32).reshape(heads, -1, 2)
     return np.ascontiguousarray(stored.swapaxes(1, 2)).reshape(-1)
+
+
+def pair_row_order(rows: int, heads: int, split: int, name: str) -> npt.NDArray[np.int32]:
+    """Return for each Hugging Face row the index of the stored row.
+
+    The first `split` rows of a head are [2, split/2] in the file and [split/2, 2] in Hugging Face.
+
+    Source: the inverse of Glm4Model.normal_to_neox in the converter of llama.cpp.
+    """
+    if rows % heads or split % 2 or not 0 < split <= rows // heads:
+        msg = f"{name} has {rows} rows, which do not fit {heads} heads with {split} rotated ones"
+        raise ModelError(msg)
+    import numpy as np
+
+    stored = np.arange(rows, dtype=np.int32).reshape(heads, -1)
+    turned = stored[:, :split].reshape(heads, 2, -1).swapaxes(1, 2).reshape(heads, -1)
+    return np.concatenate([turned, stored[:, split:]], axis=1).reshape(-1)

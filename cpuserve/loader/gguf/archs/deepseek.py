@@ -9,6 +9,12 @@ from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
 
+def _glm4(keys: Keys) -> dict[str, Any]:
+    """Return how many dimensions of a head have pairs that the converter moved apart, if any."""
+    sections = keys.raw("rope.dimension_sections")
+    return {"split_pairs": keys.count("rope.dimension_count")} if sections else {}
+
+
 def _glm4_moe(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
     settings = experts(keys)
@@ -155,6 +161,7 @@ ARCHS = {
             "post_ffw_norm": "post_mlp_layernorm",
             "ffn_up": "mlp.gate_up_proj",
         },
+        _glm4,
     ),
     "glm4moe": GgufArch(
         "Glm4MoeForCausalLM",

@@ -363,6 +363,7 @@ ARCHS = {
     "seed_oss": GgufArch(
         "SeedOssForCausalLM", "seed_oss", {"post_attention_norm": "post_attention_layernorm"}
     ),
+    "paddleocr": GgufArch("LlamaForCausalLM", "llama"),
     "ernie4_5": GgufArch("Ernie4_5ForCausalLM", "ernie4_5", settings=_ernie),
     "ernie4_5-moe": GgufArch(
         "Ernie4_5_MoeForCausalLM",

@@ -43,9 +43,7 @@ _PAIR = "it is of an encoder-decoder. Decoders such as Qwen3 and encoders such a
 REASONS = {
     **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), _RECURRENT),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
-    **dict.fromkeys(
-        ("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl", "paddleocr"), _PICTURES
-    ),
+    **dict.fromkeys(("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl"), _PICTURES),
     "wavtokenizer-dec": _PICTURES,
     "jina-bert-v2": _ENCODER,
     **dict.fromkeys(("t5", "t5encoder"), _PAIR),

@@ -116,7 +116,7 @@ def _internvl(keys: Keys) -> dict[str, Any]:
 
 
 def _llava(keys: Keys) -> dict[str, Any]:
-    """Return the settings of LLaVA 1.5; its files have only the layers whose results are read."""
+    """Return the settings of LLaVA 1.5; its files end with the layer that the projector reads."""
     vision = read_vision(keys)
     image, layers = vision["image_size"], vision["num_hidden_layers"]
     for key in ("image_grid_pinpoints", "mm_patch_merge_type"):
