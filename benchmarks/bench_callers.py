@@ -55,7 +55,11 @@ class Callers:
         found = []
         for _ in range(self.args.rounds):
             await asyncio.sleep(PAUSE_S * self.rng.uniform(0.5, 1.5))
-            found.append((await complete(self.modest, self.ids(length), 1)).ttft)
+            took = await complete(self.modest, self.ids(length), 1)
+            if took.cached_tokens:
+                msg = f"{took.cached_tokens} of {length} tokens were cached: nothing was measured"
+                raise LoadError(msg)
+            found.append(took.ttft)
         return found
 
     @asynccontextmanager

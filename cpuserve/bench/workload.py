@@ -62,9 +62,12 @@ class Workload:
 
 
 def plain_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """Return `count` random ids of ordinary tokens; such prompts almost never share a prefix."""
+    """Return `count` random ids of ordinary tokens; such prompts almost never share a prefix.
+
+    vocab: the number of ids to choose from. Of a small one, the upper half is chosen from.
+    """
     top = min(vocab, LAST_PLAIN_ID)
-    return [rng.randrange(min(FIRST_PLAIN_ID, top - 1), top) for _ in range(count)]
+    return [rng.randrange(min(FIRST_PLAIN_ID, top // 2), top) for _ in range(count)]
 
 
 async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:

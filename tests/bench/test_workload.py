@@ -38,9 +38,14 @@ def test_random_has_the_length_asked_within_the_ratio():
     assert 40 <= min(answers) < 50 < max(answers) <= 60
 
 
-def test_ids_stay_inside_a_small_vocabulary():
-    found = made(input_len=64, vocab=310)
-    assert {i for talk in found for t in talk for i in t.prompt} <= set(range(300, 310))
+@pytest.mark.parametrize("vocab", [1, 2, 200, 300, 310, 100000])
+def test_ids_stay_inside_a_small_vocabulary_and_are_different(vocab):
+    found = made(input_len=64, vocab=vocab)
+    ids = {i for talk in found for t in talk for i in t.prompt}
+    assert ids <= set(range(vocab // 2 if vocab < 600 else 300, vocab))
+    if vocab >= 200:
+        assert len(ids) > 90
+        assert len({tuple(t.prompt[:32]) for talk in found for t in talk}) == 20
 
 
 def test_prefix_repetition_shares_so_many_beginnings():
