@@ -17,6 +17,7 @@ Messages say what happened, why, and what to do. The classes:
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 
@@ -198,6 +199,19 @@ class TooManyRequests(RequestError, status=429):
 
 class DeadlineExceeded(RequestError, status=504):
     """The request was aborted because it did not finish within its timeout (504)."""
+
+
+# The system refuses with these for reasons of its own: the same request may succeed later.
+_OF_THE_SYSTEM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EIO}
+
+
+def is_of_the_system(error: BaseException | None) -> bool:
+    """Return whether an error, or its cause, is a state of this system, such as too many files."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+            return True
+        error = error.__cause__
+    return False
 
 
 # Retry-After of a 503 in seconds: loading takes seconds, a download takes minutes.

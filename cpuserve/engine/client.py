@@ -89,7 +89,8 @@ class EngineClient(Protocol):
         "reset_prefix_cache" removes all cached prefixes and returns {}.
         "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}.
         If they fail, the adapters stay as they were,
-        and the result has "error" (a text) and "fault" (whether the adapter is the cause).
+        and the result has "error" (a text) and "fault" (whether the adapter is the cause),
+        and "again" if this system refused its file and the same change may succeed later.
         """
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.engine.ipc import Ask, Reply
-from cpuserve.errors import ModelError
+from cpuserve.errors import ModelError, is_of_the_system
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class AdapterSlots:
             reply = done.value
         except ModelError as error:
             reply = {"error": str(error), "fault": True}
+            if is_of_the_system(error):
+                reply |= {"fault": False, "again": True}
         except Exception as error:  # a failed change of adapters must not end the engine
             log.exception("%s failed", ask.what)
             reply = {"error": f"{ask.what} failed: {error}", "fault": False}

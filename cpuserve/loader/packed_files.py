@@ -91,13 +91,13 @@ class PackedFiles:
         """Return the file for this source, or None; remove a truncated or altered file.
 
         Raises:
-            OSError: the file is damaged; the message says how.
+            OSError: the file is damaged or cannot be opened; the message says how.
         """
         path = self._path(source)
         try:
             fault("packed.open")
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -6,7 +6,6 @@ the host. A host is resolved once; the connection uses the address that was chec
 
 from __future__ import annotations
 
-import errno
 import http.client
 import os
 import socket
@@ -24,7 +23,7 @@ from socket import create_connection, getaddrinfo
 from typing import NoReturn
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
+from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable, is_of_the_system
 from cpuserve.fault_points import fault
 
 _PORTS = {"http": 80, "https": 443}
@@ -33,8 +32,6 @@ _PART_BYTES = 1 << 16
 _OPEN_FLAGS: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NAT64 = ip_network("64:ff9b::/96")  # addresses of IPv4 hosts for clients with IPv6 only
 _MOST_URL_CHARS = 8192
-# The system refuses with these for reasons of its own: the same request may succeed later.
-_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EIO)
 DATA = "send its bytes as a data: URL"
 
 Address = IPv4Address | IPv6Address
@@ -224,7 +221,7 @@ def _tls() -> ssl.SSLContext:
 
 def _check_system(error: Exception) -> None:
     """Raise ServiceUnavailable if this system is the reason of an error."""
-    if isinstance(error, OSError) and error.errno in _OWN:
+    if isinstance(error, OSError) and is_of_the_system(error):
         msg = f"cannot be read now, because the system refuses: {error.strerror} ({LIMITS})"
         raise ServiceUnavailable(msg) from None
 

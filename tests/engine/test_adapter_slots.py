@@ -1,6 +1,8 @@
 """Changes of adapters in an engine: portions, slots that requests still use, and errors."""
 
+import errno
 import itertools
+import os
 
 import pytest
 
@@ -142,14 +144,28 @@ def test_there_is_room_for_one_adapter_less_than_slots():
     assert slots.load("a", "a2", in_place=True) == 2
 
 
+def of_the_system(number):
+    error = ModelError("adapter a: cannot be read")
+    error.__cause__ = OSError(number, os.strerror(number))
+    return error
+
+
 @pytest.mark.parametrize("where", ["read", "write"])
 @pytest.mark.parametrize(
     ("fault", "wanted"),
     [
         (ModelError("adapter a: is broken"), {"error": "adapter a: is broken", "fault": True}),
+        (
+            of_the_system(errno.EMFILE),
+            {"error": "adapter a: cannot be read", "fault": False, "again": True},
+        ),
+        (
+            of_the_system(errno.EISDIR),
+            {"error": "adapter a: cannot be read", "fault": True},
+        ),
         (MemoryError("none"), {"error": "stage_adapter failed: none", "fault": False}),
     ],
-    ids=["broken", "no memory"],
+    ids=["broken", "too many files", "a directory", "no memory"],
 )
 def test_a_failed_change_changes_nothing(where, fault, wanted, caplog):
     slots = Slots()

@@ -1,11 +1,14 @@
 """Files of packed weights: complete or absent, bounded, and never removed while in use."""
 
+import errno
 import os
 
 import pytest
 
+from cpuserve import fault_points
 from cpuserve.loader import packed_files
 from cpuserve.loader.packed_files import NoRoom, PackedFiles
+from tests.helpers.once import Once
 
 SIZE = 3 << 20
 LAYOUT = "a" * 64
@@ -47,6 +50,16 @@ def test_a_file_is_found_once_it_is_complete(files):
     found.close()
     assert files.open(SOURCES[1]) is None
     assert files.create(SOURCES[0], wait=False) is None  # it exists
+
+
+@pytest.mark.parametrize("action", ["EMFILE", "EIO"])
+def test_a_file_that_cannot_be_opened_is_reported_and_kept(files, action, monkeypatch):
+    path = make(files, SOURCES[0])
+    monkeypatch.setattr(fault_points, "_hook", Once("packed.open", action))
+    with pytest.raises(OSError, match=os.strerror(getattr(errno, action))):
+        files.open(SOURCES[0])
+    assert path.exists()
+    files.open(SOURCES[0]).close()
 
 
 def test_another_layout_or_size_finds_nothing(files):

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.state import get_state
 from cpuserve.api.route import get, post, post_nothing
-from cpuserve.errors import InvalidRequest, NotFound, RequestError
+from cpuserve.errors import InvalidRequest, NotFound, RequestError, ServiceUnavailable
 from cpuserve.log import get_logger
 from cpuserve.version import version
 
@@ -203,6 +203,7 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
     Raises:
         NotFound: there is nothing at `path` (404).
         InvalidRequest: the adapter cannot be served, or not under this name; nothing has changed.
+        ServiceUnavailable: this system refuses to open or to read its files now (503).
         EngineDead: no engine can load it now (503).
     """
     context = models.first
@@ -227,6 +228,8 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
             details = {"name": name, "path": path, "in_place": in_place}
             reply = await context.client.ask("load_adapter", **details)
         if "error" in reply:
+            if reply.get("again"):
+                raise ServiceUnavailable(str(reply["error"]))
             if not reply.get("fault"):
                 raise RequestError(str(reply["error"]))
             raise InvalidRequest(str(reply["error"]), param="lora_path")
