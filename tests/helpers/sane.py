@@ -196,6 +196,10 @@ class WatchedServer:
         self.answers = self.canary(), self.whole_cache()
         assert [status for status, _ in self.answers] == [200, 200], self.answers
 
+    def settled_as(self, other):
+        """Note for `assert_server_sane` what another server of the same model and options has."""
+        self._settled, self.answers = other._settled, other.answers
+
     def _steady_facts(self):
         """Return the facts once processes and files have been the same ten times, for two seconds.
 

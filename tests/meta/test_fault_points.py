@@ -10,6 +10,8 @@ from pathlib import Path
 
 from cpuserve.config.env import read_env
 from cpuserve.fault_points import DELAY, KILL, POINTS, SHORT, VARIABLE
+from tests.api import test_api_fault_points as running
+from tests.api import test_api_fault_starts as starting
 from tests.helpers.children import child_options
 from tests.helpers.sources import parsed
 
@@ -128,7 +130,7 @@ def test_each_call_of_the_system_has_a_fault_point():
     without = {where for where, points, calls in found() if calls and not points}
     assert without - set(ELSEWHERE) == set(), (
         "add a point to cpuserve/fault_points.py, call fault() before the call, and let it fail in "
-        "tests/api/test_api_fault_points.py"
+        "tests/api/test_api_fault_points.py or test_api_fault_starts.py"
     )
     assert set(ELSEWHERE) - without == set(), "take it off the list"
 
@@ -137,13 +139,23 @@ def test_each_point_of_the_table_is_called_and_each_that_is_called_is_in_the_tab
     assert {point for _, points, _ in found() for point in points} == set(POINTS)
 
 
-def test_a_test_lets_each_point_fail():
-    texts = "".join(
-        path.read_text(encoding="utf-8")
-        for path in TESTS.rglob("test_*.py")
-        if path != Path(__file__)
+def in_whole_servers():
+    """The points and the ways in which tests let them fail in servers of their own."""
+    cases = [case for table in (running.CASES, running.SEEN, running.ADAPTED) for case in table]
+    every = [*(case.point for case in cases), *starting.EXPERTS, *starting.BLIND]
+    yield from ((point, action) for point in every for action in POINTS[point].actions)
+    yield from (
+        (point, action) for point, _, action in (c.also.split(":") for c in cases if c.also)
     )
-    assert [point for point in POINTS if f'"{point}"' not in texts] == []
+    yield from (*starting.SAVING, *starting.WITHOUT.items(), *starting.ANEW, *starting.DIRECTORIES)
+    yield from ((point, action) for point, action, _ in starting.REFUSED)
+
+
+def test_each_point_fails_in_each_way_in_a_whole_server():
+    every = {(point, action) for point, found in POINTS.items() for action in found.actions}
+    assert set(in_whole_servers()) == every, (
+        "add a Case to tests/api/test_api_fault_points.py, or a row to test_api_fault_starts.py"
+    )
 
 
 def test_the_actions_of_points_exist():
