@@ -161,3 +161,11 @@ def test_glm_counts_the_pixels_of_two_frames(most, tmp_path):
     with pytest.raises(InvalidRequest, match="at least 512, which are one token"):
         family.changed({"max_pixels": 511, "min_pixels": 1})
     assert family.page_side == SMALL.changed({"max_pixels": most // 2}).page_side
+
+
+def test_the_least_tokens_of_a_picture_count_two_frames(tmp_path):
+    given = {**PROCESSOR, "size": {"shortest_edge": 1025, "longest_edge": 160 * 160}}
+    family = family_of(written(tmp_path, given, "glm_ocr"))
+    assert family.changed({"min_tokens": 49}).layout(8, 8).rows == 49
+    with pytest.raises(InvalidRequest, match="min_tokens must be between 1 and 50"):
+        family.changed({"min_tokens": 51})

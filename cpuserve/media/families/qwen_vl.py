@@ -148,10 +148,11 @@ class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
         return msgspec.structs.replace(self, most_rows=min(self.most_rows, most))
 
     def _with_least(self, least: object) -> QwenVL:
-        most = min(self.most_rows, self.most // self.block**2)
+        token = self.block**2 * self.frames
+        most = min(self.most_rows, self.most // token)
         if not isinstance(least, int) or isinstance(least, bool) or not 1 <= least <= most:
             refuse_setting("min_tokens", f"must be between 1 and {most}, got {least!r:.40}")
-        return msgspec.structs.replace(self, least=least * self.block**2)
+        return msgspec.structs.replace(self, least=least * token)
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with about the same aspect."""
