@@ -16,6 +16,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
+import cpuserve
+from cpuserve.api.request import state
 from cpuserve.background import Pauses, keep
 from cpuserve.metrics.families import (
     CONTENT_TYPE,
@@ -186,6 +188,14 @@ def test_the_memory_of_all_nodes_is_the_resident_memory(child):
         for sample in families["process_resident_memory_bytes"].samples
     }
     assert of_nodes["waiting"] == pytest.approx(resident["waiting"], rel=0.3)
+
+
+def test_each_module_that_runs_as_a_process_has_a_role():
+    package = Path(cpuserve.__file__).parent
+    texts = "".join(path.read_text() for path in package.rglob("*.py"))
+    modules = re.findall(r'^(?:CHILD_)?MODULE = "([\w.]+)"', texts, re.MULTILINE)
+    assert len(modules) >= 4
+    assert set(modules) == set(state._ROLES)
 
 
 @pytest.mark.deep

@@ -12,6 +12,7 @@ from cpuserve.api.stored.store import Store
 from cpuserve.engine.grammars.messages import MODULE as GRAMMARS_MODULE
 from cpuserve.engine.launch import CHILD_MODULE
 from cpuserve.errors import NotServing
+from cpuserve.media.decoding.client import MODULE as PICTURES_MODULE
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.metrics.processes import Processes
 from cpuserve.tokenizer.rendering.client import MODULE as RENDERING_MODULE
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from cpuserve.serving.models.registry import ModelRegistry
 
 # The role of a process in metrics by the module that its command runs.
-_ROLES = {CHILD_MODULE: "engine", GRAMMARS_MODULE: "grammars", RENDERING_MODULE: "templates"}
+_ROLES = {
+    CHILD_MODULE: "engine",
+    GRAMMARS_MODULE: "grammars",
+    RENDERING_MODULE: "templates",
+    PICTURES_MODULE: "pictures",
+}
 DAMAGED = (
     "The model's weights are damaged: none of the last steps computed a finite number. "
     "Check the files of the model, or download them again, then start the server again"
