@@ -60,7 +60,8 @@ def serve_forks(
 
 
 def _serve(serve: Callable[[socket.socket], None], sock: socket.socket, server: int) -> NoReturn:
-    """Serve one connection in this fork."""
+    """Serve one connection in this fork; the client sees an error as the end of its connection."""
+    code = 1
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -69,10 +70,11 @@ def _serve(serve: Callable[[socket.socket], None], sock: socket.socket, server: 
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 2)  # drop the interpreter's messages when memory runs out
         serve(sock)
+        code = 0
     except OSError:  # nobody waits for the reply
-        pass
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def address_space() -> int:

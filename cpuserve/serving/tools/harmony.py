@@ -195,7 +195,8 @@ class HarmonyParser(JsonCallParser):
         elif self._thinks:
             self._think_before(*self.markers)
         else:
-            self._held = self._held[-len(START) - 1 :]
+            begun = overlap(self._held, self.markers)
+            self._held = self._held[len(self._held) - begun :]
         return False
 
     def _before_call(self) -> bool:
