@@ -77,7 +77,7 @@ class Glm5Next:
         """Append the operations of the model to its builder `b`."""
         streams = cast("int", s.extra["streams"])
         first = x = b.embed("model.embed_tokens")
-        for _ in range(streams - 1):
+        for _ in range(streams - 1):  # all residual streams begin with the embedding
             x = b.columns(first, s.width, more=x)
         for layer in range(s.layers):
             _layer(b, s, layer, x)

@@ -1,7 +1,7 @@
 """Samples one row of logits with numpy, for the executors that run on torch.
 
 The semantics and their order follow csrc/kernels/table/sampling.h, "Sampling of one row".
-The samplers of llama.cpp (SAMPLERS) follow csrc/runtime/sampler_chain.cpp.
+The samplers of llama.cpp (STAGES of sampling/chain.py) follow csrc/runtime/sampler_chain.cpp.
 """
 
 from __future__ import annotations

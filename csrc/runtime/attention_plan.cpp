@@ -123,23 +123,26 @@ int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
   const int64_t rows =
       std::clamp(ceil_div(even, kTileStep) * kTileStep, kMinTileRows, kMaxTileRows);
   if (in.seqs * geometry_.kv_heads >= threads_) return rows;
-  int64_t chunks = 0, most = 0;
+  int64_t chunks = 0, longest_rows = 0;
   for (int32_t s = 0; s < in.seqs; s++) {
     const int64_t queries = in.query_start[s + 1] - in.query_start[s];
     const int64_t seen = geometry_.window > 0
                              ? std::min<int64_t>(in.kv_len[s], geometry_.window + queries)
                              : in.kv_len[s];
     chunks += ceil_div(seen, kChunk) * geometry_.kv_heads;
-    most = std::max(most, queries * geometry_.group());
+    longest_rows = std::max(longest_rows, queries * geometry_.group());
   }
-  if (most == 0) return rows;
-  // If a tile has n rows and n * n equals `square`, computing one tile takes as long
-  // as reading the keys and values for all tiles together.
-  const double square = static_cast<double>(kReadRows * chunks * most) /
+  if (longest_rows == 0) return rows;
+  // The longest sequence has longest_rows / n tiles of n rows. Each tile reads all chunks again,
+  // which takes as long as computing kReadRows rows, but threads share the reading. So a tile takes
+  // as long to compute as all tiles to read if n = kReadRows * chunks * (longest_rows / n) /
+  // threads: n * n equals `square`.
+  const double square = static_cast<double>(kReadRows * chunks * longest_rows) /
                         static_cast<double>(std::max<int64_t>(threads_, kFewThreads));
-  const int64_t tiles = std::clamp<int64_t>(
-      std::llround(static_cast<double>(most) / std::sqrt(square)), 1, ceil_div(threads_, chunks));
-  const int64_t low = ceil_div(ceil_div(most, tiles), kLeastTileRows) * kLeastTileRows;
+  const int64_t tiles =
+      std::clamp<int64_t>(std::llround(static_cast<double>(longest_rows) / std::sqrt(square)), 1,
+                          ceil_div(threads_, chunks));
+  const int64_t low = ceil_div(ceil_div(longest_rows, tiles), kLeastTileRows) * kLeastTileRows;
   return std::min(rows, low);
 }
 

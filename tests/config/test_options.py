@@ -1,13 +1,16 @@
 """Flags override the environment, the environment the file; every option refuses bad values."""
 
 import json
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import pytest
 
+import cpuserve
 from cpuserve.cli import flags
 from cpuserve.config.env import read_env
 from cpuserve.config.field import GROUPS, Alias, fields_of, option
@@ -249,6 +252,14 @@ def test_every_field_is_an_attribute_of_its_options():
     assert {f.name for f in FIELDS if not f.server} == engine
     assert {f.name for f in FIELDS if f.server} == server
     assert {f.group for f in FIELDS} == set(GROUPS)
+
+
+def test_the_package_reads_every_option():
+    """An option that nothing reads is parsed and checked, and changes nothing."""
+    package = Path(cpuserve.__file__).parent
+    texts = [path.read_text() for path in package.rglob("*.py")]
+    read = set(re.findall(r"\.(\w+)\b", "\n".join(texts)))
+    assert {f.name for f in FIELDS if f.default != "no effect"} <= read
 
 
 def test_no_flag_or_variable_means_two_things():

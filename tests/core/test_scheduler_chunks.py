@@ -1,11 +1,19 @@
 """Scheduler: chunks of prompts beside streams, and the cost model that gives their sizes."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
-from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
+from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from tests.core.scheduling import big, make, request, step
+
+
+def test_chunks_end_where_blocks_and_attention_chunks_of_the_kernels_end():
+    header = Path(__file__).parents[2] / "csrc" / "kernels" / "table" / "attention.h"
+    found = dict(re.findall(r"constexpr int (kBlock|kChunk) = (\d+);", header.read_text()))
+    assert {"kBlock": str(FINE), "kChunk": str(COARSE)} == found
 
 
 def machine_seconds(work):

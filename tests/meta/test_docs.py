@@ -17,6 +17,7 @@ from cpuserve.cli.flags import normalize
 from cpuserve.config.fields import FIELDS
 from cpuserve.models import MODELS, TEXT_PARTS
 from cpuserve.runtime.executor import Executor
+from cpuserve.sampling.chain import _LETTERS, DEFAULT_ORDER
 from docs.tables.options import table
 from tests.helpers import classifiers, rerankers, splade
 from tests.helpers.quantized import FORMATS
@@ -139,6 +140,14 @@ def test_the_page_on_agents_has_a_part_for_each_client():
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     listed = page.partition("\n## Agents\n")[2].partition("\n## ")[0]
     assert [name for name in CLIENTS if name not in " ".join(listed.split())] == []
+
+
+def test_the_page_has_the_samplers_in_their_order():
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    part = page.partition("\n### Samplers of llama.cpp\n")[2].partition("\n## ")[0]
+    assert ", ".join(DEFAULT_ORDER) in " ".join(part.split())
+    letters = {name: letter for letter, name in _LETTERS.items()}
+    assert f"`{''.join(letters[name] for name in DEFAULT_ORDER)}`" in part
 
 
 def test_the_commands_of_the_page_on_agents_are_understood():
