@@ -36,7 +36,7 @@ ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # for output 0, 1 .. 7: the nibble w
 def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Return the weights of an AWQ checkpoint; ModelError unless it is 4 bits, "gemm" packing."""
     settings = config.get("quantization_config") or {}
-    expect(settings, "an AWQ", bits=4, version="gemm")
+    expect(settings, "an AWQ", bits=4, version="gemm", pack_method="reorder")
     return AwqWeights(store)
 
 

@@ -285,6 +285,41 @@ def torchao_mx(w):
     }
 
 
+def quark_settings(dtype, scheme, **more):
+    """Quark's settings of a checkpoint with one type of matrices."""
+    weight = {"dtype": dtype, "qscheme": scheme, "ch_axis": 1, "is_dynamic": False, **more}
+    export = {"pack_method": "reorder", "weight_format": "real_quantized"}
+    return {
+        "quant_method": "quark",
+        "export": export,
+        "exclude": ["lm_head"],
+        "global_quant_config": {"weight": weight, "input_tensors": None},
+        "layer_quant_config": {},
+    }
+
+
+def quark_uint4(w, group=GROUP):
+    """Quark's uint4 in groups: as AWQ, with inputs first, under other names."""
+    names = {"qweight": "weight", "qzeros": "weight_zero_point", "scales": "weight_scale"}
+    return {names[part]: value for part, value in awq(w, group).items()}
+
+
+def quark_int8(w):
+    """Quark's int8 with a scale and a zero point for each row."""
+    scale = w.abs().amax(dim=1) / 127
+    return {
+        "weight": (w / scale[:, None]).round().to(torch.int8),
+        "weight_scale": scale,
+        "weight_zero_point": torch.zeros(len(w), dtype=torch.int8),
+    }
+
+
+def quark_mxfp4(w):
+    """Quark's MXFP4: as of compressed-tensors, but the codes are called weight."""
+    found = mxfp4(w)
+    return {"weight": found["weight_packed"], "weight_scale": found["weight_scale"]}
+
+
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
@@ -420,6 +455,18 @@ FORMATS |= {
     "torchao fp8": (torchao_fp8, _TORCHAO),
     "torchao nvfp4": (torchao_nvfp4, _TORCHAO),
     "torchao mxfp8": (torchao_mx, _TORCHAO),
+}
+FORMATS |= {
+    "quark uint4": (quark_uint4, quark_settings("uint4", "per_group", group_size=GROUP)),
+    "quark int8": (quark_int8, quark_settings("int8", "per_channel", ch_axis=0)),
+    "quark mxfp4": (
+        quark_mxfp4,
+        quark_settings("fp4", "per_group", group_size=32, scale_format="e8m0", ch_axis=-1),
+    ),
+    "quark fp8": (
+        lambda w: {part: value for part, value in modelopt_fp8(w).items() if part != "input_scale"},
+        quark_settings("fp8_e4m3", "per_tensor", ch_axis=None),
+    ),
 }
 # Of these formats, embeddings and output heads are quantized as well.
 WHOLE = ("mlx",)

@@ -33,7 +33,7 @@ INTEGERS = [n for n in FORMATS if n.startswith(("gptq", "awq")) or "zero points"
 OWN_ORDERS = "gptq, each matrix in its own order"
 # Rows of int8 with one scale err by as much. Where such an error changes the choice of experts, a
 # token differs.
-INEXACT = (*CONVERTED, "int8", "torchao int8")
+INEXACT = (*CONVERTED, "int8", "torchao int8", "quark int8")
 
 
 @pytest.mark.matrix
