@@ -16,7 +16,7 @@ MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = (
     *("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4"),
     *("modelopt", "modelopt_fp4", "auto-round", "fbgemm_fp8", "torchao", "quark", "mlx"),
-    "bitnet",
+    *("bitnet", "hqq"),
 )
 # Formats of `cpuserve quantize`: they leave embeddings and output heads unquantized.
 PARTIAL = ("compressed-tensors",)

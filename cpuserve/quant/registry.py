@@ -27,6 +27,7 @@ BUILTIN = {
     "fbgemm_fp8": "cpuserve.quant.fp8:fp8_weights",
     "torchao": "cpuserve.quant.torchao:torchao_weights",
     "quark": "cpuserve.quant.quark:quark_weights",
+    "hqq": "cpuserve.quant.hqq:hqq_weights",
     "mlx": "cpuserve.quant.mlx:mlx_weights",
     "bitnet": "cpuserve.quant.bitnet:bitnet_weights",
     "mxfp4": "cpuserve.quant.mxfp4:mxfp4_weights",

@@ -320,6 +320,33 @@ def quark_mxfp4(w):
     return {"weight": found["weight_packed"], "weight_scale": found["weight_scale"]}
 
 
+def hqq(w, bits=4, group=64, axis=1):
+    """HQQ's codes, in parts of the rows that share bytes, or int32 for 3 bits."""
+    pieces = w.reshape(-1, group) if axis == 1 else w.reshape(group, -1)
+    low, high = pieces.amin(dim=axis, keepdim=True), pieces.amax(dim=axis, keepdim=True)
+    most = (1 << bits) - 1
+    scale = ((high - low) / most).half()
+    zero = (-low / scale.float()).half()
+    codes = (pieces / scale.float() + zero.float()).round().clamp(0, most).to(torch.int32)
+    each, kind = (10, torch.int32) if bits == 3 else (8 // bits, torch.uint8)
+    codes = torch.nn.functional.pad(codes, (0, 0, 0, -len(codes) % each))
+    parts = codes.chunk(each)
+    packed = sum(part << bits * (each - 1 - i) for i, part in enumerate(parts))
+    packing = f"{bits}bit_{'32' if bits == 3 else 'u8'}"
+    return {
+        "W_q": packed.to(kind),
+        "scale": scale,
+        "zero": zero,
+        "shape": torch.tensor(w.shape),
+        "packing": torch.tensor(list(packing.encode()), dtype=torch.uint8),
+        "nbits": torch.tensor(bits, dtype=torch.int32),
+        "axis": torch.tensor(axis, dtype=torch.int32),
+        "group_size": torch.tensor(group, dtype=torch.int32),
+        "quant_scale": torch.tensor(0, dtype=torch.uint8),
+        "view_as_float": torch.tensor(0, dtype=torch.uint8),
+    }
+
+
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
@@ -467,6 +494,10 @@ FORMATS |= {
         lambda w: {part: value for part, value in modelopt_fp8(w).items() if part != "input_scale"},
         quark_settings("fp8_e4m3", "per_tensor", ch_axis=None),
     ),
+}
+FORMATS |= {
+    "hqq": (hqq, {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}),
+    "hqq of 3 bits": (lambda w: hqq(w, 3), {"quant_method": "hqq", "skip_modules": ["lm_head"]}),
 }
 # Of these formats, embeddings and output heads are quantized as well.
 WHOLE = ("mlx",)

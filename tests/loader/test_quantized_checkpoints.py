@@ -25,6 +25,7 @@ CONVERTED = {
     "fp8 in small blocks": "FP8 weights whose blocks are not multiples of 128 inputs",
     "mlx of 6 bits": "MLX's codes of 6 bits, with biases",
     "torchao mxfp8": "MX scales of FP8 codes",
+    "hqq of 3 bits": "HQQ's codes of 3 bits and fractions as zero points",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",
 }
 # Formats of integers in groups, whose bytes are compared with the file. The other formats have a
