@@ -77,8 +77,8 @@ class EncodedPictures:
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
         self.wanted: dict[bytes, WantedPicture] = {}
         self.is_stored: Callable[[Picture], bool] = lambda _: False
-        self._wants: dict[RequestId, bytes] = {}
-        self.blocked: set[RequestId] = set()  # a part of _wants
+        self._picture_of: dict[RequestId, bytes] = {}
+        self.blocked: set[RequestId] = set()  # a part of _picture_of
         self._held: dict[RequestId, bytes] = {}
         self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
         self._running: list[WantedPicture] = []
@@ -106,7 +106,7 @@ class EncodedPictures:
                     self.blocked.add(number)
                 return run.begin - start
             self._encoded.move_to_end(key)
-        self._drop_want(number)
+        self._stop_waiting(number)
         return count
 
     def least(self, request: Request, start: int) -> int:
@@ -180,7 +180,7 @@ class EncodedPictures:
     def forget(self, request: RequestId) -> None:
         """Forget a request that has ended; pictures that only it waits for are not encoded."""
         self.stop(request)
-        self._drop_want(request)
+        self._stop_waiting(request)
         self._counted.pop(request, None)
 
     # --- for the engine -----------------------------------------------------------------------
@@ -205,7 +205,7 @@ class EncodedPictures:
 
     def take(self, request: RequestId, index: int, patches: bytes) -> None:
         """Take the patches of a picture; they are dropped if the request does not wait for it."""
-        wanted = self.wanted.get(self._wants.get(request, b""))
+        wanted = self.wanted.get(self._picture_of.get(request, b""))
         if wanted is not None and wanted.requests[request] == index:
             wanted.patches = patches
 
@@ -252,17 +252,17 @@ class EncodedPictures:
             self.hits += is_hit
 
     def _want(self, request: RequestId, index: int, key: bytes, picture: Picture) -> None:
-        if self._wants.get(request) != key:
-            self._drop_want(request)
+        if self._picture_of.get(request) != key:
+            self._stop_waiting(request)
         if key not in self.wanted:
             stored = self.is_stored(picture)
             self.wanted[key] = WantedPicture(key, picture, patches=picture.patches, stored=stored)
-        self._wants[request] = key
+        self._picture_of[request] = key
         self.wanted[key].requests[request] = index
 
-    def _drop_want(self, request: RequestId) -> None:
+    def _stop_waiting(self, request: RequestId) -> None:
         self.blocked.discard(request)
-        wanted = self.wanted.get(self._wants.pop(request, b""))
+        wanted = self.wanted.get(self._picture_of.pop(request, b""))
         if wanted is None:
             return
         del wanted.requests[request]
@@ -273,7 +273,7 @@ class EncodedPictures:
     def _close(self, wanted: WantedPicture) -> None:
         del self.wanted[wanted.key]
         for request in wanted.requests:
-            del self._wants[request]
+            del self._picture_of[request]
             self.blocked.discard(request)
 
     def _give_back(self, wanted: WantedPicture) -> None:
@@ -305,8 +305,8 @@ class EncodedPictures:
         rows += [row for wanted in self.wanted.values() for row in wanted.rows]
         assert sorted([*rows, *self._free]) == list(range(self._num_rows)), "media rows leak"
         assert set(self._held) <= set(running), "a request that does not run holds a picture"
-        assert set(self._wants) <= set(known), "a request that has ended waits for a picture"
+        assert set(self._picture_of) <= set(known), "a request that has ended waits for a picture"
         wants = {(r, w.key) for w in self.wanted.values() for r in w.requests}
-        assert wants == set(self._wants.items()), "the two maps of waiting requests differ"
-        assert self.blocked <= set(self._wants), "a request waits for nothing"
+        assert wants == set(self._picture_of.items()), "the two maps of waiting requests differ"
+        assert self.blocked <= set(self._picture_of), "a request waits for nothing"
         assert all(wanted.requests for wanted in self.wanted.values()), "nobody waits for it"

@@ -150,6 +150,7 @@ def stored_format(
     by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in program.ops)
     if by_heads and chosen.startswith("q8"):
         return "f32"
+    # A scale of a whole row is only known once no thread adds a piece to the row any more.
     return "f32" if chosen in WHOLE_ROW and in_pieces else chosen
 
 

@@ -149,6 +149,7 @@ def section_lengths(
     """Return the number of words of each section, in the order of StepView's fields."""
     tables = (seqs * groups, seqs * groups + 1, entries)
     by_seq = (seqs + 1, seqs, seqs, *tables, adapters, adapters, media, axes * tokens)
+    # The four sections that each row is in: row_token, row_slot, row_target and row_top.
     by_row = (rows, rows, rows, rows, drafts, rows if masks else 0)
     return (tokens, tokens, *by_seq, *by_row)
 

@@ -84,7 +84,7 @@ async def prepare(
       TooManyRequests: there is no capacity for the call now, or its caller has no tokens left.
     """
     if allowance is not None:
-        allowance.check_tokens()
+        allowance.check_tokens()  # before the template costs time; fan_out reserves the tokens
     _check_kind(served.context, call)
     _choose_adapter(served, call)
     call.caller, call.allowance = caller, allowance

@@ -159,12 +159,12 @@ namespace {
 
 // The parts of the scratch memory for a state unit of a gated delta layer.
 struct DeltaScratch {
-  float *known, *mixed, *gates, *out, *decays;
+  float *known, *qkv, *gates, *out, *decays;
   uint8_t* kernel;
 
   DeltaScratch(const GatedDeltaOp& op, Carver carver)
       : known(carver.take<float>((op.taps - 1) * op.channels())),
-        mixed(carver.take<float>(kStateChunk * op.channels())),
+        qkv(carver.take<float>(kStateChunk * op.channels())),
         gates(carver.take<float>(2 * kStateChunk * op.shape().heads)),
         out(carver.take<float>(kStateChunk * op.shape().heads * op.value_width)),
         decays(carver.take<float>(op.bounded_floats())),
@@ -186,15 +186,15 @@ void copy_delta_inputs(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r,
   }
 }
 
-// Scales q and k in `mixed` to length 1, multiplies q by 1 / sqrt(key_width), and computes g
+// Scales q and k in `qkv` to length 1, multiplies q by 1 / sqrt(key_width), and computes g
 // and beta for each row and value head. If `by_row` is set, the kernel computes g from `gates`.
-void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* mixed,
+void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* qkv,
                       float* gates, Worker& w) noexcept {
   const int64_t d = op.key_width, heads = op.shape().heads, channels = op.channels();
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(d));
   for (int64_t i = 0; i < r.rows; i++) {
-    to_length(mixed + i * channels, d, q_scale);
-    to_length(mixed + i * channels + d, d, 1.0f);
+    to_length(qkv + i * channels, d, q_scale);
+    to_length(qkv + i * channels + d, d, 1.0f);
     const float* from = floats_of(w.value(op.gates), r.t0 + i);
     for (int64_t h = 0; h < heads; h++) {
       const int64_t head = op.value_head(unit, h);
@@ -266,8 +266,8 @@ void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker
   copy_known(inputs, closed + state, r.num_open, kept, channels, scratch.known);
   w.kernels().short_conv({own, channels, scratch.known,
                           w.vector(op.conv) + unit * op.taps * channels, nullptr, true, op.taps,
-                          channels, r.rows, scratch.mixed, channels});
-  make_delta_gates(op, unit, r, scratch.mixed, scratch.gates, w);
+                          channels, r.rows, scratch.qkv, channels});
+  make_delta_gates(op, unit, r, scratch.qkv, scratch.gates, w);
   RecurrentArgs args{};
   args.shape = shape;
   args.closed = closed;
@@ -275,9 +275,9 @@ void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker
   args.open = open;
   args.num_open = r.num_open;
   args.rows = r.rows;
-  args.q = scratch.mixed;
-  args.k = scratch.mixed + d;
-  args.v = scratch.mixed + 2 * d;
+  args.q = scratch.qkv;
+  args.k = scratch.qkv + d;
+  args.v = scratch.qkv + 2 * d;
   args.q_stride = args.k_stride = args.v_stride = channels;
   args.g = scratch.gates;
   args.beta = scratch.gates + kStateChunk * heads;
