@@ -1,8 +1,14 @@
-"""TensorRT Model Optimizer (modelopt, NVIDIA's checkpoints): FP8 and NVFP4.
+"""TensorRT Model Optimizer (modelopt, NVIDIA's checkpoints): FP8, NVFP4, INT4-AWQ and INT8.
 
 fp8    weight F8_E4M3 [n, k] with weight_scale: one number, or one for each row
 nvfp4  weight uint8 [n, k / 2] of E2M1, the first code in the low half; weight_scale F8_E4M3
        [n, k / 16], and weight_scale_2, one number; a scale is weight_scale * weight_scale_2
+int4   weight uint8 [n / 2, k] of codes from -8 to 7: a byte has rows 2 i (low half) and 2 i + 1;
+       weight_scale [n, groups]
+int8   weight int8 [n, k], weight_scale [n]
+
+AWQ and SmoothQuant may multiply the inputs of a matrix by pre_quant_scale [k]. Its columns are
+multiplied instead, so such a matrix has no groups with one scale, and becomes int8.
 
 The scales of activations, keys and values are not used. The tensors of a matrix show how it is
 stored, so a checkpoint may mix these. Older directories have the settings in hf_quant_config.json.
@@ -17,9 +23,10 @@ import numpy as np
 from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
-from cpuserve.quant.packed import PackedWeights, floats, rebuilt
+from cpuserve.quant.packed import IntWeights, floats, rebuilt, some_floats
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import E2M1, spread_bits
+from cpuserve.quant.rows import E2M1, SYMMETRIC, int8_rows, join_bits, spread_bits
+from cpuserve.quant.rows import SMALL as INT_GROUP
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,7 +37,12 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+ALGORITHMS = (
+    *("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "W4A16_AWQ"),
+    *("W8A16", "W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION"),
+)
+REMEDY = "use the unquantized checkpoint with --quantization int4 or int8"
+SCALED = "inputs that AWQ or SmoothQuant multiply by pre_quant_scale"
 
 
 @weight_format("modelopt")
@@ -41,17 +53,16 @@ def modelopt_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     if found is not None and found not in ALGORITHMS:
         msg = (
             f"modelopt checkpoint with quant_algo {found!s:.40} is not supported, only "
-            f"{', '.join(ALGORITHMS)}; use the unquantized checkpoint with --quantization int4 or "
-            "int8"
+            f"{', '.join(ALGORITHMS)}; {REMEDY}"
         )
         raise ModelError(msg)
     return ModeloptWeights(store)
 
 
-class ModeloptWeights(PackedWeights):
-    """Weights with matrices in the two formats above."""
+class ModeloptWeights(IntWeights):
+    """Weights with matrices in the formats above."""
 
-    leaders = (("weight", FP8), ("weight", "U8"))
+    leaders = (("weight", FP8), ("weight", "U8"), ("weight", "I8"))
     parts = (
         "weight",
         "weight_scale",
@@ -64,15 +75,102 @@ class ModeloptWeights(PackedWeights):
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """Return the matrix with its stored codes, or converted if no kernel reads them."""
-        if self.has(stem, "pre_quant_scale"):
+        dtype = self.leader(stem)[1]
+        if dtype == FP8:
+            if self.has(stem, "pre_quant_scale"):
+                msg = f"{stem}pre_quant_scale of an FP8 matrix is not supported; {REMEDY}"
+                raise ModelError(msg)
+            return fp8_matrix(self, name, stem, "weight_scale", None)
+        if dtype == "I8":
+            return self._int8(name, stem)
+        nvfp4 = self.part(stem, "weight_scale").dtype == FP8
+        return self._nvfp4(name, stem) if nvfp4 else self._int4(name, stem)
+
+    def layout(self, stem: str) -> tuple[int, int, int]:
+        """Return the number of outputs, of inputs, and of groups of inputs of an integer matrix."""
+        rows, k = matrix_shape(self.part(stem, "weight"))
+        scales = self.part(stem, "weight_scale").shape
+        n = rows if self.leader(stem)[1] == "I8" else 2 * rows
+        groups = scales[1] if len(scales) == 2 else 1
+        second = self.has(stem, "weight_scale_2")
+        if not scales or scales[0] != n or len(scales) > 2 or not groups or k % groups or second:
+            more = " and weight_scale_2" if second else ""
             msg = (
-                f"{stem}pre_quant_scale: scaled activations of AWQ are not supported in modelopt "
-                "checkpoints; use the unquantized checkpoint with --quantization int4 or int8"
+                f"{stem}weight has {rows} x {k} bytes, which does not fit its weight_scale "
+                f"{list(scales)}{more}; {REMEDY}"
             )
             raise ModelError(msg)
-        if self.leader(stem)[1] == FP8:
-            return fp8_matrix(self, name, stem, "weight_scale", None)
-        return self._nvfp4(name, stem)
+        return n, k, groups
+
+    def packed(self, stem: str, rows: slice) -> Bytes:
+        """Return the 4-bit codes as bytes [rows, k / 2]."""
+        return join_bits(self._nibbles(stem, rows), 4)
+
+    def _nibbles(self, stem: str, rows: slice) -> Bytes:
+        """Return the 4-bit codes [rows, k], counted from 0."""
+        n, k, _ = self.layout(stem)
+        stored = self.part(stem, "weight").data.reshape(n // 2, k)
+        wanted = np.arange(n)[rows]
+        shift = (wanted % 2 * 4).astype(np.uint8)[:, None]
+        return (stored[wanted // 2] >> shift & np.uint8(15)) ^ np.uint8(SYMMETRIC)
+
+    def scale(self, stem: str, rows: slice) -> Float32:
+        """The scales [rows, groups]."""
+        _, _, groups = self.layout(stem)
+        return some_floats(self.part(stem, "weight_scale"), rows).reshape(-1, groups)
+
+    def zero(self, stem: str, rows: slice) -> Float32:
+        """The zero points [rows, groups], for codes from 0."""
+        n, _, groups = self.layout(stem)
+        return np.full((n, groups), SYMMETRIC, np.float32)[rows]
+
+    def _of_inputs(self, stem: str, k: int) -> Float32 | None:
+        """Return the numbers [k] that multiply the inputs of a matrix; None if it has none."""
+        if not self.has(stem, "pre_quant_scale"):
+            return None
+        found = floats(self.part(stem, "pre_quant_scale")).reshape(-1)
+        if found.size != k:
+            msg = f"{stem}pre_quant_scale has {found.size} numbers for {k} inputs; {REMEDY}"
+            raise ModelError(msg)
+        return found
+
+    def _int4(self, name: str, stem: str) -> BuiltTensor:
+        """Return a matrix of 4-bit codes, converted if its inputs have factors of their own."""
+        n, k, groups = self.layout(stem)
+        factors = self._of_inputs(stem, k)
+        if factors is None and k // groups % INT_GROUP == 0:
+            return self._few_bits(name, stem, 4, None)
+
+        def values(rows: slice) -> Float32:
+            scale = np.repeat(self.scale(stem, rows), k // groups, axis=1)
+            found = (self._nibbles(stem, rows).astype(np.float32) - SYMMETRIC) * scale
+            return found if factors is None else found * factors
+
+        why = f"groups that are not equal multiples of {INT_GROUP} inputs"
+        return self.converted(name, stem, (n, k), values, SCALED if factors is not None else why)
+
+    def _int8(self, name: str, stem: str) -> BuiltTensor:
+        """Return a matrix of int8, converted if its inputs have factors of their own."""
+        n, k, groups = self.layout(stem)
+        factors = self._of_inputs(stem, k)
+        if groups != 1:
+            msg = f"{stem}weight of int8 has {groups} groups of scales; {REMEDY}"
+            raise ModelError(msg)
+
+        def codes(rows: slice) -> npt.NDArray[np.int8]:
+            return self.part(stem, "weight").data.view(np.int8).reshape(n, k)[rows]
+
+        def values(rows: slice) -> Float32:
+            found = codes(rows) * self.scale(stem, rows)
+            return found if factors is None else found * factors
+
+        if factors is not None:
+            return self.converted(name, stem, (n, k), values, SCALED)
+
+        def build(rows: slice) -> Bytes:
+            return int8_rows(codes(rows), self.scale(stem, rows))
+
+        return rebuilt(name, (n, k), "s8_channel", build, self.release(stem))
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
         n, half = matrix_shape(self.part(stem, "weight"))
@@ -97,8 +195,12 @@ class ModeloptWeights(PackedWeights):
         def values(rows: slice) -> Float32:
             scale = e4m3(small(rows))[..., None] * floats(total).reshape(1)
             found = E2M1[spread_bits(pairs(rows), 4)].reshape(*scale.shape[:2], SMALL)
-            return (found * scale).reshape(-1, 2 * half)
+            whole = (found * scale).reshape(-1, 2 * half)
+            return whole if factors is None else whole * factors
 
+        factors = self._of_inputs(stem, 2 * half)
+        if factors is not None:
+            return self.converted(name, stem, (n, 2 * half), values, SCALED)
         if 2 * half % WHOLE:
             why = f"NVFP4 weights of a number of inputs that {WHOLE} does not divide"
             return self.converted(name, stem, (n, 2 * half), values, why)

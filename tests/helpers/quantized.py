@@ -134,6 +134,18 @@ def modelopt_nvfp4(w):
     return {"weight": found.pop("weight_packed"), **found, "weight_scale_2": total.reshape(())}
 
 
+def modelopt_int4(w, scaled=False, group=GROUP):
+    """modelopt's INT4-AWQ: two rows share bytes; with factors of the inputs if `scaled`."""
+    n, k = w.shape
+    factors = torch.linspace(0.5, 2, k).bfloat16()
+    parts = (w / factors.float() if scaled else w).reshape(n, -1, group)
+    scale = parts.abs().amax(dim=2) / 7
+    codes = (parts / scale[..., None]).round().clamp(-8, 7).to(torch.int8).reshape(n, k)
+    nibbles = codes.view(torch.uint8) & 15
+    found = {"weight": nibbles[::2] | nibbles[1::2] << 4, "weight_scale": scale}
+    return {**found, **({"pre_quant_scale": factors} if scaled else {})}
+
+
 def plain_zeros(w, of):
     """GPTQ's format with plain zero points, as AutoRound writes it."""
     found = gptq(w, of)
@@ -449,6 +461,11 @@ FORMATS = {
     "modelopt fp8": (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "modelopt nvfp4": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "modelopt_fp4": (modelopt_nvfp4, {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4"}),
+    "modelopt int4": (modelopt_int4, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
+    "modelopt int4 awq": (
+        lambda w: modelopt_int4(w, scaled=True),
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "ignore": ["lm_head"]},
+    ),
     "fbgemm_fp8": (
         lambda w: {
             "weight": (w / (s := w.abs().amax(dim=1, keepdim=True) / 448)).to(torch.float8_e4m3fn),

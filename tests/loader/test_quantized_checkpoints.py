@@ -24,6 +24,7 @@ FAMILIES = {
 CONVERTED = {
     "fp8 in small blocks": "FP8 weights whose blocks are not multiples of 128 inputs",
     "mlx of 6 bits": "MLX's codes of 6 bits, with biases",
+    "modelopt int4 awq": "inputs that AWQ or SmoothQuant multiply by pre_quant_scale",
     "torchao mxfp8": "MX scales of FP8 codes",
     "hqq of 3 bits": "HQQ's codes of 3 bits and fractions as zero points",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",

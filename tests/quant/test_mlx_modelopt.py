@@ -187,21 +187,80 @@ def test_modelopt_keeps_fp8_and_nvfp4():
     store = Store(norm__weight=NORM, **{f"q__{name}": part for name, part in parts.items()})
     values = E2M1[codes] * np.repeat(small.values * scale, 16, axis=1)
     check(opened("modelopt", store, quant_algo="NVFP4"), values, "nvfp4", 1e-6)
-    parts["pre_quant_scale"] = np.ones(K, np.float32)
+    factors = STREAM.uniform(0.5, 2, K).astype(np.float32)
+    more = {f"q__{name}": part for name, part in {**parts, "pre_quant_scale": factors}.items()}
+    scaled = opened("modelopt", Store(norm__weight=NORM, **more), quant_algo="NVFP4_AWQ")
+    check(scaled, values * factors, "w8_g32", 1e-6, packed=1)
+    parts["weight_scale"] = small.bytes
     store = Store(**{f"q__{name}": part for name, part in parts.items()})
-    with pytest.raises(ModelError, match="scaled activations of AWQ are not supported"):
+    with pytest.raises(ModelError, match="does not fit its weight_scale"):
         opened("modelopt", store).get("q.weight")
-    parts = {**parts, "weight_scale": small.bytes}
-    del parts["pre_quant_scale"]
-    store = Store(**{f"q__{name}": part for name, part in parts.items()})
-    with pytest.raises(ModelError, match="NVFP4 needs F8_E4M3"):
-        opened("modelopt", store).get("q.weight")
+
+
+def modelopt_codes(bits, groups):
+    """(parts, values) of a matrix of integers, in modelopt's layout."""
+    most = 1 << (bits - 1)
+    codes = STREAM.integers(-most, most, (N, K)).astype(np.int8)
+    scale = STREAM.uniform(0.01, 0.02, (N, groups)).astype(np.float32)
+    packed = codes
+    if bits == 4:
+        nibbles = codes.view(np.uint8) & 15
+        packed = nibbles[::2] | nibbles[1::2] << 4
+    values = codes * np.repeat(scale, K // groups, axis=1)
+    return {"weight": packed, "weight_scale": scale}, values
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "packed"), [(128, "w4m_g128", None), (32, "w4_g32", None), (16, "w8_g32", 1)]
+)
+def test_modelopt_keeps_int4_whose_rows_share_bytes(group, kind, packed):
+    parts, values = modelopt_codes(4, K // group)
+    factors = STREAM.uniform(0.5, 2, K).astype(np.float32)
+    stores = [
+        Store(norm__weight=NORM, **{f"q__{name}": part for name, part in each.items()})
+        for each in (parts, {**parts, "pre_quant_scale": factors})
+    ]
+    check(opened("modelopt", stores[0], quant_algo="W4A16_AWQ"), values, kind, 1e-4, packed)
+    scaled = opened("modelopt", stores[1], quant_algo="W4A16_AWQ")
+    check(scaled, values * factors, "w8_g32", 1e-6, packed=1)
+
+
+def test_modelopt_keeps_int8_with_a_scale_for_each_row():
+    parts, values = modelopt_codes(8, 1)
+    parts["weight_scale"] = parts["weight_scale"][:, 0]
+    store = Store(norm__weight=NORM, **{f"q__{name}": part for name, part in parts.items()})
+    check(opened("modelopt", store, quant_algo="W8A16"), values, "w8_channel", 0)
+    factors = STREAM.uniform(0.5, 2, K).astype(np.float32)
+    store.tensors["q.pre_quant_scale"] = factors
+    scaled = opened("modelopt", store, quant_algo="W8A8_SQ_PER_CHANNEL")
+    check(scaled, values * factors, "w8_g32", 1e-5, packed=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"weight_scale": np.ones((N, 3), np.float32)}, "does not fit its weight_scale"),
+        ({"weight_scale": np.ones((N // 2, 2), np.float32)}, "does not fit its weight_scale"),
+        ({"weight_scale_2": np.ones((), np.float32)}, "and weight_scale_2"),
+        ({"pre_quant_scale": np.ones(3, np.float32)}, "has 3 numbers for 256 inputs"),
+        ({"weight": np.zeros((N, K), np.int8)}, "of int8 has 2 groups of scales"),
+        (
+            {"weight": Fp8(np.ones((N, K))), "pre_quant_scale": np.ones(K, np.float32)},
+            "of an FP8 matrix is not supported",
+        ),
+    ],
+)
+def test_modelopt_matrices_that_do_not_fit_are_refused(more, message):
+    parts = {**modelopt_codes(4, 2)[0], **more}
+    store = Store(norm__weight=NORM, **{f"q__{name}": part for name, part in parts.items()})
+    with pytest.raises(ModelError, match=message):
+        opened("modelopt", store, quant_algo="W4A16_AWQ").get("q.weight")
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("modelopt", {"quant_algo": "INT4_AWQ"}, "quant_algo INT4_AWQ is not supported"),
+        ("modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo W4A8_AWQ is not supported"),
         ("auto-round", {"bits": 5}, "bits = 5 is not supported"),
         ("auto-round", {"data_type": "mx_fp"}, "data_type = mx_fp is not supported"),
         ("auto-round", {"packing_format": "auto_round:llm"}, "auto_round:llm is not supported"),
