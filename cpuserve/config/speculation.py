@@ -148,8 +148,12 @@ def asked_speculation(
             raise ConfigError(msg)
         asked = {"model": draft_model}
     if speculate == "off":
-        if asked is not None:
-            what = "speculative_config" if draft_model is None else "model_draft"
+        given = {
+            "model_draft": draft_model,
+            "speculative_config": config,
+            "draft_max": draft_max,
+        }
+        if what := next((name for name, value in given.items() if value is not None), None):
             msg = f"speculate is off, but {what} asks for draft tokens: set one of them"
             raise ConfigError(msg)
         return None

@@ -361,6 +361,8 @@ def _speculation(
         why = "every step gives one token of each sequence"
         ledger.decide("speculate", "off", why)
         ledger.decide("speculative_config", "off", why)
+        if options.draft_max is not None:
+            ledger.decide("draft_max", "no effect", f"there are no draft tokens: {why}")
         return None
     why = "a draft is verified only where that is expected to pay"
     ledger.decide("speculate", "auto", f"{why}; it changes no token")

@@ -550,8 +550,24 @@ def test_drafts_are_on_by_default_where_steps_have_rows_for_them():
     plain = resolve("vm_2core_zen5", speculate="off")
     assert plain.config.speculation is None
     assert got(plain, "speculate") == got(plain, "speculative_config") == "off"
-    with pytest.raises(ConfigError, match="speculate is off, but speculative_config asks"):
-        resolve("vm_2core_zen5", speculate="off", speculative_config={"method": "ngram"})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"speculative_config": {"method": "ngram"}}, {"model_draft": "small"}, {"draft_max": 3}],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_options_of_drafts_are_refused_without_drafts(asked):
+    (name,) = asked
+    with pytest.raises(ConfigError, match=f"^speculate is off, but {name} asks for draft tokens"):
+        resolve("vm_2core_zen5", speculate="off", **asked)
+
+
+def test_a_line_says_that_draft_max_has_no_effect_where_drafts_are_off_by_themselves():
+    resolved = resolve("old_cpu_with_torch", executor="torch", draft_max=3)
+    assert resolved.config.speculation is None
+    assert got(resolved, "draft_max") == "no effect"
+    assert got(resolve("vm_2core_zen5", draft_max=3), "draft_max") == 3
 
 
 def test_kv_events_are_off_without_a_prefix_cache_and_each_engine_has_its_number():
