@@ -24,7 +24,7 @@ from cpuserve.errors import ConfigError, InvalidRequest, ModelError, StartupErro
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import IN_32, TowerFacts
-from cpuserve.platforms.drafting import checked_draft, options_of_draft
+from cpuserve.platforms.drafting import asks_for_head, checked_draft, options_of_draft
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import cache_bytes
 from cpuserve.platforms.tuned import tuned_notes
@@ -66,6 +66,7 @@ def prepare(
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
     from cpuserve.loader.gguf.mmproj import choose_mmproj
+    from cpuserve.loader.guess_heads import with_head
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes
 
@@ -76,6 +77,8 @@ def prepare(
     mmproj = choose_mmproj(asked.options.wanted_mmproj, path)
     sources = _sources(asked.options, path, mmproj)
     spec, facts = model_facts(asked.options, path)
+    facts, more = with_head(facts, path, asks_for_head(asked.options))
+    notes += more
     if (own := options_of_draft(asked.options)) is not None:
         found = find(own, progress)
         facts = replace(facts, draft=checked_draft(model_facts(own, found)[1]))
@@ -242,6 +245,7 @@ def known_pooling(options: EngineOptions) -> str | None:
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
+    from cpuserve.loader.pooling import usual_length
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
 
@@ -290,7 +294,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         pooling=pooling,
         pooling_why=why,
         whole_prompts=spec.encoder,
-        usual_length=_usual_length(path) if pooling in (*EMBEDDINGS, "splade") else None,
+        usual_length=usual_length(path) if pooling in (*EMBEDDINGS, "splade") else None,
         own_head=bool(config.get("own_head")),
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
@@ -298,12 +302,6 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         **{**_parts(options, spec.tower if has_program else None, path, config), **files.pictures},
     )
     return spec, facts
-
-
-def _usual_length(path: Path) -> int | None:
-    from cpuserve.loader.pooling import usual_length
-
-    return usual_length(path)
 
 
 def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -447,7 +447,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         _memory(
             "How --speculate guesses tokens: a JSON object with method (ngram: guess "
             "the tokens after an earlier occurrence of the last tokens; draft_model: a second "
-            "model guesses as well), model (the draft model), "
+            "model guesses as well; mtp: a head of the model for multi-token prediction guesses as "
+            "well), model (the draft model), "
             "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2).",
             default="as --speculate auto decides",
             check=read_speculation,

@@ -10,7 +10,9 @@ from cpuserve.errors import ConfigError
 
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.
-AUTO, NGRAM, DRAFT_MODEL = "auto", "ngram", "draft_model"
+AUTO, NGRAM, DRAFT_MODEL, MTP = "auto", "ngram", "draft_model", "mtp"
+# Names of vLLM for "mtp", by the architecture of the model.
+MTP_OF = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
 # With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
@@ -25,6 +27,7 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     kv_blocks: the number of its KV blocks.
     max_tokens: the most tokens of its steps.
+    head: whether it is the head for multi-token prediction in the checkpoint of the engine's model.
     """
 
     model: str
@@ -35,6 +38,7 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_blocks: int
     max_tokens: int
     max_model_len: int
+    head: bool = False
 
 
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
@@ -44,6 +48,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     (or fewer, down to prompt_lookup_min) in the sequence, and propose the tokens after it.
     method AUTO: the same, with less memory (`automatic`).
     method "draft_model": the same as AUTO, and the tokens that `model` generates.
+    method "mtp": the same as AUTO, where the checkpoint must have a head for it.
     """
 
     method: str
@@ -107,8 +112,9 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         raise ValueError(msg)
     model = values.get("model") or ""
     method = values.get("method") or (DRAFT_MODEL if model else None)
-    if method not in (NGRAM, DRAFT_MODEL):
-        msg = f'method must be "{NGRAM}" or "{DRAFT_MODEL}"'
+    method = MTP if method in MTP_OF else method
+    if method not in (NGRAM, DRAFT_MODEL, MTP):
+        msg = f'method must be "{NGRAM}", "{DRAFT_MODEL}" or "{MTP}"'
         raise ValueError(msg)
     if not isinstance(model, str) or bool(model) != (method == DRAFT_MODEL):
         msg = f'model must name a draft model, with the method "{DRAFT_MODEL}" or none'

@@ -13,6 +13,7 @@ import msgspec
 
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.engine.core import EngineCore
+from cpuserve.engine.draft_head import DraftHead
 from cpuserve.engine.draft_model import DraftModel
 from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.kv_events import make_publisher
@@ -73,7 +74,7 @@ def build_engine(
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
-    drafts = _draft_model(config, vocab, team)
+    drafts = _draft_model(config, vocab, team, executor)
     head = _head(config, facts)
     check_same(config.sources)  # the files may have changed while they were read
     report = executor.report()
@@ -98,8 +99,12 @@ def build_engine(
     )
 
 
-def _draft_model(config: EngineConfig, vocab: int, team: Any) -> DraftModel | None:
+def _draft_model(
+    config: EngineConfig, vocab: int, team: Any, target: Executor
+) -> DraftModel | None:
     """Return the draft model of an engine that samples `vocab` ids; None without one.
+
+    target: the executor of the engine's model.
 
     Raises:
         ModelError: the ids of the two models mean different tokens.
@@ -128,10 +133,29 @@ def _draft_model(config: EngineConfig, vocab: int, team: Any) -> DraftModel | No
         weight_memory_bytes=0,
         mmproj=None,
     )
+    if draft.head:
+        own = msgspec.structs.replace(own, media_rows=draft.max_tokens, weight_cache_bytes=0)
+        executor = _head_executor(own, team)
+        kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=False)
+        return DraftHead(executor, kv, vocab, draft.max_model_len, target)
     executor, own_vocab, *_ = _on_program(own, None, team)
     check_vocabulary(config, draft, min(vocab, own_vocab))
     kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     return DraftModel(executor, kv, vocab, draft.max_model_len)
+
+
+def _head_executor(config: EngineConfig, team: Any) -> Executor:
+    """Return an executor of the head for multi-token prediction in the checkpoint of the model."""
+    from cpuserve.loader.guess_heads import open_head
+    from cpuserve.quant import quantize_online
+    from cpuserve.runtime.native import NativeExecutor
+
+    found = open_head(Path(config.model_path))
+    if found is None:
+        msg = f"{config.model_path} has no head that guesses tokens any more"
+        raise ModelError(msg)
+    head, weights = found
+    return NativeExecutor(config, head.program, quantize_online(weights, config.quantize), team)
 
 
 def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) -> None:

@@ -72,10 +72,11 @@ class Chances:
 
 
 @dataclass(slots=True)
-class _DraftedText:
+class DraftedText:
     """The text of a request in the draft model.
 
     computed: how many of the first tokens of the text have keys in the cache.
+    first: the first of these tokens (of a DraftHead; a DraftModel has keys of all of them).
     base: the number of tokens of the text before `guessed`, the guesses for the tokens after it.
     kinds: the class of each guess.
     """
@@ -85,6 +86,7 @@ class _DraftedText:
     chain: PrefixChain
     chances: Chances
     computed: int = 0
+    first: int = 0
     base: int = 0
     guessed: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -96,14 +98,14 @@ class _DraftedText:
 
 
 @dataclass(slots=True)
-class _Draft:
+class Draft:
     """A request that gets drafts in this round.
 
     chance: the probability that all its guesses so far are right.
     """
 
     request: Request
-    sequence: _DraftedText
+    sequence: DraftedText
     chance: float = 1.0
 
     @property
@@ -124,7 +126,10 @@ class DraftModel:
     longest: the number of tokens of the longest text that the draft model can continue.
     seconds: how long all rounds have taken.
     num_steps: how many steps the draft model has run.
+    tries: how many rounds in a row have a draft that is not expected to pay, to learn its chance.
     """
+
+    tries = 1
 
     def __init__(self, executor: Executor, kv: KvManager, vocab: int, longest: int) -> None:
         self.executor = executor
@@ -133,7 +138,7 @@ class DraftModel:
         self.seconds, self.num_steps = 0.0, 0
         self._vocab = vocab
         self._longest = longest
-        self._sequences: dict[RequestId, _DraftedText] = {}
+        self._sequences: dict[RequestId, DraftedText] = {}
         self._chances = Chances()
         self._rests = 0  # the rounds since the last one with a draft
         self._failed = False
@@ -149,7 +154,7 @@ class DraftModel:
         began = time.perf_counter()
         try:
             self._forget_all_but(requests)
-            self._round([r for r in requests if self._may_have_drafts(r)], drafter.budget)
+            self._round(requests, drafter.budget)
         except Exception:
             log.exception("the draft model failed; there are no drafts of it any more")
             self._failed = True
@@ -171,9 +176,18 @@ class DraftModel:
 
     # --- a round -----------------------------------------------------------------------------
 
-    def _round(self, requests: Iterable[Request], budget: DraftBudget) -> None:
-        turns = self._chosen([t for r in requests if (t := self._turn(r)) is not None], budget)
+    def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
+        turns = self._chosen(self._turns(requests), budget)
         chunks, turns = self._first_chunks(turns, budget.took_s * CHUNK_SHARE)
+        self._guess_on(chunks, turns, budget)
+
+    def _turns(self, requests: Iterable[Request]) -> list[Draft]:
+        """Return the turns of the requests that may have drafts of the model."""
+        found = (self._turn(r) for r in requests if self._may_have_drafts(r))
+        return [turn for turn in found if turn is not None]
+
+    def _guess_on(self, chunks: list[SeqChunk], turns: list[Draft], budget: DraftBudget) -> None:
+        """Run steps that guess a token for each of the turns, while further guesses pay."""
         while chunks:
             rows = self._step(chunks)
             turns = [t for t, row in zip(turns, rows, strict=True) if self._guess(t, row)]
@@ -181,7 +195,7 @@ class DraftModel:
             turns = [t for t in turns if self._grow(t.sequence, t.sequence.computed + 1)]
             chunks = [self._chunk(t.sequence, t.sequence.guessed[-1:]) for t in turns]
 
-    def _turn(self, request: Request) -> _Draft | None:
+    def _turn(self, request: Request) -> Draft | None:
         """Return the turn of a request; None if it has its drafts, or likely ones of n-grams."""
         sequence = self._sequences.get(request.id)
         if sequence is None:
@@ -191,13 +205,13 @@ class DraftModel:
         self._learn(sequence, request.token_ids)
         if request.drafts and request.chances[0] >= sequence.chances.mean:
             return None  # drafts of n-grams take no time
-        return _Draft(request, sequence)
+        return Draft(request, sequence)
 
     @property
     def _trained(self) -> bool:
         return self.num_steps >= TRIALS
 
-    def _chosen(self, turns: list[_Draft], budget: DraftBudget) -> list[_Draft]:
+    def _chosen(self, turns: list[Draft], budget: DraftBudget) -> list[Draft]:
         """Return the turns that pay; now and then one that does not, to learn whether it would."""
         if not turns or not self._trained:
             return turns[:1]
@@ -210,11 +224,12 @@ class DraftModel:
         self._rests += 1
         if self._rests < TRY_AFTER:
             return []
-        self._rests = 0
+        if self._rests >= TRY_AFTER + self.tries - 1:
+            self._rests = 0
         turns[0].request.most_drafts = 1
         return turns[:1]
 
-    def _is_worth(self, turn: _Draft, saved: float) -> bool:
+    def _is_worth(self, turn: Draft, saved: float) -> bool:
         """Whether the rest of a response saves the time to compute the tokens that a text lacks.
 
         saved: the seconds that drafts save for each token.
@@ -226,7 +241,7 @@ class DraftModel:
         whole = self.cost.prompt_seconds(lacks, lacks * (turn.sequence.base - lacks / 2))
         return whole < saved * left
 
-    def _paying(self, turns: list[_Draft], budget: DraftBudget) -> list[_Draft]:
+    def _paying(self, turns: list[Draft], budget: DraftBudget) -> list[Draft]:
         """Return the turns that get another guess, so that the tokens per second are the most."""
         turns.sort(key=lambda turn: -turn.expected)
         best, best_rate, took_s = 0, budget.given / budget.took_s, 0.0
@@ -265,7 +280,7 @@ class DraftModel:
                 break
         return best
 
-    def _saved(self, turns: Sequence[_Draft], rows: float, before: float, draft_s: float) -> float:
+    def _saved(self, turns: Sequence[Draft], rows: float, before: float, draft_s: float) -> float:
         """Return the seconds that guesses of these turns are expected to save for each token.
 
         rows, before: the tokens and the seconds of a step without drafts.
@@ -280,9 +295,19 @@ class DraftModel:
 
     # --- sequences ---------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> _DraftedText:
+    def _begin(self, request: Request) -> DraftedText:
+        """Admit a request, and find the part of its text that the cache has."""
         chain = PrefixChain(salt=request.chain.salt)
-        sequence = _DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
+        sequence = DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
+        self._admit(request, request.seed)
+        match = self.kv.match_prefix(chain, request.token_ids)
+        self.kv.adopt(sequence.tables, chain, match)
+        sequence.computed = match.num_tokens
+        sequence.base = len(request.token_ids)
+        self._sequences[request.id] = sequence
+        return sequence
+
+    def _admit(self, request: Request, seed: int) -> None:
         params = request.params
         plain = SamplingParams(
             temperature=params.temperature,
@@ -290,13 +315,7 @@ class DraftModel:
             top_p=params.top_p,
             min_p=params.min_p,
         )
-        self.executor.admit(request.slot, SlotRequest(plain, request.seed, [], [], []))
-        match = self.kv.match_prefix(chain, request.token_ids)
-        self.kv.adopt(sequence.tables, chain, match)
-        sequence.computed = match.num_tokens
-        sequence.base = len(request.token_ids)
-        self._sequences[request.id] = sequence
-        return sequence
+        self.executor.admit(request.slot, SlotRequest(plain, seed, [], [], []))
 
     def _forget_all_but(self, requests: Iterable[Request]) -> None:
         """Free the blocks and slots of requests that do not run in the same slot any more."""
@@ -307,8 +326,15 @@ class DraftModel:
                 self.executor.release(sequence.slot)
                 del self._sequences[number]
 
-    def _learn(self, sequence: _DraftedText, ids: Sequence[int]) -> None:
+    def _learn(self, sequence: DraftedText, ids: Sequence[int]) -> None:
         """Learn which guesses were right, and drop the keys of the others."""
+        right = self._learn_chances(sequence, ids)
+        sequence.computed = min(sequence.computed, sequence.base + right)
+        sequence.base = len(ids)
+        self.kv.publish(sequence.tables, sequence.chain, ids, sequence.computed, computed=True)
+
+    def _learn_chances(self, sequence: DraftedText, ids: Sequence[int]) -> int:
+        """Learn which guesses were right; return how many were."""
         right = 0
         after = ids[sequence.base :]
         for guess, kind, token in zip(sequence.guessed, sequence.kinds, after, strict=False):
@@ -317,16 +343,14 @@ class DraftModel:
             if guess != token:
                 break
             right += 1
-        sequence.computed = min(sequence.computed, sequence.base + right)
-        sequence.base = len(ids)
         sequence.guessed, sequence.kinds = [], []
-        self.kv.publish(sequence.tables, sequence.chain, ids, sequence.computed, computed=True)
+        return right
 
     # --- steps of the draft model --------------------------------------------------------------
 
     def _first_chunks(
-        self, turns: list[_Draft], seconds: float
-    ) -> tuple[list[SeqChunk], list[_Draft]]:
+        self, turns: list[Draft], seconds: float
+    ) -> tuple[list[SeqChunk], list[Draft]]:
         """Return chunks with the tokens that texts lack, and the turns of complete texts.
 
         seconds: the most time for texts that lack many tokens. Only one of them gets a chunk.
@@ -334,7 +358,7 @@ class DraftModel:
         turns.sort(key=lambda turn: turn.sequence.lacks)
         room, late = self.executor.max_tokens, False
         chunks: list[SeqChunk] = []
-        complete: list[_Draft] = []
+        complete: list[Draft] = []
         for turn in turns:
             sequence = turn.sequence
             start, count = sequence.computed, min(sequence.lacks, room)
@@ -350,13 +374,13 @@ class DraftModel:
                 complete.append(turn)
         return chunks, complete
 
-    def _chunk(self, sequence: _DraftedText, tokens: list[int]) -> SeqChunk:
+    def _chunk(self, sequence: DraftedText, tokens: list[int]) -> SeqChunk:
         """Return a chunk with the next tokens of a text, which then count as computed."""
         start, rows = sequence.computed, [LogitRow(len(tokens) - 1, num_top=0)]
         sequence.computed += len(tokens)
         return SeqChunk(sequence.slot, tokens, start, sequence.tables, rows)
 
-    def _grow(self, sequence: _DraftedText, tokens: int) -> bool:
+    def _grow(self, sequence: DraftedText, tokens: int) -> bool:
         return self.kv.grow(sequence.tables, tokens)
 
     def _step(self, chunks: list[SeqChunk]) -> list[RowResult]:
@@ -377,7 +401,7 @@ class DraftModel:
         self.num_steps += 1
         return results
 
-    def _guess(self, turn: _Draft, row: RowResult) -> bool:
+    def _guess(self, turn: Draft, row: RowResult) -> bool:
         """Add the sampled token to the drafts of a request; return whether another may follow."""
         request, sequence, token = turn.request, turn.sequence, row.token
         if not 0 <= token < self._vocab or math.isnan(row.logprob) or token in request.stop_ids:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
     from cpuserve.loader.safetensors import SafetensorsStore
     from cpuserve.models.spec import TowerSpec
-    from cpuserve.program.program import Program
+    from cpuserve.program.program import Program, WeightNeed
     from cpuserve.quant.base import Weights
 
     OpenTensors = Callable[[], SafetensorsStore]
@@ -42,10 +42,13 @@ class Checkpoint:
     gguf: GgufFile | None = None
 
 
-def open_checkpoint(path: Path, mmproj: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: Path, mmproj: str | None = None, parts: tuple[str, ...] = ()
+) -> Checkpoint:
     """Open a model directory or a .gguf file; ModelError (one line) if it is broken.
 
     mmproj: the GGUF file with the tower of the model in a .gguf file.
+    parts: how the tensors of other parts begin that are read as well.
     """
     path = find_model(path)
     # These modules are imported late: they need numpy, which reading a config.json does not.
@@ -58,7 +61,8 @@ def open_checkpoint(path: Path, mmproj: str | None = None) -> Checkpoint:
         config = read_config(path)
         method = quant_method(config)
         tower = _tower_of(config)
-        store = SafetensorsStore(path, tower=tower.names if tower else ())
+        names = tower.names if tower else ()
+        store = SafetensorsStore(path, tower=(*names, *parts))
         weights = open_weights(method, store, config)
         config = with_own_head(config, weights)
         return Checkpoint(config, with_built(weights, config), path)
@@ -194,14 +198,7 @@ def check_weights(program: Program, weights: Weights, tower: Program | None = No
       pictures are not used.
     """
     wanted = program.weights if tower is None else (*program.weights, *tower.weights)
-    needs = {need.name: need.shape for need in stored_needs(wanted)}
-    names = weights.names()
-    missing = sorted(needs.keys() - names)
-    misshapen = [
-        f"{name} {list(weights.get(name).shape)} instead of {list(shape)}"
-        for name, shape in sorted(needs.items())
-        if name in names and weights.get(name).shape != shape
-    ]
+    needs, names = {need.name for need in stored_needs(wanted)}, weights.names()
     # A checkpoint with a tied head may store the output matrix again;
     # this copy is not reported as unused. The last layers may be for multi-token prediction
     # (DeepSeek). These layers, which have an eh_proj, are not reported either.
@@ -210,20 +207,36 @@ def check_weights(program: Program, weights: Weights, tower: Program | None = No
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(
         n
-        for n in names - needs.keys()
+        for n in names - needs
         if (tower is not None or not is_ignored(n))
         and n not in HEADS
         and n not in unread
         and not n.startswith(guessers)
     )
-    groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
-    found = [f"{what} ({len(items)}): {_some(items)}" for what, items in groups if items]
-    if found:
-        msg = f"the tensors of the checkpoint do not match its config; {'; '.join(found)}"
+    if found := unmet(wanted, weights, unused):
+        msg = f"the tensors of the checkpoint do not match its config; {found}"
         raise ModelError(msg)
 
 
-def _some(items: list[str], most: int = 5) -> str:
+def unmet(wanted: Iterable[WeightNeed], weights: Weights, unused: Sequence[str] = ()) -> str:
+    """Return which needed tensors are missing or have a wrong shape, and some of `unused`.
+
+    The text has the numbers of these tensors and a few of them; it is "" if there are none.
+    """
+    needs = {need.name: need.shape for need in stored_needs(wanted)}
+    names = weights.names()
+    missing = sorted(needs.keys() - names)
+    misshapen = [
+        f"{name} {list(weights.get(name).shape)} instead of {list(shape)}"
+        for name, shape in sorted(needs.items())
+        if name in names and weights.get(name).shape != shape
+    ]
+    groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
+    found = [f"{what} ({len(items)}): {_some(items)}" for what, items in groups if items]
+    return "; ".join(found)
+
+
+def _some(items: Sequence[str], most: int = 5) -> str:
     return ", ".join([*items[:most], "..."] if len(items) > most else items)
 
 

@@ -32,17 +32,17 @@ _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store
-# although they follow from the config, layers for multi-token prediction,
+# although they follow from the config,
 # and the adapters in the checkpoint of jina-embeddings v3.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
-    r"|.*\.position_ids|mtp\..*"
+    r"|.*\.position_ids"
     r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
     r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
 )
-# The parts for images and audio.
+# The parts for images and audio, and heads for multi-token prediction.
 _PARTS = re.compile(
-    r"(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
@@ -125,7 +125,7 @@ def checkpoint_to_hf(name: str) -> str:
 def is_ignored(name: str, tower: tuple[str, ...] = ()) -> bool:
     """Whether no Program reads the tensor: it is a buffer, or for a part that is not served.
 
-    tower: the beginnings of the tensor names of the served tower (TowerSpec.names).
+    tower: the beginnings of the tensor names of the served tower (TowerSpec.names) and head.
     """
     if _IGNORED.fullmatch(name) is not None:
         return True

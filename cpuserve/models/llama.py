@@ -419,7 +419,10 @@ def build_decoder(
 
     parallel: whether the MLP reads the same input as attention, not x with attention added.
     """
-    x = b.embed("model.embed_tokens", scale=s.embed_scale)
+    if s.guesses:
+        x = guess_inputs(b, s, norm)
+    else:
+        x = b.embed("model.embed_tokens", scale=s.embed_scale)
     for i in range(s.layers):
         at = f"model.layers.{i}"
         h = norm(b, x, f"{at}.input_layernorm")
@@ -428,6 +431,20 @@ def build_decoder(
         if s.tower is not None and i < s.tower.levels:
             b.add_media(x, column=(i + 1) * s.width)
     finish_decoder(b, s, norm(b, x, "model.norm"))
+
+
+def guess_inputs(b: Builder, s: ModelSpec, norm: NormFn) -> ValueId:
+    """Return the stream of a head that guesses the token after the next one.
+
+    A row of the media buffer has the hidden state of a token, after the last norm of the model.
+    The id of the token in the step is the next token.
+    Source: DeepSeek-V3 technical report, arXiv 2412.19437, section 2.2.
+    """
+    hidden = norm(b, b.embed("model.embed_tokens"), "guess.hidden_norm")
+    following = b.embed("model.embed_tokens", width=s.width, scale=s.embed_scale)
+    following = norm(b, following, "guess.embedding_norm")
+    both = b.columns(following, s.width, more=hidden)
+    return b.linear(both, "guess.fc", features=s.width)
 
 
 def build_sandwich(

@@ -22,7 +22,7 @@ KINDS = ("linear_attention", "full_attention")
 
 
 class Qwen3Next:
-    """Gated delta nets, attention in every fourth layer, and experts; no multi-token prediction.
+    """Gated delta nets, attention in every fourth layer, and experts.
 
     Source: transformers modeling_qwen3_next.
     """
@@ -45,7 +45,7 @@ class Qwen3Next:
 
 
 class Qwen35:
-    """Qwen3.5, 3.6 and 3.8: layers as in Qwen3-Next with a dense MLP; no multi-token prediction.
+    """Qwen3.5, 3.6 and 3.8: layers as in Qwen3-Next with a dense MLP.
 
     Source: transformers modeling_qwen3_5.
     """

@@ -178,6 +178,7 @@ class ModelSpec:
       tokens.
     `adapters`: the low-rank adapters (LoRA) that requests can select.
     `tower`: the tower of a model of images and text; None = it reads no pictures.
+    `guesses`: whether it is a head that guesses a token (`guess_spec`).
     """
 
     vocab: int
@@ -208,6 +209,7 @@ class ModelSpec:
     lexical: bool = False
     adapters: Adapters | None = None
     tower: TowerSpec | None = None
+    guesses: bool = False
     extra: dict[str, object] = field(default_factory=dict)
 
     def sees_whole_pictures(self, window: int) -> bool:

@@ -97,6 +97,7 @@ class ModelFacts:
     mmproj: the file with the tower of a model in a GGUF file.
     tower: the tower of a model that reads pictures.
     draft: the model that guesses tokens for this one; None = there is no such model.
+    head: whether this is a head for multi-token prediction, which is the draft of its model.
     """
 
     name: str
@@ -139,6 +140,7 @@ class ModelFacts:
     mmproj: str | None = None
     tower: TowerFacts | None = None
     draft: ModelFacts | None = None
+    head: bool = False
 
     @property
     def picture_span(self) -> int:

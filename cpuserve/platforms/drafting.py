@@ -6,6 +6,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import (
     AUTO,
+    MTP,
     DraftModelConfig,
     Speculation,
     asked_speculation,
@@ -28,6 +29,9 @@ def speculation_of(options: EngineOptions, facts: ModelFacts, executor: str) -> 
     got = asked_speculation(
         options.speculate, options.speculative_config, options.model_draft, options.draft_max
     )
+    if got is not None and got.method == MTP and executor != "native":
+        msg = f"speculative_config: {MTP} needs the native executor, not {executor}"
+        raise ConfigError(msg)
     if got is None or got.method != AUTO:
         return got
     return None if facts.whole_prompts or executor != "native" else got
@@ -41,6 +45,19 @@ def options_of_draft(options: EngineOptions) -> EngineOptions | None:
     if asked is None or not asked.model:
         return None
     return EngineOptions(model=asked.model, mmproj="none", language_model_only=True)
+
+
+def asks_for_head(options: EngineOptions) -> str:
+    """Return "auto" if a head of the checkpoint may guess tokens, "mtp" if it must, or "" if not.
+
+    "auto": if the checkpoint has a head, it is used.
+    """
+    asked = asked_speculation(
+        options.speculate, options.speculative_config, options.model_draft, options.draft_max
+    )
+    if asked is None or asked.method not in (AUTO, MTP):
+        return ""
+    return "" if options.executor not in (None, "auto", "native") else asked.method
 
 
 def checked_draft(draft: ModelFacts) -> ModelFacts:
@@ -106,7 +123,7 @@ def draft_bytes(draft: ModelFacts, requests: int, longest: int) -> int:
 
 def draft_config(draft: ModelFacts | None, config: EngineConfig) -> DraftModelConfig | None:
     """Return the settings of the draft model of an engine with settings `config`."""
-    if draft is None:
+    if draft is None or config.speculation is None:
         return None
     return DraftModelConfig(
         model=draft.name,
@@ -117,4 +134,5 @@ def draft_config(draft: ModelFacts | None, config: EngineConfig) -> DraftModelCo
         kv_blocks=config.kv_blocks // max(len(config.kv_groups), 1),
         max_tokens=draft_tokens(config.max_num_seqs, config.max_num_batched_tokens),
         max_model_len=min(config.max_model_len, draft.max_position),
+        head=draft.head,
     )

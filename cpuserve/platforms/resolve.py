@@ -14,7 +14,7 @@ from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import merged, read_settings
 from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
-from cpuserve.config.speculation import AUTO, Speculation
+from cpuserve.config.speculation import AUTO, MTP, Speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
@@ -366,14 +366,19 @@ def _speculation(
         return None
     why = "a draft is verified only where that is expected to pay"
     ledger.decide("speculate", "auto", f"{why}; it changes no token")
-    if facts.draft is not None:
+    head = facts.draft is not None and facts.draft.head
+    if facts.draft is not None and not head:
         ledger.decide("model_draft", facts.draft.name, f"it guesses tokens; {why}")
     most = got.num_speculative_tokens
     if options.draft_max is not None:
         ledger.decide("draft_max", most, "as requested")
     if options.speculative_config is None:
         method = "ngram" if got.method == AUTO else got.method
-        ledger.decide("speculative_config", method, f"{most} tokens at most")
+        if head:
+            why = "the checkpoint has a head that guesses tokens"
+            ledger.decide("speculative_config", MTP, f"{why}; {most} tokens at most")
+        else:
+            ledger.decide("speculative_config", method, f"{most} tokens at most")
     else:
         ledger.decide("speculative_config", msgspec.structs.asdict(got), f"as requested; {why}")
     return got

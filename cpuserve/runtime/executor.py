@@ -90,6 +90,27 @@ class StepArrays:
         return int(self.words[2])
 
 
+class StepRows(NamedTuple):
+    """The tokens of a sequence in a step: position and row of the first one, and their number."""
+
+    position: int
+    row: int
+    tokens: int
+
+
+def rows_by_slot(words: Int32) -> dict[int, StepRows]:
+    """Return the rows of each sequence of a step by request slot; words: StepArrays.words."""
+    tokens, seqs = words[:2].tolist()
+    positions = words[HEADER + tokens : HEADER + 2 * tokens]
+    starts, _, slots = np.split(
+        words[HEADER + 2 * tokens : HEADER + 2 * tokens + 3 * seqs + 1], [seqs + 1, 2 * seqs + 1]
+    )
+    counts = np.diff(starts).tolist()
+    firsts = positions[starts[:-1]].tolist()
+    found = zip(slots.tolist(), firsts, starts.tolist(), counts, strict=False)
+    return {slot: StepRows(first, row, count) for slot, first, row, count in found}
+
+
 def mask_words(vocab: int) -> int:
     """Return the number of int32 words of a bitmask, which has one bit for each token id."""
     return (vocab + 31) // 32
@@ -217,6 +238,16 @@ class Executor(Protocol):
             RuntimeError: the step was cancelled; it may have written keys and values of its tokens,
                 and request slots that verify draft tokens have to be admitted again.
         """
+
+    def step_rows(self) -> dict[int, StepRows]:
+        """Return the rows of the last step by request slot; {} if it failed, or was asked for."""
+        msg = "this executor keeps no rows"
+        raise NotImplementedError(msg)
+
+    def read_hidden(self, rows: Int32) -> Float32:
+        """Return the inputs of the logits, [n, width], for these rows of the last step."""
+        msg = "this executor keeps no rows"
+        raise NotImplementedError(msg)
 
     def cancel(self, on: bool = True) -> None:
         """End the running step (or the next one) as soon as possible; any thread may call this.

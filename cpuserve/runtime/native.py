@@ -38,6 +38,8 @@ from cpuserve.runtime.executor import (
     PictureTower,
     StepArrays,
     StepOutputs,
+    StepRows,
+    rows_by_slot,
 )
 from cpuserve.runtime.expert_memory import ExpertMemory, pool_options
 from cpuserve.runtime.packed_cache import PackedCache, PackedParts
@@ -109,6 +111,7 @@ class NativeExecutor:
         self.tower: PictureTower | None = (
             None if tower is None else NativeTower(tower, natives.all[1], lowered[1].partitions)
         )
+        self._words: Int32 | None = None  # the input of the last step, until step_rows is called
         self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 
     def _loaded(
@@ -161,11 +164,21 @@ class NativeExecutor:
 
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run a forward step in one C++ call. The next step overwrites the returned arrays."""
-        n = self.native
+        n, self._words = self.native, None
         fault("engine.step")
         n.step(arrays.words, arrays.masks)
+        self._words = arrays.words
         rows = n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs
         return StepOutputs(*rows, n.vectors if self._pooled else None, *self._experts.lost())
+
+    def step_rows(self) -> dict[int, StepRows]:
+        """Return the rows of the last step by request slot; {} if it failed, or was asked for."""
+        words, self._words = self._words, None
+        return {} if words is None else rows_by_slot(words)
+
+    def read_hidden(self, rows: Int32) -> Float32:
+        """Return the inputs of the logits, [n, width], for these rows of the last step."""
+        return self.native.read_hidden(rows)
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step, even inside an op; any thread may call this."""

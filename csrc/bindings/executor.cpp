@@ -220,6 +220,15 @@ void define_steps(py::class_<Executor>& executor) {
             e.write_patches(span);
           },
           py::arg("rows").noconvert())
+      .def(
+          "read_hidden",
+          [](const Executor& e, const Words& rows) {
+            Array<float> out(
+                {static_cast<py::ssize_t>(rows.size()), static_cast<py::ssize_t>(e.logit_width())});
+            e.read_hidden(span_of(rows), out.mutable_data());
+            return out;
+          },
+          py::arg("rows").noconvert())
       .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
       .def("step_logits", &step_logits, py::arg("words").noconvert())
       .def_property_readonly("tokens", row_view(&StepResults::tokens))

@@ -1,5 +1,5 @@
-// Executor::tap: copies the inputs of one operation before it runs
-// and its output afterwards, as fp32.
+// Reads values of the program as fp32. Executor::tap copies the inputs of one operation before it
+// runs, and its output afterwards. Executor::read_hidden copies rows that the last step has left.
 #include <algorithm>
 
 #include "base/check.h"
@@ -27,7 +27,30 @@ Ends ends_of(const Op& op, const Program& program) {
   return out;
 }
 
+// Returns the value that the logits of the program are computed from; kNone if it has none.
+Id logit_value(const Program& program) {
+  const auto* logits = std::get_if<LogitsOp>(&program.ops().back());
+  return logits ? logits->x : kNone;
+}
+
 }  // namespace
+
+int64_t Executor::logit_width() const {
+  const Id id = logit_value(*program_);
+  return id == kNone ? 0 : values_[static_cast<size_t>(id)].width;
+}
+
+void Executor::read_hidden(Span<const int32_t> rows, float* to) const {
+  const Id id = logit_value(*program_);
+  check_argument(id != kNone, "read_hidden: the program has no logits");
+  const Rows& from = values_[static_cast<size_t>(id)];
+  for (const int32_t row : rows) {
+    check_argument(row >= 0 && row < input_.tokens, "read_hidden: the last step has ",
+                   input_.tokens, " tokens, and no row ", row);
+    read_row(from, row, to);
+    to += from.width;
+  }
+}
 
 TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
   TapMatrix out{count, rows.width, std::vector<float>(static_cast<size_t>(count * rows.width))};

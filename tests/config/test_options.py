@@ -369,7 +369,7 @@ def test_a_config_file_in_each_format(tmp_path, name, text):
         ("c.json", "[1]", "mapping"),
         ("c.json", '{"dtipe": "auto"}', "did you mean dtype"),
         ("c.json", '{"lora-dtype": "bf16"}', "'lora-dtype' is not supported: LoRA"),
-        ("c.json", '{"speculative_config": {"method": "mtp"}}', 'method must be "ngram"'),
+        ("c.json", '{"speculative_config": {"method": "medusa"}}', 'method must be "ngram"'),
         ("c.json", '{"num_lookahead_slots": 3}', "--draft-max limits the tokens"),
         ("c.json", '{"frobnicate": 1}', "unknown option 'frobnicate'$"),
         ("c.json", '{"port": true}', "whole number"),

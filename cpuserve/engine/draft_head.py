@@ -1,0 +1,192 @@
+"""DraftHead: draft tokens of a head of the model, which reads the hidden states of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cpuserve.core.drafts import DraftBudget
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.kv.prefix import PrefixChain
+from cpuserve.core.request import Request
+from cpuserve.core.step import RowResult, SeqChunk
+from cpuserve.engine.draft_model import FEW, Draft, DraftedText, DraftModel
+from cpuserve.ids import RequestId, SlotId
+
+if TYPE_CHECKING:
+    from cpuserve.runtime.executor import Executor, StepRows
+
+# A random number is a function of seed + WEYL * (position of the sampled token + 1), modulo 2^64
+# (`uniform` in csrc/kernels/table/sampling.h).
+WEYL = 0x9E3779B97F4A7C15
+
+
+class DraftHead(DraftModel):
+    """Guesses the tokens after running texts with a head for multi-token prediction.
+
+    A row of the head reads the hidden state of token p and the embedding of token p + 1, and
+    guesses token p + 2. It attends to earlier rows, with keys in blocks of its own. The model keeps
+    the hidden states of its last step only, so the head runs after each step, over prompts too.
+    Further guesses read hidden states of the head itself. Their rows are computed again
+    when the model has computed their tokens.
+
+    A text that lacks the hidden states of some tokens begins anew after them: the head then
+    attends only to later tokens (`DraftedText.first`). This happens while no guesses pay,
+    and after a prefix that was found in the cache.
+
+    target: the executor of the model.
+    """
+
+    tries = 8  # the head begins a text anew, and needs some tokens before it guesses well
+
+    def __init__(
+        self, executor: Executor, kv: KvManager, vocab: int, longest: int, target: Executor
+    ) -> None:
+        super().__init__(executor, kv, vocab, longest)
+        self._target = target
+        self._last: dict[SlotId, int] = {}  # the row of each text's last token in the last step
+
+    def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
+        rows = self._target.step_rows()
+        known = [request for request in requests if request.slot in rows]
+        turns = self._chosen(self._turns(known), budget)
+        if self._rests and not turns:
+            self._forget_all_but(())
+            return
+        self._guess_on(*self._catch_up(known, turns, rows), budget)
+
+    def _is_worth(self, turn: Draft, saved: float) -> bool:
+        """Return True: a text lacks no more tokens than the last step of the model had."""
+        del turn, saved
+        return True
+
+    # --- texts -------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> DraftedText:
+        """Return a text without keys."""
+        chain = PrefixChain(salt=request.chain.salt)
+        sequence = DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
+        sequence.base = len(request.token_ids)
+        self._begin_at(request, sequence, 0)
+        self._sequences[request.id] = sequence
+        return sequence
+
+    def _begin_at(self, request: Request, sequence: DraftedText, first: int) -> None:
+        """Let the text begin at position `first`. Each token keeps its random number."""
+        self.kv.free(sequence.tables)
+        sequence.tables = self.kv.new_tables()
+        sequence.first = sequence.computed = first
+        self._admit(request, request.seed + WEYL * (first + 1))
+
+    def _learn(self, sequence: DraftedText, ids: Sequence[int]) -> None:
+        """Learn which guesses were right, and drop the keys of all of them."""
+        self._learn_chances(sequence, ids)
+        sequence.computed = min(sequence.computed, sequence.base - 1)
+        sequence.base = len(ids)
+
+    def _grow(self, sequence: DraftedText, tokens: int) -> bool:
+        return self.kv.grow(sequence.tables, tokens - sequence.first)
+
+    # --- the rows of the model's last step -----------------------------------------------------
+
+    def _catch_up(
+        self, requests: Sequence[Request], turns: list[Draft], rows: dict[int, StepRows]
+    ) -> tuple[list[SeqChunk], list[Draft]]:
+        """Compute the rows that texts lack, but not the last ones of `turns`, which sample.
+
+        Return chunks with these last rows, and their turns.
+        """
+        few = max(1, min(FEW, self.executor.max_tokens // max(len(turns), 1)))
+        sampling = {turn.request.id for turn in turns}
+        earlier: list[_Rows] = []
+        last: dict[RequestId, _Rows] = {}
+        for request in requests:
+            found = self._lacking(request, rows[request.slot])
+            if found is None:
+                continue
+            count = len(found.tokens) - (few if request.id in sampling else 0)
+            earlier.append(found.first(count))
+            last[request.id] = found.rest(count)
+        self._compute(earlier)
+        turns = [turn for turn in turns if turn.request.id in last]
+        return [self._chunk_of(last[turn.request.id], sample=True) for turn in turns], turns
+
+    def _lacking(self, request: Request, step: StepRows) -> _Rows | None:
+        """Return the rows of the model's last step that a text lacks; None without memory."""
+        ids, sequence = request.token_ids, self._sequences.get(request.id)
+        if request.pictures or len(ids) > self._longest:
+            return None
+        if sequence is None:
+            sequence = self._begin(request)
+        elif sequence.base != len(ids):
+            self._learn(sequence, ids)
+        # The row of a token needs the next token, and rejected drafts are not in the text.
+        end = min(step.position + step.tokens, len(ids) - 1)
+        if not step.position <= sequence.computed <= end:
+            self._begin_at(request, sequence, step.position)
+        start = sequence.computed
+        if start >= end or not self._grow(sequence, end):
+            return None
+        at = step.row + start - step.position
+        return _Rows(sequence, ids[start + 1 : end + 1], list(range(at, at + end - start)))
+
+    def _compute(self, rows: Iterable[_Rows]) -> None:
+        """Compute the keys of rows that guess nothing, in steps as large as possible."""
+        chunks: list[SeqChunk] = []
+        room = self.executor.max_tokens
+        for left in rows:
+            while left.tokens:
+                count = min(room, len(left.tokens))
+                chunks.append(self._chunk_of(left.first(count)))
+                left, room = left.rest(count), room - count
+                if not room:
+                    self._step(chunks)
+                    chunks, room = [], self.executor.max_tokens
+        if chunks:
+            self._step(chunks)
+
+    # --- steps of the head ---------------------------------------------------------------------
+
+    def _chunk_of(self, rows: _Rows, *, sample: bool = False) -> SeqChunk:
+        """Return a chunk with rows of the model; `media` has their numbers until `_step`."""
+        chunk = self._chunk(rows.sequence, rows.tokens)
+        chunk.media = rows.at
+        if not sample:
+            chunk.rows = []
+        return chunk
+
+    def _chunk(self, sequence: DraftedText, tokens: list[int]) -> SeqChunk:
+        chunk = super()._chunk(sequence, tokens)
+        chunk.start -= sequence.first
+        return chunk
+
+    def _step(self, chunks: list[SeqChunk]) -> list[RowResult]:
+        """Run a step; each token has a hidden state of the model, or of the head's last step."""
+        own = [self._last[chunk.slot] for chunk in chunks if chunk.media is None]
+        theirs = [row for chunk in chunks for row in chunk.media or ()]
+        source = self.executor if own else self._target
+        self.executor.write_media(0, source.read_hidden(np.array(own or theirs, np.int32)))
+        ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+        for chunk, begin, end in zip(chunks, ends, ends[1:], strict=False):
+            chunk.media = list(range(begin, end))
+            self._last[chunk.slot] = end - 1
+        return super()._step(chunks)
+
+
+class _Rows(NamedTuple):
+    """Rows of the model's last step: their text, the tokens after them, and their numbers."""
+
+    sequence: DraftedText
+    tokens: list[int]
+    at: list[int]
+
+    def first(self, count: int) -> _Rows:
+        """Return the first `count` rows."""
+        return _Rows(self.sequence, self.tokens[: max(count, 0)], self.at[: max(count, 0)])
+
+    def rest(self, count: int) -> _Rows:
+        """Return the rows after the first `count` rows."""
+        return _Rows(self.sequence, self.tokens[max(count, 0) :], self.at[max(count, 0) :])

@@ -1,0 +1,195 @@
+"""Heads for multi-token prediction: layers of a checkpoint that guess the token after the next one.
+
+A head is a Program of its own with one layer of the model's family. It reads the hidden state that
+the model has computed for a token, and the embedding of the next token (`guess_inputs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from cpuserve.config.speculation import AUTO
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import open_checkpoint, unmet
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.platforms.base import KvLayerFacts
+from cpuserve.program.operations.dense import Logits
+from cpuserve.program.parts import stored_needs
+
+if TYPE_CHECKING:
+    from cpuserve.models.spec import ModelSpec
+    from cpuserve.platforms.base import ModelFacts
+    from cpuserve.program.program import Program
+    from cpuserve.program.weight_kinds import WeightKind
+    from cpuserve.quant.base import QuantTensor, Weights
+
+# How tensors of heads begin, in the Program and in checkpoints. {}: the number of layers.
+_NEXTN = {
+    "model.layers.0.": "model.layers.{}.",
+    "guess.fc.": "model.layers.{}.eh_proj.",
+    "guess.embedding_norm.": "model.layers.{}.enorm.",
+    "guess.hidden_norm.": "model.layers.{}.hnorm.",
+    "model.norm.": "model.layers.{}.shared_head.norm.",
+}
+_QWEN = {
+    "model.layers.0.": "mtp.layers.0.",
+    "guess.fc.": "mtp.fc.",
+    "guess.embedding_norm.": "mtp.pre_fc_norm_embedding.",
+    "guess.hidden_norm.": "mtp.pre_fc_norm_hidden.",
+    "model.norm.": "mtp.norm.",
+}
+HEADS = {
+    "DeepseekV3ForCausalLM": _NEXTN,
+    "Glm4MoeForCausalLM": _NEXTN,
+    "Glm4MoeLiteForCausalLM": _NEXTN,
+    "Qwen3NextForCausalLM": _QWEN,
+    "Qwen3_5ForCausalLM": _QWEN,
+    "Qwen3_5MoeForCausalLM": _QWEN,
+}
+# Only heads have tensors that begin so. They are dropped without a head.
+OWN_NAMES = ("mtp.",)
+
+
+@dataclass(frozen=True, slots=True)
+class GuessHead:
+    """A head of a checkpoint: its hyperparameters and its Program.
+
+    called: how a tensor begins in the Program, and in the checkpoint.
+    """
+
+    spec: ModelSpec
+    program: Program
+    called: Mapping[str, str]
+
+    def stored(self, name: str) -> str:
+        """Return the name in the checkpoint of a tensor of the Program."""
+        for ours, theirs in self.called.items():
+            if name.startswith(ours):
+                return theirs + name[len(ours) :]
+        return name
+
+    def weights(self, weights: Weights) -> Weights:
+        """Return the tensors of the head, called as in its Program."""
+        return _HeadWeights(self, weights)
+
+
+def guess_spec(spec: ModelSpec) -> ModelSpec:
+    """Return the hyperparameters of the head of a model: one layer, of the kind of the last one."""
+    extra = dict(spec.extra)
+    if "dense_layers" in extra:
+        extra["dense_layers"] = ()
+    if "attends" in extra:
+        extra["attends"] = (True,)
+    rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
+    return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
+
+
+def guess_head(spec: ModelSpec) -> GuessHead | None:
+    """Return the head that checkpoints of this model may have; None if the family has none."""
+    found = HEADS.get(spec.architecture)
+    if found is None:
+        return None
+    called = {ours: theirs.format(spec.layers) for ours, theirs in found.items()}
+    own = guess_spec(spec)
+    return GuessHead(own, build_program(own), called)
+
+
+def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
+    """Return the head in the checkpoint at `path`, and its tensors; None if it has none.
+
+    Raises:
+        ModelError: the head is not complete.
+    """
+    checkpoint = open_checkpoint(path, parts=OWN_NAMES)
+    head = guess_head(spec_from_config(checkpoint.config))
+    if head is None or head.stored("guess.fc.weight") not in checkpoint.weights.names():
+        return None
+    needs = [replace(need, name=head.stored(need.name)) for need in head.program.weights]
+    if found := unmet(needs, checkpoint.weights):
+        msg = f"the head of {path} that guesses tokens cannot be used; {found}"
+        raise ModelError(msg)
+    return head, head.weights(checkpoint.weights)
+
+
+def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, list[str]]:
+    """Return the facts of a model, with the head in its checkpoint as `draft`, and notes.
+
+    asked: what `asks_for_head` has returned.
+
+    Raises:
+        ModelError: the method is "mtp", and the checkpoint has no complete head.
+    """
+    if not asked or (asked == AUTO and facts.architecture not in HEADS):
+        return facts, []
+    try:
+        found = open_head(path)
+    except ModelError as error:
+        if asked != AUTO:
+            raise
+        return facts, [f"{error}; no tokens are guessed with it"]
+    if found is None and asked != AUTO:
+        msg = f"{facts.name} has no head that guesses tokens; remove the method {asked!r}"
+        raise ModelError(msg)
+    if found is None:
+        return facts, []
+    return replace(facts, draft=_facts(found[0], facts)), []
+
+
+def _facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
+    """Return the facts about a head; model: those about its model.
+
+    The bytes of a checkpoint that is not quantized include its head. Only the output matrix needs
+    more memory, because the head has another copy.
+    """
+    program, counted = head.program, model.quantization is None
+    shared = {need.name for need in program.weights if head.stored(need.name) == need.name}
+    output = {op.weight for op in program.ops if isinstance(op, Logits)}
+    weights = sum(
+        math.prod(need.shape)
+        for need in program.weights
+        if need.name in output or not (counted or need.name in shared)
+    )
+    return replace(
+        model,
+        name=f"the head of {model.name}",
+        kv_layers=tuple(
+            KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache
+        ),
+        weight_bytes=weights * model.weight_bytes // max(model.parameters, 1),
+        table_bytes=0,
+        state_bytes=0,
+        activation_width=head.spec.activation_width + 3 * head.spec.width,
+        adapters={},
+        adapter_slots=0,
+        tower=None,
+        draft=None,
+        head=True,
+    )
+
+
+class _HeadWeights:
+    """The tensors of a head, called as in its Program (Weights)."""
+
+    def __init__(self, head: GuessHead, weights: Weights) -> None:
+        self._head = head
+        self._weights = weights
+
+    def names(self) -> set[str]:
+        """Return the names in the Program of the tensors that the checkpoint has."""
+        needs = (need.name for need in stored_needs(self._head.program.weights))
+        known = self._weights.names()
+        return {name for name in needs if self._head.stored(name) in known}
+
+    def get(self, name: str) -> QuantTensor:
+        """Return the tensor as a view of the mapped file."""
+        return self._weights.get(self._head.stored(name))
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """Return the weight kind that packing makes of this tensor."""
+        return self._weights.kind(self._head.stored(name), dtype)

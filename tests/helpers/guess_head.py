@@ -1,0 +1,52 @@
+"""Tiny models with a head for multi-token prediction (MTP)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cpuserve.loader.guess_heads import guess_head
+from cpuserve.loader.load import read_config
+from cpuserve.models import spec_from_config
+from cpuserve.program.parts import stored_needs
+from tests.helpers.tiny import tiny_model
+
+FAMILIES = ("deepseek-v3", "glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe")
+SHARED = ("model.embed_tokens.", "lm_head.")  # tensors that model and head have in common
+
+
+def head_of(path):
+    """The head of the checkpoint at `path`."""
+    return guess_head(spec_from_config(read_config(path)))
+
+
+def with_head(directory: Path, family: str, *, seed: int = 1, change=None, **options) -> Path:
+    """A tiny model in `directory`, with a random head.
+
+    change: a function that gets all tensors by name, and the head; it may change the tensors.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(tiny_model(family, **options), directory)
+    file, head = directory / "model.safetensors", head_of(directory)
+    tensors, numbers = load_file(file), torch.Generator().manual_seed(seed)
+    dtype = tensors["model.embed_tokens.weight"].dtype
+    for need in stored_needs(head.program.weights):
+        if need.name.startswith(SHARED):
+            continue
+        noise = torch.randn(need.shape, generator=numbers)
+        if len(need.shape) == 1:  # a norm, or the bias of a router
+            noise = 0.1 * noise + (0.0 if "bias" in need.name or is_offset(family) else 1.0)
+        else:
+            noise *= need.shape[-1] ** -0.5
+        tensors[head.stored(need.name)] = noise.to(dtype)
+    if change is not None:
+        change(tensors, head)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory
+
+
+def is_offset(family):
+    """Whether norms are stored as offsets from 1."""
+    return family.startswith("qwen3")

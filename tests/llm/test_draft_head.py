@@ -1,0 +1,253 @@
+"""Heads for multi-token prediction: they change no bit, and their guesses are as expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.engine.draft_head import DraftHead
+from cpuserve.engine.draft_model import DraftModel
+from cpuserve.errors import StartupError
+from tests.helpers.depth import deep_but
+from tests.helpers.guess_head import FAMILIES, is_offset, with_head
+from tests.helpers.tiny import tiny_model
+from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
+
+TEXTS = [[3 + (7 * i * i + 31 * n) % 370 for i in range(20 + 17 * n)] for n in range(8)]
+ENDS = ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight")
+
+
+def copies(family):
+    """Tensors with which the next token depends on the last one only, and the head knows how.
+
+    No layer adds anything to the embedding. The head passes on the embedding of the next token,
+    so that its guess is what the model will compute from this token.
+    """
+
+    def change(tensors, head):
+        from torch import eye
+
+        for name, tensor in tensors.items():
+            if ".layers." in name and name.endswith(ENDS):
+                tensor.zero_()
+        width = len(tensors["model.norm.weight"])
+        joined = tensors[head.stored("guess.fc.weight")].zero_()
+        joined[:, :width] = eye(width)
+        for name in ("guess.embedding_norm.weight", "guess.hidden_norm.weight"):
+            tensors[head.stored(name)].fill_(1.0 - is_offset(family))
+        tensors[head.stored("model.norm.weight")].copy_(tensors["model.norm.weight"])
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """checkpoint(family, sure) = a model with a random head, or with one that is always right."""
+    made = {}
+
+    def get(family, *, sure=False):
+        if (family, sure) not in made:
+            directory = tmp_path_factory.mktemp("head") / family
+            # With a small epsilon, the norm of a norm is the same.
+            options = {"dtype": "float32", "rms_norm_eps": 1e-12} if sure else {"dtype": "bfloat16"}
+            change = copies(family) if sure else None
+            made[family, sure] = str(with_head(directory, family, change=change, **options))
+        return made[family, sure]
+
+    return get
+
+
+@pytest.fixture
+def no_ngrams(monkeypatch):
+    monkeypatch.setattr(NgramDrafts, "propose", lambda *_: ([], []))
+
+
+def make(path, *, head=True, tokens=4, **options):
+    asked = {"method": "mtp", "num_speculative_tokens": tokens} if head else None
+    options = {**SIZES, "speculate": "auto" if head else "off", **options}
+    return LLM(path, speculative_config=asked, **options)
+
+
+def plain_params(temperature, n, tokens=40):
+    return SamplingParams(
+        max_tokens=tokens, temperature=temperature, seed=n, ignore_eos=True, logprobs=1
+    )
+
+
+@pytest.mark.parametrize("family", deep_but(["glm4-moe"], FAMILIES))
+def test_a_head_changes_no_bit_alone_or_among_31_others(hasty, checkpoint, family):
+    with make(checkpoint(family), head=False) as llm:
+        want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+    with make(checkpoint(family)) as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+        assert llm._client.stats.draft_tokens > 100
+        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
+        assert alone == want
+
+
+@pytest.mark.parametrize("family", deep_but(["qwen3-next"], FAMILIES))
+@pytest.mark.parametrize("temperature", deep_but([0.8], [0.0, 0.8]))
+def test_a_head_that_knows_the_model_is_right(hasty, no_ngrams, checkpoint, family, temperature):
+    params = [plain_params(temperature, n) for n in range(len(TEXTS))]
+    rates, plain = {}, {}
+    for sure in (True, False):
+        path = checkpoint(family, sure=sure)
+        with make(path, head=False) as llm:
+            plain = [answer(o) for o in llm.generate(TEXTS, params)]
+        with make(path) as llm:
+            assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
+            stats = llm._client.stats
+            assert stats.draft_tokens > 50
+            rates[sure] = stats.accepted_tokens / stats.draft_tokens
+    # Equal random numbers sample equal tokens, except where rounding decides.
+    assert rates[True] > 0.95
+    assert rates[False] < 0.5
+
+
+SETTINGS = [
+    {"kv_cache_space": "0.0002", "swap_space": "0.01"},
+    {"max_num_batched_tokens": 36},
+    {"enable_prefix_caching": False},
+    {"kv_cache_dtype": "int8"},
+    {"quantization": "int8"},
+    {"omp_threads_bind": "0"},
+]
+
+
+def name_of(options):
+    return next(iter(options))
+
+
+@pytest.mark.parametrize("options", deep_but(SETTINGS[:2], SETTINGS), ids=name_of)
+def test_a_head_changes_no_bit_with_other_settings(hasty, checkpoint, options):
+    path = checkpoint("glm4-moe")
+    with make(path, head=False, **options) as llm:
+        plain = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+    with make(path, **options) as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == plain
+        assert llm._client.stats.draft_tokens > 50
+        if "kv_cache_space" in options:
+            assert llm._client.stats.preemptions > 0
+
+
+def test_grammars_and_several_choices_have_the_same_bits(hasty, checkpoint):
+    path, params = checkpoint("glm4-moe"), [forms(n) for n in range(8)]
+    params[3].n = 4
+    with make(path, head=False) as llm:
+        plain = [[c.token_ids for c in o.outputs] for o in llm.generate(PROMPTS[:8], params)]
+    with make(path) as llm:
+        outputs = llm.generate(PROMPTS[:8], params)
+        assert [[c.token_ids for c in o.outputs] for o in outputs] == plain
+        assert llm._client.stats.draft_tokens > 20
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Per step of a head: for each text its first position, the position and number of tokens."""
+    found, step = [], DraftModel._step
+
+    def watch(self, chunks):
+        firsts = {text.slot: text.first for text in self._sequences.values()}
+        found.append([(firsts[c.slot], c.start + firsts[c.slot], len(c.token_ids)) for c in chunks])
+        return step(self, chunks)
+
+    monkeypatch.setattr(DraftModel, "_step", watch)
+    return found
+
+
+def test_a_head_computes_a_long_prompt_in_parts_and_each_row_once(
+    hasty, no_ngrams, checkpoint, watched
+):
+    prompt, tokens = [3 + 7 * i % 370 for i in range(150)], 30
+    with make(checkpoint("glm4-moe", sure=True), max_num_seqs=8, max_num_batched_tokens=64) as llm:
+        params = plain_params(0.0, 1, tokens)
+        first = llm.generate([prompt], params)[0].outputs[0].token_ids
+        rows = [row for step in watched for row in step]
+        again = llm.generate([prompt], params)[0].outputs[0].token_ids
+    assert again == first
+    assert {begin for begin, *_ in rows} == {0}
+    assert max(count for *_, count in rows) <= 64
+    # Positions of the prompt are computed one after another, with the token after each of them.
+    at = 0
+    for _, start, count in rows:
+        if start < len(prompt):
+            assert start == at
+            at += count
+    assert at == len(prompt)
+
+
+def test_a_head_begins_anew_after_a_prefix_from_the_cache(hasty, no_ngrams, checkpoint, watched):
+    prompt = [3 + 7 * i % 370 for i in range(150)]
+    path = checkpoint("glm4-moe", sure=True)
+    with make(path) as llm:
+        want = llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids
+        watched.clear()
+        before = llm._client.stats.accepted_tokens
+        assert llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids == want
+        assert llm._client.stats.accepted_tokens > before + 20
+    assert {begin for step in watched for begin, *_ in step} == {128}
+
+
+def test_no_request_fails_if_the_head_does(hasty, checkpoint, monkeypatch, caplog):
+    path, params = checkpoint("glm4-moe"), [plain_params(0.7, n) for n in range(len(TEXTS))]
+    with make(path, head=False) as llm:
+        plain = [answer(o) for o in llm.generate(TEXTS, params)]
+    step, calls = DraftHead._step, []
+
+    def fail(self, chunks):
+        calls.append(1)
+        if len(calls) > 5:
+            raise RuntimeError("no more")
+        return step(self, chunks)
+
+    monkeypatch.setattr(DraftHead, "_step", fail)
+    with make(path) as llm:
+        assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
+    assert len(calls) == 6
+    assert "the draft model failed" in caplog.text
+
+
+def test_a_head_is_used_by_default_and_its_names_of_vllm_are_known(checkpoint):
+    path = checkpoint("glm4-moe")
+    with LLM(path, **SIZES, speculate="auto") as llm:
+        assert "draft_steps" in llm._client.ask_now("report")
+    asked = {"method": "glm4_moe_mtp", "num_speculative_tokens": 2}
+    with LLM(path, **SIZES, speculate="auto", speculative_config=asked) as llm:
+        assert "draft_steps" in llm._client.ask_now("report")
+    ngram = {"speculate": "auto", "speculative_config": {"method": "ngram"}}
+    for off in ({"speculate": "off"}, ngram):
+        with LLM(path, **SIZES, **off) as llm:
+            assert "draft_steps" not in llm._client.ask_now("report")
+
+
+def test_a_model_without_a_head_is_refused_if_a_head_must_guess():
+    with pytest.raises(StartupError, match="has no head that guesses tokens; remove the method"):
+        make(tiny_model("glm4-moe", dtype="bfloat16"))
+    with pytest.raises(StartupError, match="mtp needs the native executor, not torch"):
+        make(tiny_model("glm4-moe", dtype="bfloat16"), executor="torch")
+
+
+def test_a_head_that_is_not_complete_gets_a_line_and_is_not_used(tmp_path, caplog):
+    def cut(tensors, head):
+        del tensors[head.stored("model.norm.weight")]
+
+    path = str(with_head(tmp_path / "qwen3.5", "qwen3.5", dtype="bfloat16", change=cut))
+    caplog.set_level("INFO", logger="cpuserve")
+    with LLM(path, **SIZES, speculate="auto") as llm:
+        assert "draft_steps" not in llm._client.ask_now("report")
+        assert llm.generate([PROMPTS[0]], plain_params(0.0, 1, 3))[0].outputs[0].token_ids
+    lines = [line for line in caplog.messages if "guesses tokens cannot be used" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("missing (1): mtp.norm.weight; no tokens are guessed with it")
+    with pytest.raises(StartupError, match=r"cannot be used; missing \(1\): mtp.norm.weight$"):
+        make(path)
+
+
+def test_the_memory_plan_counts_the_output_matrix_and_the_keys_of_a_head(checkpoint):
+    path = checkpoint("glm4-moe")
+    sizes = {**SIZES, "kv_cache_space": "0.001"}
+    with make(path, head=False, **sizes) as llm:
+        plain = llm.config.kv_blocks
+    with make(path, **sizes) as llm:
+        assert llm.config.draft.kv_blocks == llm.config.kv_blocks < plain

@@ -1,0 +1,198 @@
+"""Heads for multi-token prediction, compared with a layer of transformers, as they are defined."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cpuserve import _C
+from cpuserve.core.kv.table import BlockTable
+from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
+from cpuserve.errors import ModelError
+from cpuserve.loader.guess_heads import open_head
+from cpuserve.loader.load import open_checkpoint
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.interpret import Interpreter
+from cpuserve.program.lower import Lowering
+from cpuserve.program.parts import stored_needs
+from cpuserve.quant import dequantize
+from cpuserve.runtime.executor import rows_by_slot
+from cpuserve.runtime.native import fill_vectors, pack_matrices
+from cpuserve.runtime.pack import pack
+from tests.helpers.guess_head import FAMILIES, head_of, is_offset, with_head
+from tests.helpers.oracle import transformers_of
+from tests.helpers.steps import Sequence, step
+from tests.helpers.tiny import tiny_model
+
+TOKENS = [(i * 37 + i * i * 5) % 384 for i in range(70)]
+BLOCKS = [5, 2, 7]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request, tmp_path_factory):
+    return with_head(tmp_path_factory.mktemp("head") / request.param, request.param)
+
+
+def one_layer(path, head, directory):
+    """A model of transformers with the layer of the head, its last norm, and the output matrix."""
+    config = json.loads((path / "config.json").read_text())
+    kinds = {"layer_types": ["full_attention"], "first_k_dense_replace": 0}
+    if path.name == "glm4-moe-lite":
+        kinds = {"mlp_layer_types": ["sparse"]}
+    stored = load_file(path / "model.safetensors")
+    needs = (need.name for need in stored_needs(head.program.weights))
+    tensors = {n: stored[head.stored(n)] for n in needs if not n.startswith("guess.")}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({**config, **kinds, "num_hidden_layers": 1}))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return transformers_of(directory)
+
+
+def published(path, head, directory):
+    """Hidden states of TOKENS, and the logits of the head: DeepSeek-V3, section 2.2, equation 21.
+
+    The embedding of the next token and the hidden state are normalized, joined and projected. The
+    layer, the last norm and the output matrix follow.
+    """
+    config = json.loads((path / "config.json").read_text())
+    stored = load_file(path / "model.safetensors")
+    eps, offset = config.get("rms_norm_eps", 1e-6), float(is_offset(path.name))
+
+    def norm(x, name):
+        weight = stored[head.stored(f"guess.{name}.weight")].float() + offset
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    with torch.inference_mode():
+        model = transformers_of(tiny_model(path.name))  # the same one without a head
+        hidden = model.model(torch.tensor([TOKENS])).last_hidden_state[0]
+        after = stored["model.embed_tokens.weight"].float()[TOKENS[1:]]
+        both = norm(after, "embedding_norm"), norm(hidden[:-1], "hidden_norm")
+        x = torch.cat(both, dim=1) @ stored[head.stored("guess.fc.weight")].float().T
+        logits = one_layer(path, head, directory)(inputs_embeds=x[None]).logits[0]
+    return hidden.numpy(), logits.numpy()
+
+
+def close(got, want):
+    return np.abs(got - want).max() <= 1e-3 * np.abs(want).max()
+
+
+def scored(count):
+    """Rows of all tokens, which need no sampler."""
+    return [LogitRow(i, target=1) for i in range(count)]
+
+
+def head_step(start, count):
+    """A step of the head with the hidden states of `count` tokens in rows of the media buffer."""
+    rows = scored(count)
+    tokens = TOKENS[start + 1 : start + 1 + count]
+    tables = [BlockTable(BLOCKS[: -(-(start + count) // 32)])]
+    media = list(range(count))
+    return pack(StepBatch([SeqChunk(0, tokens, start, tables, rows, media=media)]))
+
+
+def test_a_head_computes_what_was_published(path, tmp_path):
+    head, weights = open_head(path)
+    hidden, want = published(path, head, tmp_path / "layer")
+    tensors = {
+        need.name: torch.from_numpy(dequantize(weights.get(need.name)).reshape(need.shape))
+        for need in head.program.weights
+    }
+    interpreter = Interpreter(head.program, tensors, num_blocks=8, num_media=128)
+    interpreter.media[: len(hidden)] = torch.from_numpy(hidden)
+    got = interpreter.run(head_step(0, len(TOKENS) - 1)).numpy()
+    assert close(got, want)
+    assert not close(got[1:], want[:-1])
+
+
+@pytest.mark.parametrize("sizes", [(69,), (40, 1, 28)], ids=["whole", "parts"])
+def test_the_native_executor_computes_a_head_of_its_own_hidden_states(path, tmp_path, sizes):
+    checkpoint, (head, weights) = open_checkpoint(path), open_head(path)
+    hidden, want = published(path, head, tmp_path / "layer")
+    team, found = _C.Team(2), []
+
+    def main():
+        model = made(team, build_program(spec_from_config(checkpoint.config)), checkpoint.weights)
+        native = made(team, head.program, weights)
+        first = 8 if build_program(spec_from_config(checkpoint.config)).states else 0
+        sequence, start = Sequence(0, TOKENS, BLOCKS, first), 0
+        for size in sizes:
+            model.step_logits(step(sequence.chunk(size, scored(size))).words)
+            rows = model.read_hidden(np.arange(size, dtype=np.int32))
+            native.write_media(0, rows)
+            logits = native.step_logits(head_step(start, size).words)
+            found.append((rows, logits))
+            start += size
+
+    team.run(main)
+    assert close(np.concatenate([rows for rows, _ in found]), hidden[:69])
+    assert close(np.concatenate([logits for _, logits in found]), want)
+
+
+def made(team, program, weights):
+    """A native executor in fp32."""
+    lowered = Lowering(
+        program,
+        lambda name: weights.kind(name, "float32"),
+        isa=_C.isa_levels()[-1],
+        max_tokens=128,
+        max_seqs=2,
+        max_position=256,
+        kv_type="f32",
+        activation_bits=16,
+    ).run()
+    states = {"num_states": 8} if program.states else {}
+    executor = _C.Executor(team, lowered.native, 8, "f32", 2, num_media=128, **states)
+    pack_matrices(executor, lowered, weights, None)
+    fill_vectors(executor, lowered, weights)
+    return executor
+
+
+def test_the_rows_of_a_step_are_found_by_slot():
+    first = Sequence(3, TOKENS, BLOCKS)
+    first.chunk(33)
+    second = Sequence(1, TOKENS, BLOCKS)
+    words = step(first.chunk(4), second.chunk(2)).words
+    assert rows_by_slot(words) == {3: (33, 0, 4), 1: (0, 4, 2)}
+
+
+def test_rows_that_the_last_step_does_not_have_are_refused(path):
+    checkpoint = open_checkpoint(path)
+    team, errors = _C.Team(1), []
+
+    def main():
+        program = build_program(spec_from_config(checkpoint.config))
+        model = made(team, program, checkpoint.weights)
+        sequence = Sequence(0, TOKENS, BLOCKS, 8 if program.states else 0)
+        for count in (0, 5):
+            if count:
+                model.step_logits(step(sequence.chunk(count, scored(count))).words)
+            for row in (-1, count):
+                with pytest.raises(ValueError, match=rf"has {count} tokens, and no row {row}"):
+                    model.read_hidden(np.array([row], np.int32))
+                errors.append(row)
+
+    team.run(main)
+    assert errors == [-1, 0, -1, 5]
+
+
+def test_a_head_without_all_its_tensors_says_which_are_missing(path, tmp_path):
+    head = head_of(path)
+    lacking = head.stored("guess.hidden_norm.weight")
+    broken = cut(path, tmp_path / "broken", lacking)
+    with pytest.raises(ModelError, match=rf"cannot be used; missing \(1\): {lacking}$"):
+        open_head(broken)
+    assert open_head(cut(path, tmp_path / "none", head.stored("guess.fc.weight"))) is None
+
+
+def cut(path, directory, name):
+    """A copy of the checkpoint without a tensor."""
+    shutil.copytree(path, directory)
+    tensors = load_file(directory / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
