@@ -248,5 +248,5 @@ DOINGS: dict[Doing, int] = {
 # than are cached, more batches and responses than are stored (driver.py: SMALL), and many others.
 FILLS: dict[Doing, int] = {
     _dialects: 100, _leaves: 30, _malformed: 300, _bad_upload: 30,
-    _grammar: 2 * MAX_GRAMMARS, _agent: 20, _batch: 60, _looks: 5,
+    _grammar: 2 * MAX_GRAMMARS, _agent: 80, _batch: 60, _looks: 5,
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Keeps a real server busy for minutes, and measures whether its processes grow.
 
-    python -m tests.soak.driver [MODEL] --seconds 1800 [--clients 6] [--seed 0] [-- OPTION...]
+    python -m tests.soak.driver [MODEL] --seconds 1800 [--warm-up 20000] [--clients 6] [--seed 0]
+        [-- OPTION...]
 
 Clients do what clients.py has, at once, to a server on the loopback interface. Before and after,
 the server is idle, and what its processes have is compared: descriptors, threads, processes, shared
@@ -9,7 +10,8 @@ faults: a response of 500, a traceback in its log, or more of anything than its 
 
 What is bounded is full before the first measurement: stores have small bounds, clients do each
 thing as often as its store needs, and requests at the same time start the threads of all pools.
-Heaps grow for some minutes more, until each has held its longest job.
+Then --warm-up random things follow, however long they take, because heaps and caches grow until
+each has held its longest jobs: what is left of this growth depends on requests, and not on time.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from tests.soak.processes import (
 )
 
 SAMPLES = 120  # in a run
+WARM_UP = 20_000  # what clients do before the first measurement, each with one to ten requests
 # Stores that are full before the first measurement, so that growth after it is a fault: the server
 # remembers at most as many batches as files, and evicted blocks at most as many as the cache has.
 SMALL = ("--kv-cache-memory", "8M", "--stored-responses", "50", "--files-count", "50")
@@ -202,6 +205,19 @@ def for_seconds(seconds: float) -> Choice:
     return choose
 
 
+def for_count(count: int) -> Choice:
+    """Clients do so many random things, all of them together."""
+    left = iter(range(count))
+
+    def choose(rng: random.Random) -> Doing | None:
+        if next(left, None) is None:
+            return None
+        (doing,) = rng.choices([*DOINGS], [*DOINGS.values()])
+        return doing
+
+    return choose
+
+
 def filling() -> Choice:
     """Clients do each thing so often that what the server keeps of it has reached its bound."""
     left = Counter(FILLS)
@@ -262,14 +278,20 @@ async def fill_pools(server: Server, model: str) -> int:
 
 
 async def soak(
-    model: str, seconds: float, *, clients: int = 6, seed: int = 0, options: tuple[str, ...] = SMALL
+    model: str,
+    seconds: float,
+    *,
+    warm_up: int = WARM_UP,
+    clients: int = 6,
+    seed: int = 0,
+    options: tuple[str, ...] = SMALL,
 ) -> Soaked:
-    """Run a server under load for `seconds`, after its stores are full and a quarter of it."""
+    """Run a server under load for `seconds`, after its stores are full and `warm_up` things."""
     async with running(model, *options) as server:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             name = (await http.get(f"{server.url}/v1/models")).json()["data"][0]["id"]
             await load(server, name, clients, seed + 2, filling())
-            await load(server, name, clients, seed + 1, for_seconds(max(10.0, seconds / 4)))
+            await load(server, name, clients, seed + 1, for_count(warm_up))
             await fill_pools(server, name)
             before = await server.idle(http)
         server.statuses.clear()
@@ -324,6 +346,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="default: a tiny model")
     parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("options", nargs="*", help="of the server, after --")
@@ -331,8 +354,8 @@ def main() -> int:
     args = parser.parse_args()
     model = args.model or str(tiny_model("llama", max_position_embeddings=4096))
     options = (*SMALL, *args.options)
-    run = soak(model, args.seconds, clients=args.clients, seed=args.seed, options=options)
-    found = asyncio.run(run)
+    fields = {"warm_up": args.warm_up, "clients": args.clients, "seed": args.seed}
+    found = asyncio.run(soak(model, args.seconds, **fields, options=options))
     if args.log:
         args.log.write_text(found.log)
     print(report(found))

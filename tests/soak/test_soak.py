@@ -6,13 +6,14 @@ The driver also runs by hand, for longer and with another model: python -m tests
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 
 import pytest
 
 from tests.helpers.tiny import tiny_model
 from tests.soak.clients import DOINGS
-from tests.soak.driver import LOST, MAY_GROW, Soaked, report, soak
+from tests.soak.driver import LOST, MAY_GROW, Soaked, for_count, report, soak
 from tests.soak.processes import NAMES, Held, slopes
 
 NOTHING = Held(0, 0, 0, 0, 0)
@@ -21,10 +22,17 @@ NOTHING = Held(0, 0, 0, 0, 0)
 @pytest.mark.deep
 def test_after_three_minutes_of_load_a_server_has_what_it_had_before():
     model = str(tiny_model("llama", max_position_embeddings=4096))
-    found = asyncio.run(soak(model, 160))
+    found = asyncio.run(soak(model, 160, warm_up=1500))
     assert not found.faults, report(found)
     assert found.statuses.keys() <= {doing.__name__.strip("_") for doing in DOINGS}
     print(report(found))
+
+
+def test_a_warm_up_ends_by_the_number_of_things_and_not_by_time():
+    choose, rng = for_count(7), random.Random(0)
+    found = [choose(rng) for _ in range(9)]
+    assert set(found[:7]) <= set(DOINGS)
+    assert found[7:] == [None, None]
 
 
 @pytest.mark.parametrize("name", NAMES)
