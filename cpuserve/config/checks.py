@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 
-from cpuserve.config.field import at_least, named
+from cpuserve.config.field import a_path, at_least, named
 from cpuserve.config.values import parse_count, parse_space
 
 
@@ -34,11 +34,16 @@ def model_names(value: list[str]) -> None:
 def named_paths(value: list[str]) -> None:
     """Accept items NAME=PATH, such as LoRA adapters."""
     named(value, "PATH")
+    for item in value:
+        a_path(item.partition("=")[2])
 
 
 def named_places(value: list[str]) -> None:
     """Accept items NAME=PLACE, where PLACE is the location of an offload tier of the KV cache."""
     named(value, "PLACE")
+    for place in (item.partition("=")[2] for item in value):
+        if place.startswith("~"):
+            a_path(place)
 
 
 def amount(text: str) -> None:

@@ -18,6 +18,7 @@ from cpuserve.config.field import PREFIX, Field
 from cpuserve.config.fields import FIELDS, no_op_variables
 from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
+from cpuserve.errors import ConfigError
 from cpuserve.fault_points import VARIABLE as FAULT
 from cpuserve.fault_points import installed
 
@@ -50,12 +51,23 @@ def cache_dir() -> Path:
     """Return the directory of built-in models, packed weights and tuned sizes.
 
     The directory is CPUSERVE_CACHE, else `cpuserve` in the user's cache directory.
+
+    Raises:
+        ConfigError: a variable has a home directory that this system does not know.
     """
     env = environment()
-    if env.get("CPUSERVE_CACHE"):
-        return Path(env["CPUSERVE_CACHE"]).expanduser()
-    base = env.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "cpuserve"
+    own, users = env.get("CPUSERVE_CACHE"), env.get("XDG_CACHE_HOME")
+    given = own or users
+    try:
+        found = Path(given or "~/.cache").expanduser()
+    except RuntimeError:
+        if given:
+            name = "CPUSERVE_CACHE" if own else "XDG_CACHE_HOME"
+            msg = f"env {name}={given}: this system knows no such home directory"
+            raise ConfigError(msg) from None
+        # A container that runs as a user without a name and HOME: as the runtimes do, which set /.
+        found = Path("/.cache")
+    return found if own else found / "cpuserve"
 
 
 def read_env(environ: Mapping[str, str] | None = None) -> EnvValues:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -224,6 +225,19 @@ def not_empty(value: str) -> None:
     if not value:
         msg = "must not be empty"
         raise ValueError(msg)
+
+
+def a_path(value: str) -> None:
+    """Raise a ValueError for a text that is no path, or one below ~ of an unknown user."""
+    not_empty(value)
+    if "\0" in value:
+        msg = "must be a path, without null characters"
+        raise ValueError(msg)
+    try:
+        Path(value).expanduser()
+    except RuntimeError:
+        msg = f"begins with {Path(value).parts[0]}, and this system knows no such home directory"
+        raise ValueError(msg) from None
 
 
 def named(value: list[str], what: str) -> None:

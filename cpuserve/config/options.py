@@ -21,7 +21,7 @@ from cpuserve.config.checks import (
     weight_place,
     zero_as_own,
 )
-from cpuserve.config.field import GROUPS, Alias, at_least, fields_of, not_empty, option
+from cpuserve.config.field import GROUPS, Alias, a_path, at_least, fields_of, not_empty, option
 from cpuserve.config.generation import check_settings
 from cpuserve.config.kv_events import read_kv_events
 from cpuserve.config.speculation import MOST_TOKENS, read_speculation
@@ -91,7 +91,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             "no pictures.",
             default="the mmproj file next to the model, or in its repository",
             aliases="-mm LLAMA_ARG_MMPROJ",
-            check=not_empty,
+            check=a_path,
             metavar="FILE",
         ),
     ] = None
@@ -494,7 +494,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         _memory(
             "Keep cached prefixes on disk across restarts, in DIR/cpuserve-prefix-cache.",
             default="none",
-            check=not_empty,
+            check=a_path,
             metavar="DIR",
         ),
     ] = None

@@ -15,6 +15,7 @@ import msgspec
 from cpuserve.config.field import (
     SERVER,
     Alias,
+    a_path,
     at_least,
     fields_of,
     named,
@@ -123,7 +124,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "variable or a config file sets.",
             default="none",
             words=("none",),
-            check=not_empty,
+            check=a_path,
             metavar="PATH",
         ),
     ] = None
@@ -148,7 +149,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "when it changes.",
             default="none",
             aliases=(Alias("LLAMA_ARG_API_KEY_FILE", differs=_KEY_FILE_DIFFERS),),
-            check=not_empty,
+            check=a_path,
             metavar="FILE",
         ),
     ] = None
@@ -159,7 +160,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "speaks HTTPS only. It reads the file again when it changes.",
             default="none: plain HTTP",
             aliases="--ssl-cert-file LLAMA_ARG_SSL_CERT_FILE",
-            check=not_empty,
+            check=a_path,
             metavar="FILE",
         ),
     ] = None
@@ -169,7 +170,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "PEM file with the key of the certificate.",
             default="the key is in --ssl-certfile",
             aliases="--ssl-key-file LLAMA_ARG_SSL_KEY_FILE",
-            check=not_empty,
+            check=a_path,
             metavar="FILE",
         ),
     ] = None
@@ -199,7 +200,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "PEM file of the authorities that sign the certificates of clients.",
             default="none",
-            check=not_empty,
+            check=a_path,
             metavar="FILE",
         ),
     ] = None
@@ -360,7 +361,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "line of the access log as JSON, with a fingerprint of the model and its settings, and "
             "SHA-256 digests of the bodies of request and response. It has no text of prompts.",
             default="none",
-            check=not_empty,
+            check=a_path,
             metavar="FILE",
         ),
     ] = None
@@ -456,7 +457,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Directory for the files and batches of clients (/v1/files, /v1/batches), which go on "
             "after a restart; each server needs its own.",
             default="none: there are no files and no batches",
-            check=not_empty,
+            check=a_path,
             metavar="DIR",
         ),
     ] = None
@@ -484,7 +485,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Directory for the models that clients create, pull and copy with the API of Ollama; "
             "each server needs its own. Without it, these routes refuse.",
             default="none: the server serves the models of its start",
-            check=not_empty,
+            check=a_path,
             metavar="DIR",
         ),
     ] = None
@@ -594,7 +595,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Folder with pictures that requests may read with file: URLs.",
             default="none",
-            check=not_empty,
+            check=a_path,
             metavar="FOLDER",
         ),
     ] = None

@@ -99,7 +99,7 @@ def _file(parts: SplitResult, rules: SourceRules) -> bytes:
     if parts.netloc not in ("", "localhost"):
         _refuse(outside)
     try:
-        folder = Path(rules.folder).resolve(strict=True)
+        folder = Path(rules.folder).expanduser().resolve(strict=True)
         path = Path(unquote(parts.path)).resolve(strict=True)
         if not path.is_relative_to(folder):
             _refuse(outside)

@@ -97,3 +97,11 @@ def test_the_files_of_a_model_with_a_damaged_manifest_stay(tmp_path, caplog, dat
     assert (folder / "model.gguf").read_bytes() == b"x"
     directory.close()
     assert "is damaged and left out" in caplog.text
+
+
+def test_a_directory_below_the_home_directory_needs_no_shell(tmp_path, monkeypatch):
+    """A file of options and a unit of systemd do not replace ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    directory = FileDirectory("~/batches", 1000, 10)
+    assert (tmp_path / "batches" / "files").is_dir()
+    directory.close()

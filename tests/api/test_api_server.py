@@ -300,6 +300,13 @@ def test_the_limit_of_descriptors_is_raised_as_far_as_may_be(monkeypatch):
     assert [hard for _, hard in set_to] == [4096, 1 << 20, resource.RLIM_INFINITY]
 
 
+def test_a_unix_socket_may_be_below_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with open_listener(ServerOptions(uds="~/s")):
+        assert (tmp_path / "s").exists()
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path):
     path = tmp_path / "s"
     stale = socket.socket(socket.AF_UNIX)

@@ -12,6 +12,7 @@ import pytest
 
 import cpuserve
 from cpuserve.cli import flags
+from cpuserve.config import env
 from cpuserve.config.env import read_env
 from cpuserve.config.field import GROUPS, Alias, fields_of, option
 from cpuserve.config.fields import BY_NAME, FIELDS, NO_OPS, keywords
@@ -20,18 +21,20 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 
+# What is no path: of a user that does not exist, and a text that no file system takes.
+NO_PATHS = ["", "~has-no-home/x", "a\0b"]
 BAD = {
     "limit_mm_per_prompt": ["8", '{"image": -1}', '{"image": 1.5}', '{"video": 1}'],
     "mm_processor_kwargs": ["x", "[1]"],
     "image_max_tokens": ["-1", "many"],
     "image_min_tokens": ["-1", "many"],
     "allowed_media_domains": ["https://a.example/x", ""],
-    "allowed_local_media_path": [""],
+    "allowed_local_media_path": NO_PATHS,
     "image_fetch_timeout": ["0", "soon"],
     "model": [""],
     "revision": [""],
     "tokenizer": [""],
-    "mmproj": [""],
+    "mmproj": NO_PATHS,
     "dtype": ["float8", "int8", ""],
     "activation_bits": ["", "4", "eight"],
     "quantization": [""],
@@ -39,6 +42,7 @@ BAD = {
     "pooling": ["max", ""],
     "lora_modules": [
         "",
+        "name=~has-no-home/x",
         "name",
         "=dir",
         "a=",
@@ -76,17 +80,17 @@ BAD = {
     "seed": ["-1", "x"],
     "host": [""],
     "port": ["-1", "65536", "http", "80.5"],
-    "uds": [""],
+    "uds": NO_PATHS,
     "api_key": ["", "a,,b", "schlüssel"],
-    "api_key_file": [""],
-    "ssl_certfile": [""],
-    "ssl_keyfile": [""],
+    "api_key_file": NO_PATHS,
+    "ssl_certfile": NO_PATHS,
+    "ssl_keyfile": NO_PATHS,
     "ssl_keyfile_password": ["a" * 1024, "\N{GREEK SMALL LETTER ALPHA}" * 512],
     "ssl_cert_reqs": ["3", "maybe", ""],
-    "ssl_ca_certs": [""],
+    "ssl_ca_certs": NO_PATHS,
     "access_log": ["some", "1"],
     "access_log_format": ["xml"],
-    "audit": [""],
+    "audit": NO_PATHS,
     "otlp_traces_endpoint": ["", "http://[", "c:4317", "http://c:x", "http://c:70000", "http://"],
     "audit_bytes": ["1", "x"],
     "audit_on_failure": ["ignore", "1"],
@@ -136,13 +140,13 @@ BAD = {
         '{"rank": 1}',
     ],
     "enable_prefix_caching": ["perhaps"],
-    "prefix_cache_dir": [""],
+    "prefix_cache_dir": NO_PATHS,
     "prefix_cache_size": ["30%", "auto", "x", ""],
     "weight_cache_size": ["30%", "auto", "x", ""],
     "weights_on_disk": ["yes", ""],
     "swap_space": ["30%", "auto", "-1", ""],
     "shared_prefix_space": ["30%", "auto", "-1", ""],
-    "kv_tiers": ["", "name", "=dir", "a=", "a=x,a=y"],
+    "kv_tiers": ["", "name", "=dir", "a=", "a=x,a=y", "shared=~has-no-home/x"],
     "allow_long_model_len": ["perhaps"],
     "disable_sliding_window": ["perhaps"],
     "language_model_only": ["perhaps"],
@@ -162,10 +166,10 @@ BAD = {
     "allowed_headers": ["", "a b", "x:y"],
     "allow_credentials": ["perhaps"],
     "max_body_size": ["0", "-1", "x", "1000"],
-    "files_dir": [""],
+    "files_dir": NO_PATHS,
     "files_bytes": ["0", "-1", "x", "1000"],
     "files_count": ["0", "-1", "x"],
-    "models_dir": [""],
+    "models_dir": NO_PATHS,
     "models_bytes": ["0", "-1", "x", "1000"],
     "models_count": ["0", "-1", "x"],
     "stored_responses": ["-1", "x", "1.5"],
@@ -563,3 +567,28 @@ def test_a_config_file_of_vllm_switches_the_access_log_off(tmp_path, value, expe
     file = tmp_path / "c.yaml"
     file.write_text(f"disable-uvicorn-access-log: {value}\n")
     assert load_options({}, config_file=str(file), environ={}).server.access_log == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, "/.cache/cpuserve"),
+        ({"CPUSERVE_CACHE": "~/c"}, "env CPUSERVE_CACHE=~/c: this system knows no such home"),
+        ({"XDG_CACHE_HOME": "~/c"}, "env XDG_CACHE_HOME=~/c: this system knows no such home"),
+        ({"CPUSERVE_CACHE": "/c", "XDG_CACHE_HOME": "~/c"}, "/c"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/cpuserve"),
+    ],
+)
+def test_a_user_without_a_home_directory_has_a_cache(variables, wanted, monkeypatch):
+    def homeless(path):
+        if path.parts[0].startswith("~"):
+            raise RuntimeError
+        return path
+
+    monkeypatch.setattr(env, "environment", lambda: variables)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    if wanted.startswith("/"):
+        assert env.cache_dir() == Path(wanted)
+    else:
+        with pytest.raises(ConfigError, match=wanted):
+            env.cache_dir()

@@ -158,6 +158,13 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch):
     assert (looks, connected) == (["pictures.example"], [("93.184.216.34", 80)])
 
 
+def test_the_folder_of_pictures_may_be_below_the_home_directory(monkeypatch, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"hello")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    rules = SourceRules(folder=f"~/{tmp_path.name}")
+    assert read_source(f"file://{tmp_path}/a.png", rules) == b"hello"
+
+
 def test_calls_of_the_system_that_fail_fail_one_picture(server, monkeypatch, tmp_path):
     (tmp_path / "a.png").write_bytes(b"hello")
     rules = SourceRules(domains=("*",), folder=str(tmp_path), timeout_s=60)

@@ -81,13 +81,14 @@ class FileDirectory:
         self._bytes = Quota(max_bytes, self.owners)
         self._count = Quota(max_files, self.owners)
         self._contents: dict[str, _Content] = {}
-        self._files = Path(place) / "files"
-        self._batches = Path(place) / "batches"
+        root = Path(place).expanduser()
+        self._files = root / "files"
+        self._batches = root / "batches"
         try:
             for folder in (self._files, self._batches):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # The system releases the lock when the process ends, even if the process is killed.
-            self._lock = os.open(Path(place) / "lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         except OSError as error:
             msg = f"--files-dir {place} cannot be used ({error.strerror}): choose another directory"
             raise ConfigError(msg) from None

@@ -116,7 +116,7 @@ def open_listener(options: ServerOptions) -> Iterator[Listener]:
     """Return the listening socket; ConfigError if the address or certificate cannot be used."""
     certificate = certificate_of(options)
     listener = (
-        _bind_unix(Path(options.socket))
+        _bind_unix(Path(options.socket).expanduser())
         if options.socket
         else _bind_tcp(options.host, options.port)
     )
