@@ -90,11 +90,15 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
 
 
-def guess_head(spec: ModelSpec) -> GuessHead | None:
-    """Return the head that checkpoints of this model may have; None if the family has none."""
+def guess_head(spec: ModelSpec, *, gguf: bool = False) -> GuessHead | None:
+    """Return the head that checkpoints of this model may have; None if the family has none.
+
+    gguf: whether the model is in a GGUF file, where a head is the last block.
+    """
     found = HEADS.get(spec.architecture)
     if found is None:
         return None
+    found = _NEXTN if gguf else found
     called = {ours: theirs.format(spec.layers) for ours, theirs in found.items()}
     own = guess_spec(spec)
     return GuessHead(own, build_program(own), called)
@@ -107,7 +111,7 @@ def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
         ModelError: the head is not complete.
     """
     checkpoint = open_checkpoint(path, parts=OWN_NAMES)
-    head = guess_head(spec_from_config(checkpoint.config))
+    head = guess_head(spec_from_config(checkpoint.config), gguf=checkpoint.gguf is not None)
     if head is None or head.stored("guess.fc.weight") not in checkpoint.weights.names():
         return None
     needs = [replace(need, name=head.stored(need.name)) for need in head.program.weights]
@@ -144,10 +148,11 @@ def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, li
 def _facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
     """Return the facts about a head; model: those about its model.
 
-    The bytes of a checkpoint that is not quantized include its head. Only the output matrix needs
-    more memory, because the head has another copy.
+    The bytes of a GGUF file, or of a checkpoint that is not quantized, include its head. Only the
+    output matrix needs more memory, because the head has another copy.
     """
-    program, counted = head.program, model.quantization is None
+    program, quantization = head.program, model.quantization or "gguf"
+    counted = quantization.startswith("gguf")
     shared = {need.name for need in program.weights if head.stored(need.name) == need.name}
     output = {op.weight for op in program.ops if isinstance(op, Logits)}
     weights = sum(

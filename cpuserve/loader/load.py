@@ -71,7 +71,7 @@ def open_checkpoint(
 
     file = open_gguf(path)
     config = gguf_config(file)
-    text = GgufStore(file, config)
+    text = GgufStore(file, config, heads=bool(parts))
     if mmproj is None:
         return Checkpoint(config, open_weights("gguf", text, config), path, file)
     from cpuserve.loader.gguf.mmproj import WholeStore, with_mmproj

@@ -10,6 +10,7 @@ from cpuserve.engine.draft_head import DraftHead
 from cpuserve.engine.draft_model import DraftModel
 from cpuserve.errors import StartupError
 from tests.helpers.depth import deep_but
+from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, is_offset, with_head
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
@@ -103,6 +104,17 @@ def test_a_head_that_knows_the_model_is_right(hasty, no_ngrams, checkpoint, fami
     # Equal random numbers sample equal tokens, except where rounding decides.
     assert rates[True] > 0.95
     assert rates[False] < 0.5
+
+
+@pytest.mark.parametrize("arch", deep_but(["qwen35moe"], ["qwen35moe", "deepseek2-glm"]))
+def test_a_head_in_a_gguf_file_changes_no_bit(hasty, tmp_path, arch):
+    path = str(tmp_path / "m.gguf")
+    convert(arch, path)
+    with make(path, head=False) as llm:
+        want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+    with make(path) as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+        assert llm._client.stats.draft_tokens > 100
 
 
 SETTINGS = [

@@ -24,6 +24,7 @@ from cpuserve.quant import dequantize
 from cpuserve.runtime.executor import rows_by_slot
 from cpuserve.runtime.native import fill_vectors, pack_matrices
 from cpuserve.runtime.pack import pack
+from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, head_of, is_offset, with_head
 from tests.helpers.oracle import transformers_of
 from tests.helpers.steps import Sequence, step
@@ -196,3 +197,24 @@ def cut(path, directory, name):
     del tensors[name]
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+@pytest.mark.parametrize("arch", ["qwen35moe", "deepseek2-glm"])
+def test_the_last_block_of_a_gguf_file_is_a_head(tmp_path, arch):
+    convert(arch, tmp_path / "m.gguf")  # the block repeats the tensors of the block before it
+    checkpoint, (head, weights) = (
+        open_checkpoint(tmp_path / "m.gguf"),
+        open_head(tmp_path / "m.gguf"),
+    )
+    last = f"model.layers.{checkpoint.config['num_hidden_layers'] - 1}."
+    found = {need.name: dequantize(weights.get(need.name)) for need in head.program.weights}
+    layer = [name for name in found if name.startswith("model.layers.0.")]
+    assert len(layer) > 10
+    for name in layer:
+        same = checkpoint.weights.get(name.replace("model.layers.0.", last))
+        assert np.array_equal(found[name], dequantize(same)), name
+    one = 1.0 - (arch == "qwen35moe")  # there, the file has weights with 1 added
+    for name in ("guess.embedding_norm", "guess.hidden_norm", "model.norm"):
+        assert (found[f"{name}.weight"] == one).all(), name
+    assert (found["guess.fc.weight"] == 1).all()
+    assert not {name for name in checkpoint.weights.names() if "eh_proj" in name}

@@ -175,10 +175,22 @@ def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
         config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
 
 
-class GgufStore:
-    """TensorStore of a GGUF file, as a Hugging Face model: rows of q, k and v are in its order."""
+# The tensors of a block for multi-token prediction that other blocks do not have.
+_GUESSER = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 
-    def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
+
+class GgufStore:
+    """TensorStore of a GGUF file, as a Hugging Face model: rows of q, k and v are in its order.
+
+    heads: whether it has the blocks for multi-token prediction.
+    """
+
+    def __init__(self, file: GgufFile, config: dict[str, Any], *, heads: bool = False) -> None:
         self._file = file
         keys, arch = arch_of(file)
         self._arch = arch
@@ -187,12 +199,11 @@ class GgufStore:
         self._split = int(config.get("split_pairs", 0))
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
-        # Tensors of layers for multi-token prediction, which are not served.
-        predictors = tuple(f"blk.{block}." for block in blocks)
+        predictors = () if heads else tuple(f"blk.{block}." for block in blocks)
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
-                names = (arch.blocks, arch.top, arch.layers)
+                names = ({**arch.blocks, **_GUESSER}, arch.top, arch.layers)
                 self._tensors[gguf_to_hf(name, *names)] = tensor
 
     def names(self) -> set[str]:
