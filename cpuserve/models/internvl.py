@@ -1,8 +1,13 @@
-"""The tower of InternVL: a ViT with a class token over square tiles. Source: modeling_internvl."""
+"""The tower of InternVL: a ViT with a class token over square tiles.
+
+Source: modeling_internvl of transformers, and modeling_intern_vit and modeling_internvl_chat in
+published models, which have the same tower under other names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -20,8 +25,60 @@ from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-_AT, _PROJECTOR = "vision_tower", "multi_modal_projector"
-_PATCHES = f"{_AT}.embeddings.patch_embeddings.projection"
+_JOIN = "multi_modal_projector"
+# The defaults of InternVLChatModel's own code.
+_CHAT_USUAL = {"hidden_size": 3200, "num_attention_heads": 25, "intermediate_size": 12800}
+_CHAT_USUAL |= {"num_hidden_layers": 48, "image_size": 224}
+_CHAT_NORM = {"norm_type": "rms_norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of tensors; those of a layer are without `layers` and its number.
+
+    q, k, v: the matrices of queries, keys and values; one name if they are one matrix.
+    projector: the norm and the two matrices of the projector.
+    """
+
+    at: str
+    patches: str
+    places: str
+    class_token: str
+    layers: str
+    norms: tuple[str, str]
+    qkv: tuple[str, ...]
+    qk_norms: tuple[str, str]
+    out: str
+    scales: tuple[str, str]
+    projector: tuple[str, str, str]
+
+
+_NAMES = _Names(
+    "vision_tower.",
+    "vision_tower.embeddings.patch_embeddings.projection",
+    "vision_tower.embeddings.position_embeddings",
+    "vision_tower.embeddings.cls_token",
+    "vision_tower.encoder.layer",
+    ("layernorm_before", "layernorm_after"),
+    tuple(f"attention.{name}_proj" for name in "qkv"),
+    ("attention.q_norm", "attention.k_norm"),
+    "attention.projection_layer",
+    ("lambda_1", "lambda_2"),
+    (f"{_JOIN}.layer_norm", f"{_JOIN}.linear_1", f"{_JOIN}.linear_2"),
+)
+_CHAT_NAMES = _Names(
+    "vision_model.",
+    "vision_model.embeddings.patch_embedding",
+    "vision_model.embeddings.position_embedding",
+    "vision_model.embeddings.class_embedding",
+    "vision_model.encoder.layers",
+    ("norm1", "norm2"),
+    ("attn.qkv",),
+    ("attn.q_norm", "attn.k_norm"),
+    "attn.proj",
+    ("ls1", "ls2"),
+    ("mlp1.0", "mlp1.1", "mlp1.3"),
+)
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for the projector's norm
 _NORMS = {"layer_norm": "layer_norm", "rms_norm": "rms_norm"}
 _QK_EPS = 1e-6  # of norms of queries and keys; the config has no key for it
@@ -51,6 +108,7 @@ class InternVLTower:
                 refuse(key, config[key], repr(fixed))
         if not read_bool(own, "use_absolute_position_embeddings", True):
             refuse("vision_config.use_absolute_position_embeddings", False, "true")
+        names = _NAMES
         return TowerSpec(
             width=hidden,
             layers=read_int(own, "num_hidden_layers", 24, high=4096),
@@ -69,8 +127,8 @@ class InternVLTower:
             table=side,
             extra=1,
             pixels=read_pixels(pictures),
-            patch_weight=_PATCHES,
-            names=(f"{_AT}.", f"{_PROJECTOR}."),
+            patch_weight=names.patches,
+            names=(names.at, f"{_JOIN}."),
             family={
                 "norm": read_choice(own, "norm_type", "layer_norm", _NORMS),
                 "qk_norm": read_bool(own, "use_qk_norm", False),
@@ -82,25 +140,54 @@ class InternVLTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
-        at = f"{_AT}.embeddings"
-        b.class_embed(
-            x,
-            f"{at}.position_embeddings",
-            shape=(1, s.side**2 + 1, s.width),
-            own=(f"{at}.cls_token", (1, 1, s.width)),
-            patches=_PATCHES,
-            side=s.side,
-            merge=s.merge,
-        )
-        b.leave([f"{at}.mask_token"])
-        for i in range(s.layers):
-            _layer(b, s, f"{_AT}.encoder.layer.{i}", x)
-        x = b.layer_norm(x, f"{_AT}.layernorm") if s.family["final_norm"] else x
-        x = b.layer_norm(b.fold(x, s.merge**2), f"{_PROJECTOR}.layer_norm", eps=_EPS)
-        then = cast("Then", s.family["projector"])
-        x = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=True, then=then)
-        b.hidden(b.linear(x, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=True))
+        b.leave(["vision_tower.embeddings.mask_token"])
+        _build(b, s, _NAMES)
+
+
+class InternVLChatTower:
+    """The same tower in checkpoints of InternVLChatModel, which have code of their own."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = {**_CHAT_USUAL, **_CHAT_NORM, **read_object(config, "vision_config")}
+        for key, fixed in (("select_layer", -1), ("ps_version", "v2")):
+            if config.get(key, fixed) != fixed:
+                refuse(key, config[key], repr(fixed))
+        if (image := config.get("force_image_size")) is not None:
+            own["image_size"] = image
+        own["attention_bias"] = read_bool(own, "qkv_bias", False)
+        own["use_qk_norm"] = read_bool(own, "qk_normalization", True)
+        whole = {**config, "vision_config": own, "vision_feature_layer": -1}
+        found = InternVLTower.spec(whole, pictures, width)
+        names = (_CHAT_NAMES.at, "mlp1.")
+        return replace(found, patch_weight=_CHAT_NAMES.patches, names=names)
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        _build(b, s, _CHAT_NAMES)
+
+
+def _build(b: Builder, s: TowerSpec, names: _Names) -> None:
+    x = b.linear(b.patches(s.patch_width), names.patches, features=s.width, bias=True)
+    b.class_embed(
+        x,
+        names.places,
+        shape=(1, s.side**2 + 1, s.width),
+        own=(names.class_token, (1, 1, s.width)),
+        patches=names.patches,
+        side=s.side,
+        merge=s.merge,
+    )
+    for i in range(s.layers):
+        _layer(b, s, names, f"{names.layers}.{i}", x)
+    x = b.layer_norm(x, f"{names.at}layernorm") if s.family["final_norm"] else x
+    norm, first, second = names.projector
+    x = b.layer_norm(b.fold(x, s.merge**2), norm, eps=_EPS)
+    then = cast("Then", s.family["projector"])
+    x = b.linear(x, first, features=s.out_width, bias=True, then=then)
+    b.hidden(b.linear(x, second, features=s.out_width, bias=True))
 
 
 def _side(own: Mapping[str, Any], key: str, usual: int) -> int:
@@ -113,25 +200,21 @@ def _side(own: Mapping[str, Any], key: str, usual: int) -> int:
     return read_int({key: found}, key, usual, high=1 << 14)
 
 
-def _layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+def _layer(b: Builder, s: TowerSpec, names: _Names, at: str, x: ValueId) -> None:
     """Change x in place: x + l1 attention(norm(x)), then x + l2 mlp(norm(x)), with l by column."""
     norm = b.layer_norm if s.family["norm"] == "layer_norm" else b.rms_norm
-    h, part = norm(x, f"{at}.layernorm_before"), f"{at}.attention"
-    names = [f"{part}.{name}_proj" for name in ("q", "k", "v")]
-    qkv = b.linear(h, names, features=s.width, bias=s.biased)
+    h = norm(x, f"{at}.{names.norms[0]}")
+    features = 3 * s.width // len(names.qkv)
+    qkv = b.linear(h, [f"{at}.{name}" for name in names.qkv], features=features, bias=s.biased)
     if s.family["qk_norm"]:
-        for column, name in enumerate(("q_norm", "k_norm")):
-            b.part_norm(qkv, f"{part}.{name}", width=s.width, column=column * s.width, eps=_QK_EPS)
-    seen = b.attend_both_sides(qkv)
-    _add(
-        b,
-        x,
-        b.linear(seen, f"{part}.projection_layer", features=s.width, bias=True),
-        f"{at}.lambda_1",
-    )
-    h, then = norm(x, f"{at}.layernorm_after"), cast("Then", s.activation)
+        for column, name in enumerate(names.qk_norms):
+            b.part_norm(qkv, f"{at}.{name}", width=s.width, column=column * s.width, eps=_QK_EPS)
+    seen = b.linear(b.attend_both_sides(qkv), f"{at}.{names.out}", features=s.width, bias=True)
+    _add(b, x, seen, f"{at}.{names.scales[0]}")
+    h, then = norm(x, f"{at}.{names.norms[1]}"), cast("Then", s.activation)
     g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-    _add(b, x, b.linear(g, f"{at}.mlp.fc2", features=s.width, bias=True), f"{at}.lambda_2")
+    out = b.linear(g, f"{at}.mlp.fc2", features=s.width, bias=True)
+    _add(b, x, out, f"{at}.{names.scales[1]}")
 
 
 def _add(b: Builder, x: ValueId, more: ValueId, name: str) -> None:

@@ -113,6 +113,7 @@ TEXT_TYPES = {
             attention_multiplier=0.015625,
         ),
     ),
+    "internlm2": TextPart("InternLM2ForCausalLM"),
     "kimi_k2": TextPart("DeepseekV3ForCausalLM"),
     "lfm2": TextPart(
         "Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32, 128000, num_key_value_heads=8)
@@ -189,7 +190,7 @@ TEXT_PARTS = {
     "GraniteDoclingForConditionalGeneration": Whole("granite_docling_text", tied=True),
     "Idefics2ForConditionalGeneration": Whole("mistral", tied=False),
     "Idefics3ForConditionalGeneration": Whole("llama", tied=False),
-    "InternVLChatModel": Whole("qwen2", _DENSE),
+    "InternVLChatModel": Whole("qwen2", (*_DENSE, "internlm2", "qwen3_moe", "gpt_oss")),
     "InternVLForConditionalGeneration": Whole(
         "qwen2", (*_DENSE, "qwen3_moe", "gpt_oss"), tied=True
     ),

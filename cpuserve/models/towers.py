@@ -30,6 +30,7 @@ BUILTIN = {
         "cpuserve.models.granite_docling:GraniteDoclingTower"
     ),
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
+    "InternVLChatModel": "cpuserve.models.internvl:InternVLChatTower",
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
     "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
     "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",

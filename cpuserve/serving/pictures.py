@@ -207,6 +207,14 @@ class PictureReader:
         before, after = FRAMES.get(self._family.marker, ("", ""))
         return f"{before}{self.spaced(self._family.marker)}{after}"
 
+    def is_marked(self, text: str) -> bool:
+        """Whether a rendered prompt has the marker of a picture."""
+        return self._family.marker in text
+
+    def marked(self, text: str, mark: str) -> str:
+        """Return a rendered prompt with the marker of a picture in place of each `mark`."""
+        return text.replace(mark, self._family.marker)
+
     def spaced(self, text: str) -> str:
         """Return a rendered prompt with the text that belongs around each marker of a picture."""
         gap, marker = self._family.gap, self._family.marker

@@ -218,6 +218,24 @@ def test_markers_that_a_user_writes_are_plain_text():
     check_places(api, [(100, 60)])
 
 
+def test_a_template_of_texts_gets_each_marker_on_a_line_of_its_own():
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    )
+    api = picture_api(template=template)
+    said = [text(f"a {IMAGE}"), image(), text("b")]
+    assert api.chat(said).status_code == 200
+    check_places(api, [(100, 60)])
+    ids, _ = api.engine.asked[-1]
+    layout = tokenizer().encode(SMALL.layout(100, 60).text, add_special_tokens=False)
+    (pictures,) = api.engine.pictures[-1:]
+    begin = ids.index(layout[0])
+    assert len(pictures) == 1
+    assert ids[begin : begin + len(layout)] == layout
+    assert tokenizer().decode(ids[:begin]) == f"user: a {IMAGE}\n"
+    assert tokenizer().decode(ids[begin + len(layout) :]) == "\nb"
+
+
 def test_a_template_with_another_number_of_markers_is_an_error():
     api = picture_api(template=TEMPLATE.replace("'<image>'", "'<image><image>'"))
     error = error_of(api.chat([image()]))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 # Sizes that a config takes if its class has them.
@@ -114,6 +115,7 @@ GEMMA3 = "Gemma3ForConditionalGeneration"
 GEMMA4 = "Gemma4ForConditionalGeneration"
 LFM2 = "Lfm2VlForConditionalGeneration"
 INTERNVL = "InternVLForConditionalGeneration"
+INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not run, writes it
 LLAVA = "LlavaForConditionalGeneration"
 GRANITE = "GraniteDoclingForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
@@ -155,6 +157,10 @@ def write_tower_model(
     width: the width of the tower, a multiple of its 3 heads.
     text: changed values of the config of the text part.
     """
+    chat, architecture = (
+        architecture == INTERNVL_CHAT,
+        architecture.replace(INTERNVL_CHAT, INTERNVL),
+    )
     whole = getattr(transformers, architecture).config_class
     vision = {
         "hidden_size": width,
@@ -203,7 +209,70 @@ def write_tower_model(
     if architecture == LLAVA:
         pictures |= {"size": {"shortest_edge": side * PATCH}, "crop_size": pictures["size"]}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
+    if chat:
+        _as_internvl_chat(to)
     return model
+
+
+# The names of InternVL's own code in place of those of transformers.
+_CHAT_NAMES = {
+    "vision_tower.": "vision_model.",
+    ".embeddings.cls_token": ".embeddings.class_embedding",
+    ".embeddings.patch_embeddings.projection.": ".embeddings.patch_embedding.",
+    ".embeddings.position_embeddings": ".embeddings.position_embedding",
+    ".encoder.layer.": ".encoder.layers.",
+    ".attention.projection_layer.": ".attn.proj.",
+    ".attention.": ".attn.",
+    ".layernorm_before.": ".norm1.",
+    ".layernorm_after.": ".norm2.",
+    ".lambda_": ".ls",
+    "multi_modal_projector.layer_norm.": "mlp1.0.",
+    "multi_modal_projector.linear_1.": "mlp1.1.",
+    "multi_modal_projector.linear_2.": "mlp1.3.",
+}
+
+
+def _as_internvl_chat(folder: Path) -> None:
+    """Write an InternVL of transformers again, as its own code writes it."""
+    config = json.loads((folder / "config.json").read_text())
+    vision = config["vision_config"]
+    own = {
+        **{k: vision[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads")},
+        **{k: vision[k] for k in ("num_hidden_layers", "hidden_act", "layer_norm_eps")},
+        "image_size": vision["image_size"][0],
+        "patch_size": vision["patch_size"][0],
+        "qkv_bias": vision["attention_bias"],
+        "qk_normalization": vision["use_qk_norm"],
+        "norm_type": "layer_norm",
+    }
+    made = {
+        "architectures": [INTERNVL_CHAT],
+        "model_type": "internvl_chat",
+        "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
+        "llm_config": config["text_config"],
+        "vision_config": own,
+        "force_image_size": own["image_size"],
+        "downsample_ratio": config["downsample_ratio"],
+        "dynamic_image_size": True,
+        "use_thumbnail": True,
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": 12,
+        "select_layer": -1,
+        "ps_version": "v2",
+        "tie_word_embeddings": config["tie_word_embeddings"],
+    }
+    (folder / "config.json").write_text(json.dumps(made))
+    tensors = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        new = name
+        for theirs, ours in _CHAT_NAMES.items():
+            new = new.replace(theirs, ours)
+        if not new.endswith("mask_token"):
+            tensors[new] = value
+    for name in [name for name in tensors if "vision" in name and ".attn.q_proj." in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        tensors[name.replace("q_proj", "qkv")] = np.concatenate(parts)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 # Models with towers that read pictures of any size: the model type of the text part. After the

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.granite_docling.image_processing_pil_granite_docling import (
     GraniteDoclingImageProcessorPil,
@@ -99,6 +100,40 @@ def test_pixels_and_prompts_of_internvl_are_those_of_the_processor(settings, tmp
         layout = family.layout(width, height)
         assert layout.text == prompts.replace_image_token(found, 0), (width, height)
         assert layout.rows == len(want) // 4
+
+
+CHAT = {
+    "model_type": "internvl_chat",
+    "vision_config": {"image_size": 32, "patch_size": 8},
+    "force_image_size": 64,
+    "downsample_ratio": 0.5,
+    "dynamic_image_size": True,
+    "use_thumbnail": True,
+}
+
+
+def chat_family(folder, **changes):
+    # The settings of CLIP, as published models have them, which their own code does not read.
+    clip = {"size": 64, "crop_size": 64, "do_center_crop": True, "resample": 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(clip))
+    (folder / "config.json").write_text(json.dumps({**CHAT, **changes}))
+    return family_of(folder)
+
+
+def test_internvl_with_its_own_code_has_the_tiles_of_its_config(tmp_path):
+    written(tmp_path, max_patches=12, min_patches=2)
+    (tmp_path / "config.json").write_text(json.dumps(INTERNVL))
+    (tmp_path / "chat").mkdir()
+    found = chat_family(tmp_path / "chat", max_dynamic_patch=12, min_dynamic_patch=2)
+    assert found == replace(family_of(tmp_path), resample=3)
+    assert chat_family(tmp_path).most == 6
+    whole = chat_family(tmp_path, dynamic_image_size=False, use_thumbnail=False)
+    assert whole.layout(1000, 200).tiles == ((8, 8),)
+
+
+def test_tiles_without_the_whole_picture_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="use_thumbnail is false"):
+        chat_family(tmp_path, use_thumbnail=False)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.helpers.pictures import (
     GRID_MODELS,
     IMAGE_ID,
     INTERNVL,
+    INTERNVL_CHAT,
     LLAVA,
     PATCH,
     grid_inputs,
@@ -48,7 +49,8 @@ PROMPTS = {
 }
 
 
-MODELS = ["SmolVLMForConditionalGeneration", GEMMA3, GRANITE, INTERNVL, LLAVA, *GRID_MODELS]
+TILES = ["SmolVLMForConditionalGeneration", GEMMA3, GRANITE, INTERNVL, INTERNVL_CHAT, LLAVA]
+MODELS = [*TILES, *GRID_MODELS]
 
 
 @pytest.fixture(scope="module", params=MODELS)

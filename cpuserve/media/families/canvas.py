@@ -266,6 +266,38 @@ def internvl(
     return _checked(made, whole.get("image_seq_length"), "image_seq_length")
 
 
+def internvl_chat(
+    config: Mapping[str, Any],
+    _processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> CanvasTiles:
+    """Return the family of InternVLChatModel with the numbers of a checkpoint (FamilyReader).
+
+    Its code makes tiles as the model's config says, and the image processor has the pixels' mean.
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    image = config.get("force_image_size") or vision.get("image_size", 224)
+    if config.get("dynamic_image_size", False):
+        if config.get("use_thumbnail", False) is not True:
+            msg = "use_thumbnail is false: pictures of several tiles have the whole picture as well"
+            raise ModelError(msg)
+        least, most = config.get("min_dynamic_patch", 1), config.get("max_dynamic_patch", 6)
+    else:
+        least, most = 1, 1
+    settings = {
+        "size": {"height": image, "width": image},
+        "min_patches": least,
+        "max_patches": most,
+        "resample": 3,
+    }
+    own = {**config, "vision_config": {**vision, "image_size": image}}
+    return internvl(own, settings, whole, tokens)
+
+
 def _one(size: object) -> object:
     """Return the side of a square, which may be there twice."""
     twice = isinstance(size, list | tuple) and len(size) == 2 and size[0] == size[1]

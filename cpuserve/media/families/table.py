@@ -10,7 +10,7 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
-from cpuserve.media.families.canvas import CanvasTiles, granite_docling, internvl
+from cpuserve.media.families.canvas import CanvasTiles, granite_docling, internvl, internvl_chat
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
@@ -33,6 +33,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "granite_docling": granite_docling,
     "idefics3": idefics3,
     "internvl": internvl,
+    "internvl_chat": internvl_chat,
     "lfm2_vl": lfm2_vl,
     "lfm3_vl": qwen_vl,
     "llava": llava,

@@ -59,8 +59,12 @@ async def chat_prompt(
     """
     messages, pictures = await read_pictures(context, call, measures=measures)
     text = await run_rendering(num_bytes, lambda: render_chat(context, call, messages))
-    if pictures and context.pictures is not None:
-        text = context.pictures.spaced(text)
+    if pictures and (reader := context.pictures) is not None:
+        if not reader.is_marked(text):
+            shown, mark = _with_marks(messages)
+            text = await run_rendering(num_bytes, lambda: render_chat(context, call, shown))
+            text = reader.marked(text, mark)
+        text = reader.spaced(text)
     thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
     waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
     begun = "" if waits else opening
@@ -78,18 +82,35 @@ async def chat_prompt(
             context, context.pictures, pictures, ids, earlier, text + begun
         )
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
-    shown = text if cut is None else None
+    rendered = text if cut is None else None
     return Prompt(
         ids,
         thinks=thinks,
         continues=continues,
         waits=waits,
-        rendered=shown,
+        rendered=rendered,
         opening=begun,
         pictures=shown_pictures,
         shown=[each.seen for each in pictures],
         patches_of=patches_of(pictures) if pictures else None,
     )
+
+
+def _with_marks(
+    messages: list[ConversationMessage],
+) -> tuple[list[ConversationMessage], str]:
+    """Return messages with a unique mark, on a line of its own, for each picture, and the mark.
+
+    This is for templates that write texts and no pictures, such as those of InternVL and Vicuna.
+    """
+    mark, found = f"picture{uuid.uuid4().hex}", list[ConversationMessage]()
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [mark if is_read(part) else part for part in content]
+            message = {**message, "content": join_texts(parts)}
+        found.append(message)
+    return found, mark
 
 
 async def read_pictures(
