@@ -113,6 +113,8 @@ def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[
     listed = found if isinstance(found, list | tuple) else ()
     if len(listed) != 3 or not all(type(n) is int and 0 <= n < 4096 for n in listed):
         refuse("mrope_section", found, "a list of three numbers")
+    if not listed[2]:
+        refuse("mrope_section", found, "three numbers, and the last above 0")
     return tuple(listed)
 
 

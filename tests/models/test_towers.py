@@ -502,3 +502,13 @@ def test_the_plan_has_the_memory_of_a_step(name):
     results = 4 * spec.row_width / spec.merge**2
     used = sum(lowering.sizes.values()) + cache + results + spec.patch_width
     assert used < spec.step_bytes / spec.step_patches < 2.5 * used
+
+
+def test_sections_without_an_angle_of_columns_are_refused(tmp_path):
+    write_grid_model("Qwen2VLForConditionalGeneration", tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["rope_parameters"]["mrope_section"] = [4, 4, 0]
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"mrope_section is \[4, 4, 0\], .* the last above 0"):
+        opened(tmp_path)
