@@ -1,11 +1,12 @@
-"""The tower of GLM-OCR: pictures of any size, 2-D RoPE, norms of queries and keys.
+"""The towers of GLM-OCR and of GLM-4.1V to 4.6V: pictures of any size, 2-D RoPE.
 
-Source: transformers modeling_glm_ocr.
+Source: transformers modeling_glm_ocr, modeling_glm4v and modeling_glm4v_moe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -18,11 +19,11 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.opt import GATED
-from cpuserve.models.qwen_vl import gated_mlp, read_sections, tower_attention
+from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
+from cpuserve.program.ops import Then, ValueId
 
 _AT = "model.visual"
 _MERGE = f"{_AT}.downsample"
@@ -36,38 +37,7 @@ class GlmOcrTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        hidden = read_int(own, "hidden_size", 1024, high=1 << 20)
-        heads = read_int(own, "num_heads", 16, high=65536)
-        if hidden % (4 * heads):
-            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
-        if read_int(own, "in_channels", _CHANNELS) != _CHANNELS:
-            refuse("vision_config.in_channels", own["in_channels"], str(_CHANNELS))
-        if read_int(own, "out_hidden_size", 1536, high=1 << 20) != width:
-            refuse("vision_config.out_hidden_size", own.get("out_hidden_size"), str(width))
-        return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "depth", 24, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 4096, high=1 << 24),
-            norm_eps=read_float(own, "rms_norm_eps", 1e-5),
-            activation=read_choice(own, "hidden_act", "silu", GATED),
-            gated=True,
-            biased=read_bool(own, "attention_bias", True),
-            dtype=read_dtype(config),
-            patch=read_int(own, "patch_size", 14, high=1024),
-            merge=read_int(own, "spatial_merge_size", 2, high=64),
-            out_width=width,
-            side=0,
-            table=0,
-            pixels=read_pixels(pictures),
-            patch_weight=f"{_AT}.patch_embed.proj",
-            merge_weight=_MERGE,
-            names=(f"{_AT}.",),
-            sections=read_sections(config, (8, 12, 12)),
-        )
+        return _spec(config, pictures, width, _Usual(1024, 16, 4096, 1536, biased=True))
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -79,11 +49,101 @@ class GlmOcrTower:
             h = b.rms_norm(x, f"{at}.norm1")
             tower_attention(b, s, at, x, h, bias=s.biased, **norms)
             gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.norm2"), x, bias=s.biased)
-        x = b.fold(b.rms_norm(x, f"{_AT}.post_layernorm"), s.merge**2)
-        x = b.linear(x, _MERGE, features=s.out_width, bias=True)
-        at = f"{_AT}.merger"
-        h = b.linear(x, f"{at}.proj", features=s.out_width)
-        h = b.activation(b.layer_norm(h, f"{at}.post_projection_norm", eps=_NORM_EPS), "gelu")
-        both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", s.activation)
-        g = b.linear(h, both, features=_CHANNELS * s.out_width, then=then)
-        b.hidden(b.linear(g, f"{at}.down_proj", features=s.out_width))
+        _merge(b, s, x, _CHANNELS * s.out_width)
+
+
+class Glm4vTower:
+    """The vision model of GLM-4.1V, 4.5V and 4.6V, which has a table of places as well.
+
+    Keys of family: merged, the hidden values of the merger.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        found = _spec(config, pictures, width, _Usual(1536, 12, 13696, 4096, biased=False))
+        own = read_object(config, "vision_config")
+        image = read_int(own, "image_size", 336, high=1 << 14)
+        if image < found.patch:
+            refuse("vision_config.image_size", image, f"at least {found.patch}")
+        # A layer has as many hidden values as a result has numbers; the config's are the merger's.
+        merged = {"merged": found.intermediate}
+        table = image // found.patch
+        return replace(found, table=table, intermediate=found.out_width, family=merged)
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
+        x = b.rms_norm(x, f"{_AT}.post_conv_layernorm")
+        b.grid_embed(x, f"{_AT}.embeddings.position_embedding", side=s.table, cubic=True)
+        for i in range(s.layers):
+            at = f"{_AT}.blocks.{i}"
+            h = b.rms_norm(x, f"{at}.norm1")
+            qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=s.biased)
+            seen = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim))
+            b.linear(seen, f"{at}.attn.proj", add_to=x)
+            h = b.rms_norm(x, f"{at}.norm2")
+            gated_mlp(b, s, f"{at}.mlp", h, x, bias=False)
+        _merge(b, s, x, cast("int", s.family["merged"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """Defaults of a config: sizes, and whether linears have biases."""
+
+    width: int
+    heads: int
+    intermediate: int
+    out: int
+    biased: bool
+
+
+def _spec(
+    config: Mapping[str, Any], pictures: Mapping[str, Any], width: int, usual: _Usual
+) -> TowerSpec:
+    """Return the hyperparameters of a tower. usual: the defaults of its config's class."""
+    own = read_object(config, "vision_config")
+    hidden = read_int(own, "hidden_size", usual.width, high=1 << 20)
+    heads = read_int(own, "num_heads", usual.heads, high=65536)
+    if hidden % (4 * heads):
+        refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+    if read_int(own, "in_channels", _CHANNELS) != _CHANNELS:
+        refuse("vision_config.in_channels", own["in_channels"], str(_CHANNELS))
+    if read_int(own, "out_hidden_size", usual.out, high=1 << 20) != width:
+        refuse("vision_config.out_hidden_size", own.get("out_hidden_size"), str(width))
+    return TowerSpec(
+        width=hidden,
+        layers=read_int(own, "depth", 24, high=4096),
+        q_heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=read_int(own, "intermediate_size", usual.intermediate, high=1 << 24),
+        norm_eps=read_float(own, "rms_norm_eps", 1e-5),
+        activation=read_choice(own, "hidden_act", "silu", GATED),
+        gated=True,
+        biased=read_bool(own, "attention_bias", usual.biased),
+        dtype=read_dtype(config),
+        patch=read_int(own, "patch_size", 14, high=1024),
+        merge=read_int(own, "spatial_merge_size", 2, high=64),
+        out_width=width,
+        side=0,
+        table=0,
+        pixels=read_pixels(pictures),
+        patch_weight=f"{_AT}.patch_embed.proj",
+        merge_weight=_MERGE,
+        names=(f"{_AT}.",),
+        sections=read_sections(config, (8, 12, 12)),
+    )
+
+
+def _merge(b: Builder, s: TowerSpec, x: ValueId, hidden: int) -> None:
+    """Append the last norm and the merger with `hidden` hidden values, and end the program."""
+    x = b.fold(b.rms_norm(x, f"{_AT}.post_layernorm"), s.merge**2)
+    x = b.linear(x, _MERGE, features=s.out_width, bias=True)
+    at = f"{_AT}.merger"
+    h = b.linear(x, f"{at}.proj", features=s.out_width)
+    h = b.activation(b.layer_norm(h, f"{at}.post_projection_norm", eps=_NORM_EPS), "gelu")
+    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", s.activation)
+    g = b.linear(h, both, features=hidden, then=then)
+    b.hidden(b.linear(g, f"{at}.down_proj", features=s.out_width))

@@ -34,7 +34,7 @@ _CHAT_NORM = {"norm_type": "rms_norm"}
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of tensors; those of a layer are without `layers` and its number.
+    """The names of tensors; a name in a layer has no `layers` and no number of the layer.
 
     q, k, v: the matrices of queries, keys and values; one name if they are one matrix.
     projector: the norm and the two matrices of the projector.

@@ -25,6 +25,9 @@ PICTURES = "image_processor"
 BUILTIN = {
     "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
     "Gemma4ForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4Tower",
+    "Glm46VForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
+    "Glm4vForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
+    "Glm4vMoeForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
     "GlmOcrForConditionalGeneration": "cpuserve.models.glm_ocr:GlmOcrTower",
     "GraniteDoclingForConditionalGeneration": (
         "cpuserve.models.granite_docling:GraniteDoclingTower"

@@ -99,6 +99,8 @@ _NAMES = {
     "model.visual.merger.linear_fc1": "mm.0",
     "model.visual.merger.linear_fc2": "mm.2",
     "model.visual.post_layernorm": "v.post_ln",
+    "model.visual.post_conv_layernorm": "v.norm_embd",
+    "model.visual.embeddings.position_embedding": "v.position_embd",
     "model.visual.downsample": "mm.patch_merger",
     "model.visual.merger.proj": "mm.model.fc",
     "model.visual.merger.post_projection_norm": "mm.post_norm",
@@ -159,6 +161,8 @@ _PARTS = (
 TEXTS = {
     "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
     "Gemma4ForConditionalGeneration whole": ("gemma4", "Gemma4ForCausalLM"),
+    "Glm4vForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
+    "Glm4vMoeForConditionalGeneration": ("glm4moe", "Glm4MoeForCausalLM"),
     "GlmOcrForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
     "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
@@ -179,6 +183,7 @@ GGUF_TEXTS = {
     },
     "Gemma4ForConditionalGeneration": _GEMMA4_TEXT,
     "Gemma4ForConditionalGeneration whole": _GEMMA4_TEXT,
+    "Glm4vMoeForConditionalGeneration": {"routed_scaling_factor": 1.5},
     "Lfm2VlForConditionalGeneration": {"block_auto_adjust_ff_dim": False},
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
@@ -186,7 +191,7 @@ GGUF_TEXTS = {
 GGUF_TOWERS = {"Qwen2_5_VLForConditionalGeneration": {"window_size": 112}}
 # Numbers of the tiny text part that the keys of `convert` do not have.
 _TEXT_KEYS = {
-    "glm4": {"rope.dimension_sections": [2, 3, 3, 0]},
+    "glm4moe": {"rope.dimension_sections": [1, 1, 2, 0]},
     "qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 2},
 }
 
@@ -222,7 +227,10 @@ def write_ggufs(
     (to / "text" / "config.json").write_text(json.dumps(settings))
     save_file(text, to / "text" / "model.safetensors", {"format": "pt"})
     files = to / "tiny-F32.gguf", to / f"mmproj-tiny-{kind}.gguf"
-    convert(arch, files[0], source=to / "text", **_TEXT_KEYS.get(arch, {}))
+    keys = _TEXT_KEYS.get(arch, {})
+    if arch == "glm4":
+        keys = {"rope.dimension_sections": [*settings["rope_parameters"]["mrope_section"], 0]}
+    convert(arch, files[0], source=to / "text", **keys)
     write_mmproj(files[1], config, source, _tower(config, tower, swapped), kind, **changes)
     return files
 
@@ -382,6 +390,8 @@ def _keys_of_paddleocr(_config, vision, pictures):
 
 _MORE_KEYS = {
     "gemma4": _keys_of_gemma4,
+    "glm4v": _keys_of_glm,
+    "glm4v_moe": _keys_of_glm,
     "glm_ocr": _keys_of_glm,
     "internvl": _keys_of_internvl,
     "lfm2_vl": _keys_of_lfm2,

@@ -57,6 +57,11 @@ def _sections(*sizes: int, **more: Any) -> dict[str, Any]:
 # Values of text parts in addition to the sizes; sections are for the positions of three axes.
 _KINDS: dict[str, dict[str, Any]] = {
     "glm4v_text": _sections(1, 1, 2, partial_rotary_factor=0.5),
+    "glm4v_moe_text": {
+        **_sections(1, 1, 2, partial_rotary_factor=0.5),
+        "n_routed_experts": 4,
+        "first_k_dense_replace": 1,
+    },
     "glm_ocr_text": _sections(2, 3, 3),
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
@@ -280,6 +285,9 @@ def _as_internvl_chat(folder: Path) -> None:
 GRID_MODELS = {
     GEMMA4: "gemma4_text",
     f"{GEMMA4} whole": "gemma4_text",
+    "Glm46VForConditionalGeneration": "glm4v_text",
+    "Glm4vForConditionalGeneration": "glm4v_text",
+    "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "GlmOcrForConditionalGeneration": "glm_ocr_text",
     LFM2: "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",

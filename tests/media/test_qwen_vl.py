@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
@@ -52,6 +53,8 @@ def processed(processor, image):
 @pytest.mark.parametrize(
     ("kind", "made", "marker", "frames"),
     [
+        ("glm4v", Glm4vImageProcessorPil, "<|image|>", 2),
+        ("glm46v", Glm46VImageProcessorPil, "<|image|>", 2),
         ("glm_ocr", Glm46VImageProcessorPil, "<|image|>", 2),
         ("qwen2_5_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("qwen2_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),

@@ -124,8 +124,8 @@ def with_mmproj(text: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     Raises ModelError if the mmproj file is of another model.
     """
     projector, keys = _projector(file), Keys(file, "clip.vision")
-    own, wholes, width = projector.settings(keys), projector.wholes, text["hidden_size"]
-    rows = projector.width
+    own, width, rows = projector.settings(keys), text["hidden_size"], projector.width
+    wholes: Mapping[str, str] = own.pop("architectures", projector.wholes)
     takes = shape_of(keys, rows, 2)[0] if rows else keys.count("projection_dim")
     if width != takes:
         msg = (

@@ -29,6 +29,9 @@ FamilyReader: TypeAlias = Callable[
 FAMILIES: dict[str, FamilyReader] = {
     "gemma3": gemma3,
     "gemma4": gemma4,
+    "glm46v": glm_ocr,
+    "glm4v": glm_ocr,
+    "glm4v_moe": glm_ocr,
     "glm_ocr": glm_ocr,
     "granite_docling": granite_docling,
     "idefics3": idefics3,

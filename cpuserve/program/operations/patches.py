@@ -152,6 +152,8 @@ class GridEmbed(Op, frozen=True):
 
     smooth: the table is stretched edge to edge, and a place of a picture with fewer places than
       the table gets the mean of all places that it covers, weighted by their distance.
+    cubic: the table is stretched edge to edge, with cubic weights of 4 x 4 places (a is -0.75);
+      beyond the table, the places of its edge go on.
     """
 
     write_of = "x"
@@ -162,6 +164,7 @@ class GridEmbed(Op, frozen=True):
     width: int
     corners: bool = True
     smooth: bool = False
+    cubic: bool = False
 
     @property
     def num_axes(self) -> int:
@@ -184,6 +187,9 @@ class GridEmbed(Op, frozen=True):
                 weights = rows[:, :, None] * columns[:, None, :]
                 out[tokens] += weights.reshape(len(weights), -1) @ table
                 continue
+            if self.cubic:
+                out[tokens] += self._sampled(grid, table)
+                continue
             if self.corners:
                 along = grid * (self.side - 1) / grid[:, -1:].clamp(min=1)
             else:
@@ -198,6 +204,17 @@ class GridEmbed(Op, frozen=True):
                     weight = torch.where(more > 0, share, 1 - share).prod(dim=0)
                     out[tokens] += weight[:, None] * table[row * self.side + column]
         return out
+
+    def _sampled(self, grid: Tensor, table: Tensor) -> Tensor:
+        """Return the embeddings of a picture with cubic weights; grid [2, patches]."""
+        import torch
+
+        size = grid[:, -1:] + 1
+        place = ((grid + 0.5) * (2 / size) - 1).flip(0).T[None, :, None]  # (column, row)
+        image = table.reshape(1, self.side, self.side, -1).permute(0, 3, 1, 2)
+        sample = torch.nn.functional.grid_sample
+        found = sample(image, place, "bicubic", "border", align_corners=False)
+        return found[0, :, :, 0].T
 
     def _covered(self, places: Tensor) -> Tensor:
         """Return the weight of each place of the table along one axis: [patches, side].
@@ -330,17 +347,25 @@ class PatchesBuilder(BaseBuilder):
         self._ops.append(PlaneEmbed(x, side, self._values[x].fold, self._width(x)))
 
     def grid_embed(
-        self, x: ValueId, name: str, *, side: int, corners: bool = True, smooth: bool = False
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        side: int,
+        corners: bool = True,
+        smooth: bool = False,
+        cubic: bool = False,
     ) -> None:
         """Add the embedding of each patch's place in its picture to x, in place (`GridEmbed`).
 
         name: the weight [side * side, width of x].
         corners: whether the table is stretched corner to corner, instead of edge to edge.
         smooth: edge to edge, and with means where a picture has fewer places than the table.
+        cubic: edge to edge, with cubic weights.
         """
         width = self._width(x)
         weight = self._need(f"{name}.weight", (side * side, width), "table")
-        self._ops.append(GridEmbed(x, weight, side, width, corners, smooth))
+        self._ops.append(GridEmbed(x, weight, side, width, corners, smooth, cubic))
 
     def grid_conv(self, x: ValueId, name: str, *, size: int, merge: int) -> ValueId:
         """Return a convolution of each column over the picture of a patch (`GridConv`).

@@ -101,7 +101,7 @@ def _with_marks(
 ) -> tuple[list[ConversationMessage], str]:
     """Return messages with a unique mark, on a line of its own, for each picture, and the mark.
 
-    This is for templates that write texts and no pictures, such as those of InternVL and Vicuna.
+    This is for templates that write texts and no pictures, such as InternVL and Vicuna have.
     """
     mark, found = f"picture{uuid.uuid4().hex}", list[ConversationMessage]()
     for message in messages:

@@ -276,6 +276,42 @@ void add_covered(const Cover& rows, const Cover& columns, const float* table, in
   }
 }
 
+// The four places of the table around a place of the grid, and their weights, as
+// GridEmbedOp::cubic says.
+struct Cubic {
+  Cubic(int32_t place, int32_t count, int32_t side) noexcept {
+    const float scale = static_cast<float>(side) / static_cast<float>(count);
+    const float x = (static_cast<float>(place) + 0.5f) * scale - 0.5f;
+    const float floor = std::floor(x), t = x - floor;
+    for (int32_t tap = 0; tap < 4; tap++) {
+      at[tap] = std::clamp(static_cast<int32_t>(floor) + tap - 1, 0, side - 1);
+      weight[tap] = of(std::fabs(t + 1.0f - static_cast<float>(tap)));
+    }
+  }
+
+  int32_t at[4];
+  float weight[4];
+
+ private:
+  static float of(float apart) noexcept {
+    constexpr float a = -0.75f;
+    const float d = apart;
+    return d <= 1.0f ? ((a + 2.0f) * d - (a + 3.0f)) * d * d + 1.0f
+                     : ((a * d - 5.0f * a) * d + 8.0f * a) * d - 4.0f * a;
+  }
+};
+
+void add_cubic(const Cubic& rows, const Cubic& columns, const float* table, int64_t side,
+               int64_t width, float* to) noexcept {
+  for (int32_t y = 0; y < 4; y++) {
+    for (int32_t z = 0; z < 4; z++) {
+      const float weight = rows.weight[y] * columns.weight[z];
+      const float* from = table + (rows.at[y] * side + columns.at[z]) * width;
+      for (int64_t i = 0; i < width; i++) to[i] += weight * from[i];
+    }
+  }
+}
+
 }  // namespace
 
 void run(const GridEmbedOp& op, Worker& w) noexcept {
@@ -291,6 +327,12 @@ void run(const GridEmbedOp& op, Worker& w) noexcept {
       add_covered({in.angle(0, t), in.angle(0, last) + 1, op.side},
                   {in.angle(1, t), in.angle(1, last) + 1, op.side}, table, op.side, x.width,
                   floats_of(x, t));
+      continue;
+    }
+    if (op.cubic) {
+      add_cubic({in.angle(0, t), in.angle(0, last) + 1, op.side},
+                {in.angle(1, t), in.angle(1, last) + 1, op.side}, table, op.side, x.width,
+                floats_of(x, t));
       continue;
     }
     const Between row = between(in.angle(0, t), in.angle(0, last), op.side, op.corners);

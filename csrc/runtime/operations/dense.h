@@ -93,12 +93,14 @@ inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return cha
 // (StepInput::angles); the last token is in the last row and column.
 // If `smooth` is set, the table is stretched edge to edge, and where the grid has fewer places than
 // the table, each gets the mean of all places that it covers, weighted by their distance.
+// If `cubic` is set, the table is stretched edge to edge with cubic weights of 4 x 4 places (a is
+// -0.75), where places beyond the table are those of its edge.
 struct GridEmbedOp {
   static constexpr const char* kName = "grid_embed";
   Id x, table;
   int32_t side;
-  bool corners = true, smooth = false;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, table, side, corners, smooth)
+  bool corners = true, smooth = false, cubic = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(3, x, table, side, corners, smooth, cubic)
 };
 void prepare(const GridEmbedOp& op, Program& p);
 void run(const GridEmbedOp& op, Worker& w) noexcept;

@@ -51,6 +51,10 @@ _QWEN3_VL = {
 }
 
 
+_GLM4V = {
+    "Glm4ForCausalLM": "Glm4vForConditionalGeneration",
+    "Glm4MoeForCausalLM": "Glm4vMoeForConditionalGeneration",
+}
 _GLM = {
     **_QWEN25_VL,
     "attn_qkv": "attn.qkv",
@@ -126,7 +130,9 @@ def _qwen3_vl(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _glm_ocr(keys: Keys) -> dict[str, Any]:
+def _glm(keys: Keys) -> dict[str, Any]:
+    """Return the settings of GLM-OCR, or of GLM-4.1V to 4.6V, with a table in the tower."""
+    has_table = keys.has("v.position_embd.weight")
     vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
     vision |= {
         "rms_norm_eps": vision["layer_norm_eps"],
@@ -135,7 +141,8 @@ def _glm_ocr(keys: Keys) -> dict[str, Any]:
         "spatial_merge_size": merge,
     }
     return {
-        "model_type": "glm_ocr",
+        "model_type": "glm4v" if has_table else "glm_ocr",
+        **({"architectures": _GLM4V} if has_table else {}),
         "vision_config": vision,
         # Of the published models; each picture counts as two frames of a video.
         PICTURES: {
@@ -245,8 +252,10 @@ PROJECTORS = {
     ),
     "glm4v": Projector(
         {"Glm4ForCausalLM": "GlmOcrForConditionalGeneration"},
-        _glm_ocr,
+        _glm,
         {
+            "v.norm_embd": "model.visual.post_conv_layernorm",
+            "v.position_embd": "model.visual.embeddings.position_embedding",
             "v.patch_embd": "model.visual.patch_embed.proj",
             "v.post_ln": "model.visual.post_layernorm",
             "mm.patch_merger": "model.visual.downsample",

@@ -30,7 +30,7 @@ class Projector:
 
     wholes: the class of the whole model for each class of text part; the usual one first.
     settings: returns the parts of config.json that the file determines, with PICTURES; with
-      "architectures" if the file and not the class of the text part decides.
+      "architectures" if the file means other `wholes`.
     top, blocks: the new name of each tensor outside and inside of a block, without its last part
       ("weight"), or of the whole name. Tensors of a block with one new name are joined, in this
       order.

@@ -65,7 +65,7 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
 
 
 def _lfm2(keys: Keys) -> dict[str, Any]:
-    """Return the settings of LFM2-VL; those of its tiles are of all published models."""
+    """Return the settings of LFM2-VL; all published models have these numbers of tiles."""
     vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
     vision["num_patches"] = shape_of(keys, "v.position_embd.weight", 2)[0]
     return {
