@@ -224,6 +224,21 @@ NEMOTRON = {
     "mixer.norm": "ssm_norm",
     "mixer.out_proj": "ssm_out",
 }
+MAMBA = {
+    "norm": "attn_norm",
+    "mixer.in_proj": "ssm_in",
+    "mixer.conv1d": "ssm_conv1d",
+    "mixer.x_proj": "ssm_x",
+    "mixer.dt_proj": "ssm_dt",
+    "mixer.norm": "ssm_norm",
+    "mixer.out_proj": "ssm_out",
+}
+JAMBA = {
+    **FALCON_H1,
+    **{name.replace("mixer.", "mamba."): at for name, at in MAMBA.items()},
+    **{f"mamba.{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")},
+    "feed_forward.router": "ffn_gate_inp",
+}
 HUNYUAN = {
     **LLAMA,
     "self_attn.query_layernorm": "attn_q_norm",
@@ -303,6 +318,8 @@ NAMES = {
     "olmo2": OLMO2,
     "exaone4": OLMO2,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
+    **dict.fromkeys(("mamba", "mamba-falcon", "mamba2"), MAMBA),
+    **dict.fromkeys(("jamba", "jamba-dense"), JAMBA),
     "afmoe": {
         **LLAMA,
         "self_attn.gate_proj": "attn_gate",
@@ -401,6 +418,21 @@ NEMOTRON_KEYS = {
     "ssm.time_step_rank": 8,
     "ssm.inner_size": 128,
 }
+MAMBA1_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 12,
+    "ssm.time_step_rank": 5,
+    "ssm.inner_size": 144,
+    "ssm.dt_b_c_rms": False,
+}
+JAMBA_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 12,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 128,
+}
+# Models without attention.
+STATES = ("mamba", "mamba-falcon", "mamba2")
 # Sections of the RoPE for time, height and width; and how many layers read features of images.
 VL_KEYS = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 1}
 # By architecture: the family of the tiny model, changes of its config, and metadata keys of the
@@ -640,6 +672,31 @@ ARCHS = {
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
     "seed_oss": ("seed-oss", {}, {}),
     "arcee": ("arcee", {}, {}),
+    "mamba": ("mamba", {}, MAMBA1_KEYS),
+    "mamba-falcon": (
+        "falcon-mamba",
+        {"use_bias": False},
+        {
+            "ssm.conv_kernel": 3,
+            "ssm.state_size": 16,
+            "ssm.time_step_rank": 4,
+            "ssm.inner_size": 128,
+            "ssm.dt_b_c_rms": True,
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        {},
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 20,
+            "ssm.group_count": 2,
+            "ssm.time_step_rank": 8,
+            "ssm.inner_size": 128,
+        },
+    ),
+    "jamba": ("jamba", {}, JAMBA_KEYS),
+    "jamba-dense": ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}, JAMBA_KEYS),
     "nemotron_h": ("nemotron-h", NEMOTRON_CHANGES, NEMOTRON_KEYS),
     "nemotron_h_moe": (
         "nemotron-h-moe",
@@ -790,6 +847,8 @@ FILE_ARCHS = {
     "granitehybrid-dense": "granitehybrid",
     "exaone4-small": "exaone4",
     "falcon-h1-no-norm": "falcon-h1",
+    "mamba-falcon": "mamba",
+    "jamba-dense": "jamba",
     "mistral3-plain": "mistral3",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
@@ -842,4 +901,4 @@ LAYER_NORM = (
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.
-OTHER_KEYS = ("gpt2", "starcoder", "bloom", "mpt", "falcon", "falcon-40b", *BERTS)
+OTHER_KEYS = (*STATES, "gpt2", "starcoder", "bloom", "mpt", "falcon", "falcon-40b", *BERTS)

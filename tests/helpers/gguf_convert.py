@@ -40,6 +40,7 @@ from tests.helpers.gguf_archs import (
     MIXTRAL_PARTS,
     NAMES,
     OTHER_KEYS,
+    STATES,
     TOP,
 )
 from tests.helpers.tiny import tiny_model
@@ -69,10 +70,10 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     file_arch = FILE_ARCHS.get(arch, arch)
     writer = gguf.GGUFWriter(path, file_arch)
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    head_dim = config.get("head_dim", config["hidden_size"] // max(heads, 1))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_embedding_length(config["hidden_size"])
-    if config.get("intermediate_size"):
+    if config.get("intermediate_size") and arch not in STATES:
         writer.add_feed_forward_length(config["intermediate_size"])
     if "model_max_length" in config:  # Kimi Linear
         config |= {"max_position_embeddings": config["model_max_length"], "q_lora_rank": None}
@@ -83,11 +84,15 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
+    if arch in STATES:
+        writer.add_feed_forward_length(0)
     attends = [kind in ("attention", "full_attention") for kind in config.get("layer_types", ())]
-    hybrid = arch.startswith(("granitehybrid", "lfm2"))
+    if arch.startswith("jamba"):
+        attends = [i % config["attn_layer_period"] == config["attn_layer_offset"] for i in range(4)]
+    hybrid = arch.startswith(("granitehybrid", "lfm2", "jamba"))
     if "kv_lora_rank" in config:
         head_dim = _add_latent(writer, config, attends, joined=arch == "deepseek2-joined")
-    elif arch != "gpt2":
+    elif arch != "gpt2" and arch not in STATES:
         writer.add_head_count_kv([kv * has for has in attends] if hybrid else kv)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -237,6 +242,7 @@ def renamed(arch, tensors, heads, kv):
     if arch.startswith("gemma4"):
         tensors = stack_experts(tensors)
     for name, value in tensors.items():
+        name = name.replace("backbone.", "model.")
         stem, kind = name.rpartition(".")[::2]
         if stem in TOP:
             out[f"{TOP[stem]}.{kind}"] = value
@@ -284,7 +290,7 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value.squeeze(1)
         if "ssm_conv1d_" in name:
             out[name] = value[None]  # [1, channels, 1, taps]
-        mamba = arch.startswith(("granitehybrid", "nemotron_h", "falcon-h1"))
+        mamba = arch.startswith(("granitehybrid", "nemotron_h", "falcon-h1", "mamba2"))
         if mamba and name.endswith((".ssm_a", ".ssm_d")):
             out[name] = value[:, None]
         if mamba and name.endswith("ssm_norm.weight"):

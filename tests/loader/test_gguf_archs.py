@@ -187,7 +187,8 @@ def test_latent_attention_that_is_not_supported_is_refused(tmp_path, key, value,
 @pytest.mark.parametrize(
     "arch",
     deep_but(
-        ["granitehybrid", "lfm2"], ["granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe"]
+        ["granitehybrid", "lfm2"],
+        ["granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe", "mamba2", "jamba"],
     ),
 )
 def test_quantized_matrices_of_recurrent_layers(tmp_path, arch):
@@ -203,6 +204,9 @@ def test_quantized_matrices_of_recurrent_layers(tmp_path, arch):
         ("granitehybrid", "ssm.inner_size", 100, "is 100; it must be a multiple of embedding_leng"),
         ("granitehybrid", "ssm.state_size", 0, "is 0; it must be a positive integer"),
         ("lfm2", "shortconv.l_cache", "3", "is '3'; it must be a positive integer"),
+        ("mamba", "ssm.inner_size", 100, "is 100; it must be a multiple of embedding_length"),
+        ("mamba", "ssm.conv_kernel", 0, "is 0; it must be a positive integer"),
+        ("mamba2", "ssm.time_step_rank", 7, "is 128; it must be a multiple of ssm.time_step"),
         ("lfm2moe", "expert_gating_func", 1, "is 1; it must be 2, the sigmoid"),
     ],
 )
@@ -211,8 +215,19 @@ def test_wrong_sizes_of_recurrent_layers_are_one_line(tmp_path, arch, key, value
     gguf_convert.convert(arch, path, **{key: value})
     with pytest.raises(ModelError) as error:
         open_checkpoint(path)
+    key = "ssm.inner_size" if "time_step_rank" in key else key
     assert f"{arch}.{key} {reason}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers"), [([2, 0, 2, 2], r"\[0, 2, 3\]"), ([0, 2, 2, 0], r"\[1, 2\]")]
+)
+def test_jamba_with_attention_at_several_distances_is_refused(tmp_path, heads, layers):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("jamba", path, last={"attention.head_count_kv": heads})
+    with pytest.raises(ModelError, match=f"head_count_kv .* at one distance, not for .* {layers}"):
+        open_checkpoint(path)
 
 
 def executors_agree(path, within=1e-3):

@@ -40,7 +40,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "hidden_act": "silu",
         "vocab_size": _vocab_size(file),
         "hidden_size": keys.count("embedding_length"),
-        "intermediate_size": _intermediate(keys),
+        "intermediate_size": 0 if arch.states else _intermediate(keys),
         "num_hidden_layers": keys.layers(),
         "max_position_embeddings": keys.count("context_length"),
         arch.eps: keys.real(eps),
@@ -48,9 +48,12 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "torch_dtype": _dtype(file),
     }
-    _add_heads(config, keys)
-    _add_rope(config, keys, arch.yarn)
-    _add_window(config, keys)
+    if arch.states:
+        config |= {"num_attention_heads": 0, "num_key_value_heads": 0}
+    else:
+        _add_heads(config, keys)
+        _add_rope(config, keys, arch.yarn)
+        _add_window(config, keys)
     _add_tokens(config, file)
     config["is_ranker"] = keys.raw("pooling_type") == RANK
     return {**config, **arch.settings(keys)}
@@ -235,7 +238,8 @@ class GgufStore:
             shape = (1, 1, math.prod(shape), 1)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
-        if name.endswith(VECTORS):
+        # A_log of Mamba 1 is a matrix, and has as many columns as a channel has states.
+        if name.endswith(VECTORS) and (not name.endswith("A_log") or shape[-1] == 1):
             shape = (math.prod(shape),)
 
         def release() -> None:
@@ -253,7 +257,7 @@ class GgufStore:
             if not (rates < 0).all():
                 msg = f"GGUF {file.path}: {tensor.name} must be negative numbers"
                 raise ModelError(msg)
-            return np.log(-rates).view(np.uint8)
+            return np.log(-rates).reshape(-1).view(np.uint8)
         norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         if norm and self._arch.added_norms:
             return (file.numbers(tensor) - 1).view("u1")

@@ -1,10 +1,12 @@
-"""GGUF files of hybrids: Falcon-H1 and Nemotron H have Mamba2, LFM2 has short convolutions.
+"""GGUF files of Mamba and of hybrids: Jamba, Falcon-H1 and Nemotron H; LFM2 has short convolutions.
 
 The converter of Falcon-H1 has multiplied the factors in its config into the tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cpuserve.loader.gguf.archs.experts import experts, need_sigmoid
@@ -131,7 +133,127 @@ _NEMOTRON = GgufArch(
     top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
 )
 
+
+def _expansion(keys: Keys) -> int:
+    """Return how often the width of the model is in the number of channels."""
+    inner, width = keys.count("ssm.inner_size"), keys.count("embedding_length")
+    if inner % width:
+        keys.fail("ssm.inner_size", inner, f"a multiple of embedding_length, {width}")
+    return inner // width
+
+
+def _any(keys: Keys, end: str) -> bool:
+    return any(name.endswith(end) for name in keys.file.tensors)
+
+
+def _mamba(keys: Keys) -> dict[str, Any]:
+    return {
+        "expand": _expansion(keys),
+        "state_size": keys.count("ssm.state_size"),
+        "conv_kernel": keys.count("ssm.conv_kernel"),
+        "time_step_rank": keys.count("ssm.time_step_rank"),
+        "use_conv_bias": _any(keys, "ssm_conv1d.bias"),
+        "use_bias": _any(keys, "ssm_in.bias"),
+    }
+
+
+def _mamba2(keys: Keys) -> dict[str, Any]:
+    heads, inner = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
+    if inner % heads:
+        keys.fail("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
+    return {
+        **_mamba(keys),
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "n_groups": keys.count("ssm.group_count", 1),
+    }
+
+
+def _jamba(keys: Keys) -> dict[str, Any]:
+    kinds = keys.layer_types("mamba", "attention")
+    blocks = range(keys.layers())
+    sparse = [keys.has(f"blk.{block}.ffn_gate_inp.weight") for block in blocks]
+    mixture = {"num_experts": 1}
+    if any(sparse):
+        names = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+        mixture = {key: keys.count(name) for key, name in names.items()}
+    sizes = {
+        "expand": "mamba_expand",
+        "state_size": "mamba_d_state",
+        "conv_kernel": "mamba_d_conv",
+        "time_step_rank": "mamba_dt_rank",
+        "use_conv_bias": "mamba_conv_bias",
+        "use_bias": "mamba_proj_bias",
+    }
+    return {
+        **{sizes[key]: value for key, value in _mamba(keys).items()},
+        **mixture,
+        **_every(keys, "attention.head_count_kv", "attn_layer", [k == "attention" for k in kinds]),
+        **_every(keys, "expert_count", "expert_layer", sparse),
+    }
+
+
+def _every(keys: Keys, key: str, kind: str, has: Sequence[bool]) -> dict[str, int]:
+    """Return `{kind}_period` and `{kind}_offset` of the layers that have something.
+
+    key: the metadata to name if these layers do not follow each other at one distance.
+    """
+    found = [layer for layer, own in enumerate(has) if own]
+    offset = found[0] if found else len(has)
+    period = found[1] - offset if len(found) > 1 else max(len(has), offset + 1)
+    if found != list(range(offset, len(has), period)) or offset >= period:
+        keys.fail(key, keys.raw(key), f"for layers at one distance, not for layers {found}")
+    return {f"{kind}_period": period, f"{kind}_offset": offset}
+
+
+_MAMBA = {
+    "attn_norm": "norm",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_x": "mixer.x_proj",
+    "ssm_dt": "mixer.dt_proj",
+    "ssm_a": "mixer.A_log",
+    "ssm_d": "mixer.D",
+    "ssm_out": "mixer.out_proj",
+}
+_MAMBA_ARCH = GgufArch(
+    "MambaForCausalLM",
+    "mamba",
+    _MAMBA,
+    _mamba,
+    eps="layer_norm_epsilon",
+    top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+    states=True,
+)
+# Files have one epsilon; the norms of steps, B and C have the 1e-6 of the published model.
+FALCON_MAMBA = replace(_MAMBA_ARCH, family="FalconMambaForCausalLM", model_type="falcon_mamba")
+
 ARCHS = {
+    "mamba": _MAMBA_ARCH,
+    "mamba2": replace(
+        _MAMBA_ARCH,
+        family="Mamba2ForCausalLM",
+        model_type="mamba2",
+        blocks={**_MAMBA, "ssm_dt": "mixer.dt_bias", "ssm_norm": "mixer.norm"},
+        settings=_mamba2,
+    ),
+    "jamba": GgufArch(
+        "JambaForCausalLM",
+        "jamba",
+        {
+            "ffn_norm": "pre_ff_layernorm",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+            **{
+                f"ffn_{part}_exps": f"feed_forward.experts.{part}_proj"
+                for part in ("gate", "up", "down")
+            },
+            "ffn_gate_inp": "feed_forward.router",
+            **{at: name.replace("mixer.", "mamba.") for at, name in _MAMBA.items() if "ssm" in at},
+            **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+        },
+        _jamba,
+        top={"output_norm": "model.final_layernorm"},
+    ),
     "lfm2": GgufArch("Lfm2ForCausalLM", "lfm2", _LFM2, _lfm2, eps="norm_eps"),
     "lfm2moe": GgufArch(
         "Lfm2MoeForCausalLM",

@@ -50,7 +50,7 @@ REASONS = {
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     **dict.fromkeys(
-        ("gptj", "jamba", "mamba", "mamba2", "minicpm3"),
+        ("gptj", "minicpm3"),
         "give the safetensors of the model, which run",
     ),
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
@@ -111,4 +111,6 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
         return Keys(file, name), llama_like.MIXTRAL
     if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
         return Keys(file, name), gpt.FALCON_TWO_NORMS
+    if name == "mamba" and file.value("mamba.ssm.dt_b_c_rms"):
+        return Keys(file, name), hybrids.FALCON_MAMBA
     return Keys(file, name, mixed=ARCHS[name].mixed), ARCHS[name]
