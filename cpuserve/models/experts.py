@@ -84,6 +84,8 @@ def add_mixture(
     then: Then | None = None,
     biased: bool = False,
     near: float = 0.0,
+    identities: int = 0,
+    weigh_inputs: bool = False,
 ) -> ValueId:
     """Return x plus the mixture of experts of h; if x is None, only the mixture.
 
@@ -93,6 +95,7 @@ def add_mixture(
     then: the activation, if it is not the gated activation of the config.
     biased: whether the router and all matrices of experts have biases.
     near: for the score "near_softmax", see `Route`.
+    identities, weigh_inputs: see `Builder.mixture`.
     """
     experts = range(cast("int", s.extra["experts"]))
     return b.mixture(
@@ -110,6 +113,8 @@ def add_mixture(
         groups=groups,
         biased=biased,
         near=near,
+        identities=identities,
+        weigh_inputs=weigh_inputs,
         limit=cast("float", s.extra.get("gate_limit", 0.0)),
     )
 

@@ -48,7 +48,7 @@ ValueId = NewType("ValueId", int)
 
 # A vector of weights, or its parts, in order.
 Joined = str | tuple[str, ...]
-RouterScore = Literal["softmax", "sigmoid", "chosen_softmax", "near_softmax"]
+RouterScore = Literal["softmax", "sigmoid", "chosen_softmax", "near_softmax", "chosen_sigmoid"]
 # The activations, with CPUSERVE_ACTIVATIONS in csrc/kernels/table/linear.h.
 # One called "*_mul" is act(gate) * up.
 Then = Literal[

@@ -64,8 +64,9 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
     int32_t& end = head_ends_[static_cast<size_t>(h)] = h + 1;
     while (end < geometry.kv_heads && owner(end) == owner(h)) end++;
   }
-  // A run of tokens that see the same picture ends a tile.
-  const int64_t runs = geometry.spans ? limits.tokens : 0;
+  // A run of tokens that see the same picture, or the end of a section, ends a tile.
+  const int64_t sections = geometry.sections ? limits.tokens / geometry.window + limits.seqs : 0;
+  const int64_t runs = geometry.spans ? limits.tokens : sections;
   const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs + runs;
   const int64_t pieces = threads_ > 1 ? (kMostPiecesPerShare + 2) * threads_ : 0;
   const auto units = static_cast<size_t>(tiles * geometry.kv_heads + pieces);
@@ -152,13 +153,21 @@ int64_t AttentionPlan::end_of_keys(int64_t position, int64_t keys) const noexcep
   return geometry_.window > 0 ? std::min(keys, position + geometry_.window) : keys;
 }
 
+// Returns the position of the first key that the token at `position` attends to.
+int64_t AttentionPlan::first_key(int64_t position) const noexcept {
+  if (geometry_.sections) return position / geometry_.window * geometry_.window;
+  return geometry_.window > 0 ? std::max<int64_t>(0, position - geometry_.window + 1) : 0;
+}
+
 // Returns the first token of the run that `token` is in: the tokens of a picture, or those that see
-// no later token. Tokens count from the first token of the sequence in the step.
+// no later token, or those of a section. Tokens count from the first token of the sequence in the
+// step.
 int64_t AttentionPlan::first_of_run(const StepInput& in, int32_t seq,
                                     int64_t token) const noexcept {
+  const int64_t pos0 = in.kv_len[seq] - (in.query_start[seq + 1] - in.query_start[seq]);
+  if (geometry_.sections) return std::max<int64_t>(0, first_key(pos0 + token) - pos0);
   if (!geometry_.spans || !in.ends) return 0;
   const int32_t* ends = in.ends + in.query_start[seq];
-  const int64_t pos0 = in.kv_len[seq] - (in.query_start[seq + 1] - in.query_start[seq]);
   const auto single = [&](int64_t t) {
     return ends[t] == pos0 + t + 1 && (t == 0 || ends[t - 1] != ends[t]);
   };
@@ -191,9 +200,7 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
     const int64_t first_pos = pos0 + begin / geometry_.group();
     const int64_t run_end =
         both_sides ? in.ends[in.query_start[seq] + last] : end_of_keys(pos0 + last, in.kv_len[seq]);
-    const int64_t first_key =
-        geometry_.window > 0 ? std::max<int64_t>(0, first_pos - geometry_.window + 1) : 0;
-    add_tile({seq, 0, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
+    add_tile({seq, 0, begin, end - begin, static_cast<int32_t>(first_key(first_pos) / kChunk),
               static_cast<int32_t>(ceil_div(run_end, kChunk)), -1, 0, 0,
               static_cast<int32_t>(run_end), both_sides},
              step);

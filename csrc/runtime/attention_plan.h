@@ -24,12 +24,14 @@ namespace cpuserve {
 struct AttentionGeometry {
   int32_t q_heads, kv_heads, hd_pad, window;
   bool causal = true;
-  int32_t most = 0;    // if not 0, rows that see more keys are not in the plan (SelectKeysOp)
-  bool spans = false;  // rows of a picture see all its keys (StepInput::ends)
+  int32_t most = 0;       // if not 0, rows that see more keys are not in the plan (SelectKeysOp)
+  bool spans = false;     // rows of a picture see all its keys (StepInput::ends)
+  bool sections = false;  // a row sees keys from the last multiple of `window` on
   int32_t group() const { return q_heads / kv_heads; }
   bool operator==(const AttentionGeometry& o) const {
     return q_heads == o.q_heads && kv_heads == o.kv_heads && hd_pad == o.hd_pad &&
-           window == o.window && causal == o.causal && most == o.most && spans == o.spans;
+           window == o.window && causal == o.causal && most == o.most && spans == o.spans &&
+           sections == o.sections;
   }
 };
 
@@ -96,6 +98,7 @@ class AttentionPlan {
   int64_t tile_rows(const StepInput& in) const noexcept;
   int32_t heads_a_unit(const StepInput& in) const noexcept;
   int64_t end_of_keys(int64_t position, int64_t keys) const noexcept;
+  int64_t first_key(int64_t position) const noexcept;
   int64_t first_of_run(const StepInput& in, int32_t seq, int64_t token) const noexcept;
   void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                     int32_t heads_a_unit) noexcept;

@@ -171,7 +171,7 @@ void Executor::plan_attention() {
     const int64_t most = a->selection == kNone ? 0 : program_->value(a->selection).width;
     const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad,
                                      a->window,  a->causal,   static_cast<int32_t>(most),
-                                     a->spans};
+                                     a->spans,   a->sections};
     if (a->spans) ends_.resize(static_cast<size_t>(program_->max_tokens()));
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;

@@ -61,7 +61,7 @@ struct Names<Score> {
   using Enum = Score;
   static constexpr const char* kWhat = "router score";
   static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax)
-                                            NAME(near_softmax)};
+                                            NAME(near_softmax) NAME(chosen_sigmoid)};
 };
 template <>
 struct Names<MediaToken> {

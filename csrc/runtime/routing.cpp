@@ -100,6 +100,9 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
     weights[rank] = scores[static_cast<int64_t>(out[rank])];
   }
   if (op.score == Score::chosen_softmax) softmax(weights, chosen);
+  for (int64_t i = 0; op.score == Score::chosen_sigmoid && i < chosen; i++) {
+    weights[i] = 1.0f / (1.0f + std::exp(-weights[i]));
+  }
   if (op.score == Score::near_softmax) near_softmax(op, scores, out, weights, wanted);
   if (op.renormalize) {
     float sum = 0;
@@ -107,6 +110,9 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
     for (int64_t i = 0; i < chosen; i++) weights[i] /= sum;
   }
   for (int64_t i = 0; i < chosen; i++) weights[i] *= op.scale;
+  for (int64_t i = 0; i < chosen; i++) {
+    if (out[i] >= static_cast<float>(experts - op.identities)) out[i] = -1;
+  }
 }
 
 // Sorts the routed rows by counting. The loop visits the tokens in order,

@@ -246,7 +246,8 @@ class Problem {
         s += static_cast<double>(query(t, h)[d]) * key(p, kv_head)[d];
       s *= scale();
       if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
-      if (c.alibi) s += static_cast<double>(slopes[static_cast<size_t>(h)]) * (p - position);
+      if (c.alibi)
+        s -= static_cast<double>(slopes[static_cast<size_t>(h)]) * std::abs(p - position);
       score.push_back(s);
       top = std::max(top, s);
     }

@@ -250,6 +250,26 @@ TEST(tiles_end_with_the_pictures_that_rows_see_whole) {
   }
 }
 
+// A tile has rows of one section only, and its first chunk is the first one of the section.
+TEST(tiles_end_with_their_section) {
+  const Step step({{700, 900}, {1, 600}, {1, 513}, {512, 512}, {256, 300}});
+  AttentionGeometry g{8, 4, 32, 256};
+  g.sections = true;
+  AttentionPlan plan(g, limits_for(step), 3);
+  plan.build(step.in);
+  int64_t rows = 0;
+  for (const AttentionUnit& u : plan.units()) {
+    if (u.partial >= 0) continue;
+    const auto s = static_cast<size_t>(u.seq);
+    const int64_t pos0 = step.kv_len[s] - (step.query_start[s + 1] - step.query_start[s]);
+    const int64_t first = (pos0 + u.row0 / 2) / 256;
+    const int64_t last = (pos0 + (u.row0 + u.rows - 1) / 2) / 256;
+    EXPECT(first == last && u.chunk0 == first && u.chunk1 == first + 1);
+    rows += u.rows * u.heads;
+  }
+  EXPECT(rows == step.in.tokens * 8);
+}
+
 // One token of a latent layer (MLA) has a row for each head, and all of them read the same keys.
 TEST(one_token_of_a_latent_layer_keeps_threads_busy) {
   struct Case {

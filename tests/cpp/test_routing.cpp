@@ -77,6 +77,22 @@ TEST(near_softmax_counts_experts_that_are_near_and_not_chosen_before) {
   EXPECT(low[0] == 1 && close(low[2], 1));
 }
 
+TEST(chosen_sigmoids_are_of_the_experts_with_the_highest_sums_of_logit_and_bias) {
+  const float bias[] = {0, 2.5f, 0};
+  const std::vector<float> row = route(op(3, 2, Score::chosen_sigmoid, true), {1, -1, 1.25f}, bias);
+  const double weights[] = {1 / (1 + std::exp(1.0)), 1 / (1 + std::exp(-1.25))};
+  EXPECT(row[0] == 1 && row[1] == 2);
+  EXPECT(close(row[2], weights[0] / (weights[0] + weights[1])));
+}
+
+TEST(identities_are_chosen_but_have_no_routed_rows) {
+  RouteOp of = op(4, 3);
+  of.identities = 2;
+  const std::vector<float> row = route(of, {1, 2, 3, 0});
+  EXPECT(row[0] == -1 && row[1] == 1 && row[2] == 0);
+  EXPECT(row[3] > row[4] && row[4] > row[5] && row[5] > 0);
+}
+
 TEST(a_bias_chooses_but_does_not_weigh) {
   const float bias[] = {0, 0, 5};
   const std::vector<float> row = route(op(3, 1, Score::sigmoid), {3, 2, -3}, bias);

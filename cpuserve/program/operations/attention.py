@@ -106,6 +106,8 @@ class Attention(Op, frozen=True):
     alibi: whether the standard ALiBi biases for q_heads are added to the scores.
     spans: whether neighbouring tokens with rows of the media buffer, which are a picture, see each
       other in both directions. A window then limits only the keys before a query.
+    sections: whether a query sees only keys of its own section: sections have `window` positions,
+      a multiple of 256 (Llama 4).
     """
 
     reads_of = ("qkv",)
@@ -126,6 +128,7 @@ class Attention(Op, frozen=True):
     selection: ValueId | None = None
     keep: int = 0
     spans: bool = False
+    sections: bool = False
 
     def reads(self) -> tuple[ValueId, ...]:
         """The queries, and the selection of keys if there is one."""
@@ -221,8 +224,12 @@ class Attention(Op, frozen=True):
         s = soften(torch.einsum("nhd,khd->nhk", q, k) * self.scale, self.softcap)
         distance = positions[:, None] - torch.arange(len(k))  # [n, keys], visible if >= 0
         if self.alibi:
-            s = s - torch.from_numpy(alibi_slopes(self.q_heads))[:, None] * distance[:, None]
-        seen = visible(distance, self.window, causal=self.causal)
+            slopes = torch.from_numpy(alibi_slopes(self.q_heads))[:, None]
+            s = s - slopes * distance[:, None].abs()
+        window = 0 if self.sections else self.window
+        seen = visible(distance, window, causal=self.causal)
+        if self.sections:
+            seen &= torch.arange(len(k)) // self.window == positions[:, None] // self.window
         if ends is not None:
             seen |= (distance < 0) & (torch.arange(len(k)) < ends[:, None])
         s = s.masked_fill(~seen[:, None], -torch.inf)
@@ -241,8 +248,8 @@ class Attention(Op, frozen=True):
 class ScaleQueries(Op, frozen=True):
     """Multiply the first `width` columns of x, in place, by a factor that depends on the position.
 
-    The factor is 1 + beta ln(1 + floor(position / length)). The factor keeps the softmax of scores
-    as sharp among many keys as among few (Llama 4, Ministral 3).
+    The factor is 1 + beta ln(1 + floor((position + ahead) / length)). It keeps the softmax of
+    scores as sharp among many keys as among few (Ministral 3; in Llama 4 `ahead` is 1).
     """
 
     write_of = "x"
@@ -251,19 +258,20 @@ class ScaleQueries(Op, frozen=True):
     width: int
     beta: float
     length: int
+    ahead: int = 0
 
     def lower(self, to: Lowering) -> None:
         import numpy as np
 
-        count, key = to.max_position, ("query scales", self.beta, self.length)
-        positions = np.arange(count, dtype=np.int32)
+        count, key = to.max_position, ("query scales", self.beta, self.length, self.ahead)
+        positions = np.arange(self.ahead, count + self.ahead, dtype=np.int32)
         factors = to.vector(key, count, lambda _: query_scales(self.beta, self.length, positions))
         to.add(self, factors=factors)
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
 
-        factors = query_scales(self.beta, self.length, at.step.positions)
+        factors = query_scales(self.beta, self.length, at.step.positions + self.ahead)
         out = x.clone()
         out[:, : self.width] *= torch.from_numpy(factors)[:, None]
         return out
@@ -319,6 +327,28 @@ class SplitGates(Op, frozen=True):
         return torch.cat(parts, dim=1)
 
 
+class ResizeHeads(Op, frozen=True):
+    """Copy the first `begin` columns of x, and then `heads` heads of `from_width` columns.
+
+    In out, these heads have `to_width` columns: the last ones are left out, or zeros are added.
+    Models with narrower values than keys use it (MiMo V2).
+    """
+
+    x: ValueId
+    out: ValueId
+    begin: int
+    heads: int
+    from_width: int
+    to_width: int
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        heads = x[:, self.begin :].reshape(len(x), self.heads, self.from_width)
+        wider = torch.nn.functional.pad(heads, (0, self.to_width - self.from_width))
+        return torch.cat([x[:, : self.begin], wider.reshape(len(x), -1)], dim=1)
+
+
 class AttentionBuilder(BaseBuilder):
     """Appends attention over the KV cache."""
 
@@ -372,6 +402,7 @@ class AttentionBuilder(BaseBuilder):
         alibi: bool = False,
         q_heads: int | None = None,
         selection: ValueId | None = None,
+        sections: bool = False,
     ) -> ValueId:
         """Return the causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
 
@@ -381,6 +412,7 @@ class AttentionBuilder(BaseBuilder):
         alibi: whether a score falls with the distance of its key, by the slope of its head.
         q_heads: the number of query heads, by default as in the spec.
         selection: the keys that each query reads (`select_keys`); None = all that it sees.
+        sections: whether the window begins at the last multiple of `window` (`Attention`).
         """
         q_heads = q_heads or self._spec.q_heads
         if layer >= len(self._cache):
@@ -411,6 +443,7 @@ class AttentionBuilder(BaseBuilder):
             selection=selection,
             keep=0 if selection is None else self._width(selection),
             spans=self._spec.sees_whole_pictures(window),
+            sections=sections,
         )
         self._ops.append(attention)
         self._cache[layer] = replace(cache, window=window)
@@ -427,6 +460,7 @@ class AttentionBuilder(BaseBuilder):
         k_norm: Joined | None = None,
         plus_one: bool = False,
         windowed: bool = False,
+        alibi: bool = False,
     ) -> ValueId:
         """Return the attention of q to all keys of its sequence: [T, q_heads * head_dim].
 
@@ -451,13 +485,16 @@ class AttentionBuilder(BaseBuilder):
         self._ops.append(store)
         out = self._value(f"{label}.attention", s.q_heads * d)
         scale = d**-0.5 if scale is None else scale
-        self._ops.append(Attention(qkv, out, 0, *heads, scale, window, causal=False))
+        attention = Attention(qkv, out, 0, *heads, scale, window, alibi=alibi, causal=False)
+        self._ops.append(attention)
         return out
 
-    def scale_queries(self, x: ValueId, width: int, *, beta: float, length: int) -> None:
-        """Multiply `width` columns of x, in place, by 1 + beta ln(1 + floor(position / length))."""
+    def scale_queries(
+        self, x: ValueId, width: int, *, beta: float, length: int, ahead: int = 0
+    ) -> None:
+        """Multiply `width` columns of x, in place, by the factor of `ScaleQueries`."""
         self._check_columns("scale_queries: x", x, 0, width)
-        self._ops.append(ScaleQueries(x, width, beta, length))
+        self._ops.append(ScaleQueries(x, width, beta, length, ahead))
 
     def rotate(self, x: ValueId, *, heads: int, rope: Rope, head_dim: int | None = None) -> None:
         """Rotate the first `heads` heads of x, in place. head_dim: by default as in the spec."""
@@ -465,6 +502,14 @@ class AttentionBuilder(BaseBuilder):
         self._check_columns("rotate: x", x, 0, heads * d)
         check_rope(rope, d)
         self._ops.append(Rotate(x, heads, d, rope))
+
+    def resize_heads(self, x: ValueId, *, heads: int, begin: int, to: int) -> ValueId:
+        """Return x with `to` columns for each of `heads` heads from column `begin` on."""
+        columns = self._width(x) - begin
+        self._check_columns("resize_heads: x", x, begin, columns)
+        out = self._value(f"{self._values[x].name} resized", begin + heads * to)
+        self._ops.append(ResizeHeads(x, out, begin, heads, columns // heads, to))
+        return out
 
     def split_gates(self, x: ValueId) -> ValueId:
         """Return x with all gates at the end of each row.

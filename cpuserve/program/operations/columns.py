@@ -293,7 +293,9 @@ class KeepTop(Op, frozen=True):
 
 
 class Limit(Op, frozen=True):
-    """Limit the columns of x, in place: gates to at most `limit`, ups to [-limit, limit].
+    """Limit the columns of x, in place: gates to at most `gates`, ups to [-limit, limit].
+
+    If `gates` is 0, gates are limited to at most `limit`.
 
     Gates are the first half of the columns, ups the second half.
     x may have several rows for each token, such as the rows of its experts.
@@ -304,23 +306,25 @@ class Limit(Op, frozen=True):
 
     x: ValueId
     limit: float
+    gates: float = 0.0
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
 
         gates, ups = x.chunk(2, dim=1)
-        return torch.cat([gates.clamp(max=self.limit), ups.clamp(-self.limit, self.limit)], dim=1)
+        most = self.gates or self.limit
+        return torch.cat([gates.clamp(max=most), ups.clamp(-self.limit, self.limit)], dim=1)
 
 
 class ColumnsBuilder(BaseBuilder):
     """Appends operations on columns."""
 
-    def limit(self, x: ValueId, limit: float) -> None:
-        """Limit gates (first half of the columns of x) and ups (second half), in place."""
+    def limit(self, x: ValueId, limit: float, gates: float = 0.0) -> None:
+        """Limit gates and ups, the halves of the columns of x, in place (see `Limit`)."""
         if self._width(x) % 2:
             msg = f"limit: {self._width(x)} columns do not have equal halves"
             raise ModelError(msg)
-        self._ops.append(Limit(x, limit))
+        self._ops.append(Limit(x, limit, gates))
 
     def multiply(self, x: ValueId, *, to: ValueId, column: int = 0) -> None:
         """Multiply `to` [T, width], in place, by `width` columns of x, which begin at `column`."""

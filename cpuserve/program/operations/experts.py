@@ -175,10 +175,41 @@ class ExpertLinear(Op, frozen=True):
         return out
 
 
+class WeighRows(Op, frozen=True):
+    """Multiply each routed row of x, in place, by the weight of its expert."""
+
+    reads_of = ("routing", "x")
+    write_of = "x"
+
+    x: ValueId
+    routing: ValueId
+    chosen: int
+
+    def reference(self, at: Interpreter, routing: Tensor, x: Tensor) -> Tensor:
+        weights = routing[:, self.chosen :].reshape(-1)
+        return x * weights[routed_rows(routing, self.chosen), None]
+
+
+class AddIdentities(Op, frozen=True):
+    """Add x, times the weights of the identities that a token has chosen (`Route`), to `out`."""
+
+    reads_of = ("x", "routing", "out")
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    chosen: int
+
+    def reference(self, at: Interpreter, x: Tensor, routing: Tensor, out: Tensor) -> Tensor:
+        ids, weights = routing[:, : self.chosen], routing[:, self.chosen :]
+        return out + x * (weights * (ids < 0)).sum(dim=1)[:, None]
+
+
 class Combine(Op, frozen=True):
     """out[t] = the sum of the routed rows of token t, each times the weight of its expert.
 
     With `add`, the sum is added to the previous value of out[t].
+    weighted: False = the rows are added as they are, because `WeighRows` has weighed them.
 
     Each product is rounded before it is added. The products are added to `out`
     (or to 0) one after another, in the order that the experts were chosen.
@@ -190,6 +221,7 @@ class Combine(Op, frozen=True):
     width: int
     chosen: int
     add: bool = True
+    weighted: bool = True
 
     def reads(self) -> tuple[ValueId, ...]:
         """Return x, the routing and, with `add`, the value that the sum is added to."""
@@ -206,7 +238,8 @@ class Combine(Op, frozen=True):
         out = torch.zeros(len(routing), self.width) if out is None else out.clone()
         for rank, rows in enumerate(place.reshape(-1, self.chosen).T):
             has = rows >= 0
-            out[has] += routing[has, self.chosen + rank, None] * x[rows[has]]
+            weights = routing[has, self.chosen + rank, None] if self.weighted else 1.0
+            out[has] += weights * x[rows[has]]
         return out
 
 

@@ -10,7 +10,7 @@ import msgspec
 from cpuserve.errors import ModelError
 from cpuserve.program.operations.columns import Limit
 from cpuserve.program.operations.dense import DenseBuilder
-from cpuserve.program.operations.experts import Combine, Dispatch
+from cpuserve.program.operations.experts import AddIdentities, Combine, Dispatch, WeighRows
 from cpuserve.program.ops import Op, RouterScore, Then, ValueId
 
 if TYPE_CHECKING:
@@ -50,17 +50,20 @@ class Route(Op, frozen=True):
     Choice: the best experts have the highest logits if there is no bias,
     or with the score "sigmoid" the highest sigmoids.
     A bias [experts] is added to the sigmoid ("sigmoid", DeepSeek), to the softmax of all logits
-    ("softmax", ERNIE) or to the logit ("chosen_softmax"); the highest sums are chosen.
+    ("softmax", ERNIE) or to the logit ("chosen_softmax", "chosen_sigmoid" of Kolibri); the highest
+    sums are chosen.
     groups: only experts of the best groups of a token are chosen (see Groups).
 
-    Weights, always without the bias: the sigmoid ("sigmoid"), the softmax of all logits ("softmax")
-    or the softmax over the chosen experts ("chosen_softmax"). With "near_softmax" (Phi-3.5 MoE)
-    it is a softmax over the experts that are not chosen before this one and have logits near it:
-    (own - logit) / max(own, |logit|) is at most `near`.
+    Weights, always without the bias: the sigmoid ("sigmoid", "chosen_sigmoid"), the softmax of all
+    logits ("softmax") or the softmax over the chosen experts ("chosen_softmax"). With
+    "near_softmax" (Phi-3.5 MoE) it is a softmax over the experts that are not chosen before this
+    one and have logits near it: (own - logit) / max(own, |logit|) is at most `near`.
 
     renormalize: whether the weights of a token are divided by their sum.
     scale, factors: after this division, the weights are multiplied by the number `scale`
       and by the vector `factors` [experts] (Gemma 4).
+    identities: how many of the experts, the last ones, return their input (`AddIdentities`). Their
+      ids become -1, because they have no routed rows.
     """
 
     x: ValueId
@@ -74,6 +77,7 @@ class Route(Op, frozen=True):
     groups: Groups | None = None
     factors: str | None = None
     near: float = 0.0
+    identities: int = 0
 
     def lower(self, to: Lowering) -> None:
         bias, factors = (to.plain(name, self.experts) for name in (self.bias, self.factors))
@@ -96,6 +100,8 @@ class Route(Op, frozen=True):
         weights = scores.gather(1, ids)
         if self.score == "chosen_softmax":
             weights = torch.softmax(weights, dim=1)
+        if self.score == "chosen_sigmoid":
+            weights = torch.sigmoid(weights)
         if self.score == "near_softmax":
             weights = self._near(x, ids)
         if self.renormalize:
@@ -103,6 +109,7 @@ class Route(Op, frozen=True):
         weights = weights * self.scale
         if self.factors is not None:
             weights = weights * at.vector(self.factors)[ids]
+        ids = ids.masked_fill(ids >= self.experts - self.identities, -1)
         return torch.cat([ids.float(), weights], dim=1)
 
     def _near(self, x: Tensor, ids: Tensor) -> Tensor:
@@ -141,6 +148,9 @@ class MixtureBuilder(DenseBuilder):
         factors: str | None = None,
         limit: float = 0.0,
         near: float = 0.0,
+        identities: int = 0,
+        weigh_inputs: bool = False,
+        gate_limit: float = 0.0,
     ) -> ValueId:
         """Add a mixture of experts of h to the value `to`, and return `to` (None: a new value).
 
@@ -148,39 +158,64 @@ class MixtureBuilder(DenseBuilder):
         routed_by: the value that the router multiplies (None: h).
         experts: for each expert the matrices gate and up, or only up, [features, width of h],
           and then down [width of `to`, features], by name.
-        bias: the full name of a vector [experts] that is added to the scores, for the choice only.
-        factors: the full name of a vector [experts] that multiplies the weights of the experts.
-        groups: groups of experts that limit the choice (see Groups); near: see Route.
-        limit: the maximum of gates and ups (see `Limit`); 0 = none.
+        bias, factors, groups, near: see `Route`; `bias` and `factors` are full names.
+        limit, gate_limit: the maximum of gates and ups (see `Limit`); 0 = none.
         biased: whether the router and all matrices of experts have biases.
+        identities: how many further experts return h; the router has their logits last.
+        weigh_inputs: whether the weight of an expert multiplies its input, not its output.
         """
-        count, width = len(experts), self._width(h)
-        if self._adapters is not None:
-            msg = f"{router}: adapters of a mixture of experts are not supported"
-            raise ModelError(msg)
-        if not 1 <= chosen <= count:
-            msg = f"{router}: {chosen} of {count} experts cannot be chosen for a token"
-            raise ModelError(msg)
-        _check_groups(router, groups, count, chosen)
+        count, width = len(experts) + identities, self._width(h)
+        self._check_mixture(router, count, chosen, groups, biased and weigh_inputs)
         read = h if routed_by is None else routed_by
         logits = self.linear(read, router, features=count, bias=biased)
-        weights = (score, renormalize, scale, bias)
-        routing = self._route(logits, router, chosen, *weights, groups, factors, near)
+        more = (groups, factors, near, identities)
+        routing = self._route(logits, router, chosen, score, renormalize, scale, bias, *more)
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Dispatch(h, routing, rows, width, chosen))
         ups, down = [names[:-1] for names in experts], [names[-1:] for names in experts]
-        wide, fused = (2 * features, "none") if limit else (features, then)
+        apart = bool(limit) or weigh_inputs
+        wide, fused = (2 * features, "none") if apart else (features, then)
         hidden = self._value(f"{router} hidden", wide, chosen)
         self._expert_linear(rows, routing, hidden, ups, features, cast("Then", fused), biased)
-        if limit:
-            self._ops.append(Limit(hidden, limit))
-            hidden = self.activation(hidden, then)
+        if apart:
+            hidden = self._activate(hidden, routing, then, (limit, gate_limit), weigh_inputs)
         out_width = width if to is None else self._width(to)
         out = self._value(f"{router} out", out_width, chosen)
         self._expert_linear(hidden, routing, out, down, out_width, "none", biased)
         total = self._value(f"{router} sum", out_width) if to is None else to
-        self._ops.append(Combine(out, routing, total, out_width, chosen, to is not None))
+        combined = (out, routing, total, out_width, chosen, to is not None)
+        self._ops.append(Combine(*combined, weighted=not weigh_inputs))
+        if identities:
+            self._ops.append(AddIdentities(h, routing, total, chosen))
         return total
+
+    def _check_mixture(
+        self, router: str, count: int, chosen: int, groups: Groups | None, biased_inputs: bool
+    ) -> None:
+        why = f"{chosen} of {count} experts cannot be chosen for a token"
+        if self._adapters is not None:
+            why = "adapters of a mixture of experts are not supported"
+        elif biased_inputs:
+            why = "weights of inputs need experts without biases"
+        elif 1 <= chosen <= count:
+            return _check_groups(router, groups, count, chosen)
+        msg = f"{router}: {why}"
+        raise ModelError(msg)
+
+    def _activate(
+        self,
+        hidden: ValueId,
+        routing: ValueId,
+        then: Then,
+        limits: tuple[float, float],
+        weigh_inputs: bool,
+    ) -> ValueId:
+        """Return the activation of gates and ups; their products are weighed like an input."""
+        if weigh_inputs:
+            self._ops.append(WeighRows(hidden, routing, self._values[hidden].copies))
+        if limits[0]:
+            self._ops.append(Limit(hidden, *limits))
+        return self.activation(hidden, then)
 
     def _route(
         self,
@@ -194,6 +229,7 @@ class MixtureBuilder(DenseBuilder):
         groups: Groups | None,
         factors: str | None,
         near: float,
+        identities: int,
     ) -> ValueId:
         """Return the experts that each token chooses, and their weights: [T, 2 * chosen]."""
         count = self._width(logits)
@@ -201,7 +237,8 @@ class MixtureBuilder(DenseBuilder):
             self._need(name, (count,), "vector")
         routing = self._value(f"{router} routing", 2 * chosen)
         weights = (score, renormalize, scale, bias)
-        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors, near))
+        more = groups, factors, near, identities
+        self._ops.append(Route(logits, routing, count, chosen, *weights, *more))
         return routing
 
 

@@ -22,8 +22,9 @@ static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
     F x = mul(load(s + k), set1(t.scale));
     if (t.softcap > 0) x = mul(set1(t.softcap), tanh(div(x, set1(t.softcap))));
     if (t.alibi) {
-      const F distance = add(load(index), set1(static_cast<float>(k - t.position[r])));
-      x = fma(set1(t.slope[r]), distance, x);
+      // In encoders, keys after the row's position are as far away as those before it.
+      const F ahead = add(load(index), set1(static_cast<float>(k - t.position[r])));
+      x = fma(set1(t.slope[r]), min(ahead, sub(set1(0.0f), ahead)), x);
     }
     store(s + k, x);
   }

@@ -50,7 +50,7 @@ void attend(const AttentionOp& op, const AttentionUnit& u, Worker& w) noexcept {
   args.block_table = w.block_table(u.seq, op.layer);
   args.chunk0 = u.chunk0;
   args.chunk1 = u.chunk1;
-  args.window = op.window;
+  args.window = op.sections ? 0 : op.window;  // a unit begins with the chunk of its section
   args.keys = u.both_sides ? u.end_key : op.causal ? 0 : in.kv_len[u.seq];
   if (u.both_sides && op.window > 0) {
     // Here a window limits only the keys before a row. The kernel's reaches to both sides of the
@@ -276,6 +276,9 @@ void prepare(const AttentionOp& op, const Program& p) {
   p.check_vector(op.sinks, op.q_heads, "attention sinks");
   check_argument(!op.spans || (op.causal && op.selection == kNone && op.slopes == kNone),
                  "attention: spans need causal attention to all keys, without ALiBi");
+  check_argument(!op.sections || (op.causal && !op.spans && op.window > 0 &&
+                                  op.window % kChunk == 0 && op.selection == kNone),
+                 "attention: sections need causal attention and a window of whole chunks");
   if (op.selection == kNone) return;
   p.check_tokens("attention", {op.selection});
   p.f32_value(op.selection, "attention selection");
@@ -379,6 +382,34 @@ void run(const SplitGatesOp& op, Worker& w) noexcept {
       std::copy_n(from + (2 * h + 1) * d, d, to + queries + rest + h * d);
     }
     std::copy_n(from + 2 * queries, rest, to + queries);
+  }
+}
+
+void prepare(const ResizeHeadsOp& op, const Program& p) {
+  p.check_tokens("resize_heads", {op.x, op.out});
+  check_argument(op.begin >= 0 && op.heads >= 1 && op.from_width >= 1 && op.to_width >= 1,
+                 "resize_heads: ", op.heads, " heads of ", op.from_width, " columns after ",
+                 op.begin);
+  check_argument(
+      p.f32_value(op.x, "resize_heads x").width == op.begin + int64_t{op.heads} * op.from_width &&
+          p.f32_value(op.out, "resize_heads out").width ==
+              op.begin + int64_t{op.heads} * op.to_width,
+      "resize_heads: x and out do not hold ", op.heads, " heads of ", op.from_width, " and ",
+      op.to_width, " columns");
+}
+
+void run(const ResizeHeadsOp& op, Worker& w) noexcept {
+  const Range mine = w.share(w.tokens());
+  const int64_t kept = std::min(op.from_width, op.to_width);
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* from = floats_of(w.value(op.x), t);
+    float* to = floats_of(w.value(op.out), t);
+    std::copy_n(from, op.begin, to);
+    for (int64_t h = 0; h < op.heads; h++) {
+      float* head = to + op.begin + h * op.to_width;
+      std::copy_n(from + op.begin + h * op.from_width, kept, head);
+      std::fill(head + kept, head + op.to_width, 0.0f);
+    }
   }
 }
 

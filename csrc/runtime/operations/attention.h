@@ -42,8 +42,10 @@ struct AttentionOp {
   // Whether neighbouring tokens with rows of the media buffer, which are a picture, see each other
   // in both directions; other tokens see no later token.
   bool spans = false;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(3, q, out, layer, q_heads, scale, window, softcap, slopes, sinks,
-                                causal, selection, spans)
+  // The window of a row begins at the last multiple of `window`, which is a multiple of kChunk.
+  bool sections = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(4, q, out, layer, q_heads, scale, window, softcap, slopes, sinks,
+                                causal, selection, spans, sections)
 };
 void prepare(const AttentionOp& op, const Program& p);
 void run(const AttentionOp& op, Worker& w) noexcept;
@@ -95,11 +97,26 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
+// Copies the first `begin` columns of x, and then `heads` heads of `from_width` columns, which have
+// `to_width` columns in out: the last ones are left out, or zeros are added.
+struct ResizeHeadsOp {
+  static constexpr const char* kName = "resize_heads";
+  Id x, out;
+  int32_t begin, heads, from_width, to_width;
+  CPUSERVE_FIELDS(x, out, begin, heads, from_width, to_width)
+};
+void prepare(const ResizeHeadsOp& op, const Program& p);
+void run(const ResizeHeadsOp& op, Worker& w) noexcept;
+inline Accesses accesses(const ResizeHeadsOp& op, const Program&) {
+  return {{own(op.x)}, {own(op.out)}};
+}
+
 // Checks the cos and sin tables [positions][rotary / 2], and limits the positions of later steps
 // to less than `positions`. Throws std::invalid_argument
 // if a table does not consist of whole rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
-using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp>;
+using AttentionOps =
+    Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp, ResizeHeadsOp>;
 
 }  // namespace cpuserve

@@ -268,7 +268,8 @@ void run(const KeepTopOp& op, Worker& w) noexcept {
 void prepare(const LimitOp& op, const Program& p) {
   const int64_t width = p.f32_value(op.x, "limit x").width;
   check_argument(width % 2 == 0, "limit: ", width, " columns do not have equal halves");
-  check_argument(op.limit > 0.0f, "limit: the limit must be positive, not ", op.limit);
+  check_argument(op.limit > 0.0f && op.gates >= 0.0f, "limit: the limit must be positive, not ",
+                 op.limit);
 }
 
 Accesses accesses(const LimitOp& op, const Program& p) {
@@ -279,11 +280,12 @@ Accesses accesses(const LimitOp& op, const Program& p) {
 void run(const LimitOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
   const int64_t half = x.width / 2;
+  const float most = op.gates > 0 ? op.gates : op.limit;
   const Range mine = w.share(w.rows(op.x));
   for (int64_t r = mine.begin; r < mine.end; r++) {
     float *gate = floats_of(x, r), *up = gate + half;
     // std::min and std::max keep a NaN: they return their first operand if a comparison is false.
-    for (int64_t i = 0; i < half; i++) gate[i] = std::min(gate[i], op.limit);
+    for (int64_t i = 0; i < half; i++) gate[i] = std::min(gate[i], most);
     for (int64_t i = 0; i < half; i++) up[i] = std::max(std::min(up[i], op.limit), -op.limit);
   }
 }

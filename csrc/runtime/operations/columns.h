@@ -141,12 +141,12 @@ void run(const KeepTopOp& op, Worker& w) noexcept;
 inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
 
 // Limits the columns of x, which may have several rows for each token (GLM-5.3). The first half,
-// the gates, is limited to at most `limit`; the second half, `up`, to [-limit, limit].
+// the gates, is limited to at most `gates` (0: `limit`); the second half, `up`, to [-limit, limit].
 struct LimitOp {
   static constexpr const char* kName = "limit";
   Id x;
-  float limit;
-  CPUSERVE_FIELDS(x, limit)
+  float limit, gates = 0;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, limit, gates)
 };
 void prepare(const LimitOp& op, const Program& p);
 void run(const LimitOp& op, Worker& w) noexcept;

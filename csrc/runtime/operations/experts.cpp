@@ -62,7 +62,7 @@ Experts experts_of(const Program& p, Id routing, const char* role) {
   for (const Op& op : p.ops()) {
     if (const auto* r = std::get_if<RouteOp>(&op)) {
       last = r->out;
-      experts = {r->experts, r->chosen};
+      experts = {r->experts - r->identities, r->chosen};
     } else if (const auto* a = std::get_if<AdapterOp>(&op)) {
       last = a->out;
       experts = {a->adapters, 1};
@@ -100,6 +100,9 @@ void prepare(const RouteOp& op, const Program& p) {
                      op.best >= 1 && op.best <= std::min(size, 2),
                  "route: cannot choose ", op.chosen, " experts from ", op.kept, " groups of ", size,
                  " by their best ", op.best);
+  check_argument(op.identities >= 0 && op.identities < op.experts &&
+                     (op.identities == 0 || op.factors == kNone),
+                 "route: ", op.identities, " of ", op.experts, " experts cannot be identities");
 }
 
 void run(const RouteOp& op, Worker& w) noexcept {
@@ -114,7 +117,7 @@ void run(const RouteOp& op, Worker& w) noexcept {
     }
   }
   const auto build = [&] {
-    w.routing().build(op.experts, op.chosen, w.value(op.out), w.tokens());
+    w.routing().build(op.experts - op.identities, op.chosen, w.value(op.out), w.tokens());
     if (ExpertPool* pool = w.weights().pool()) pool->want(w.op, w.routing());
   };
   w.alone ? build() : w.barrier(build);
@@ -276,6 +279,48 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const WeighRowsOp& op, const Program& p) {
+  const Value& x = routed_value(p, op.x, op.routing, "weigh_rows x");
+  check_argument(x.format == ActFormat::f32, "weigh_rows: value ", x.name, " must be f32");
+}
+
+void run(const WeighRowsOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &routing = w.value(op.routing);
+  const int64_t chosen = routing.width / 2;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* weights = floats_of(routing, t) + chosen;
+    for (int64_t rank = 0; rank < chosen; rank++) {
+      const int64_t row = w.routing().row(t, rank);
+      if (row < 0) continue;
+      float* to = floats_of(x, row);
+      for (int64_t i = 0; i < x.width; i++) to[i] *= weights[rank];
+    }
+  }
+}
+
+void prepare(const AddIdentitiesOp& op, const Program& p) {
+  p.check_tokens("add_identities", {op.x, op.out});
+  experts_of(p, op.routing, "add_identities");
+  check_argument(p.f32_value(op.x, "add_identities x").width ==
+                     p.f32_value(op.out, "add_identities out").width,
+                 "add_identities: x and out differ in width");
+}
+
+void run(const AddIdentitiesOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &routing = w.value(op.routing), &out = w.value(op.out);
+  const int64_t chosen = routing.width / 2;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* ids = floats_of(routing, t);
+    float weight = 0;
+    for (int64_t rank = 0; rank < chosen; rank++) {
+      if (ids[rank] < 0) weight += ids[chosen + rank];
+    }
+    if (weight != 0) add_weighted(floats_of(out, t), floats_of(x, t), weight, out.width);
+  }
+}
+
 void prepare(const CombineOp& op, const Program& p) {
   const Value& x = routed_value(p, op.x, op.routing, "combine x");
   p.check_tokens("combine", {op.out});
@@ -304,10 +349,11 @@ void run(const CombineOp& op, Worker& w) noexcept {
         const int64_t row = w.routing().row(t, rank);
         if (row < 0) continue;
         const uint8_t* from = row_of(x, row);
+        const float weight = op.weighted ? weights[rank] : 1.0f;
         if (x.format == ActFormat::bf16) {
-          add_weighted(sums, reinterpret_cast<const uint16_t*>(from) + begin, weights[rank], n);
+          add_weighted(sums, reinterpret_cast<const uint16_t*>(from) + begin, weight, n);
         } else {
-          add_weighted(sums, reinterpret_cast<const float*>(from) + begin, weights[rank], n);
+          add_weighted(sums, reinterpret_cast<const float*>(from) + begin, weight, n);
         }
       }
     }

@@ -7,7 +7,7 @@ namespace cpuserve {
 
 struct Value;
 
-enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax, near_softmax };
+enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax, near_softmax, chosen_sigmoid };
 
 // Chooses the experts of each token from its router logits x. The following operations
 // use this choice (the routing) until the next RouteOp or AdapterOp.
@@ -26,8 +26,10 @@ struct RouteOp {
   // near_softmax: the weight of an expert is its softmax over the experts that are not chosen
   // before it and have logits near its own: (own - logit) / max(own, |logit|) is at most `near`.
   float near = 0;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(5, x, out, experts, chosen, score, renormalize, scale, bias, groups,
-                                kept, best, factors, near)
+  // The last experts return their input. Their ids become -1: they have no routed rows.
+  int32_t identities = 0;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(6, x, out, experts, chosen, score, renormalize, scale, bias, groups,
+                                kept, best, factors, near, identities)
 };
 void prepare(const RouteOp& op, const Program& p);
 void run(const RouteOp& op, Worker& w) noexcept;
@@ -85,13 +87,38 @@ inline Accesses accesses(const ExpertLinearOp& op, const Program&) {
 
 size_t scratch_bytes(const ExpertLinearOp& op);
 
+// Multiplies each routed row of x by the weight of its expert.
+struct WeighRowsOp {
+  static constexpr const char* kName = "weigh_rows";
+  Id x, routing;
+  CPUSERVE_FIELDS(x, routing)
+};
+void prepare(const WeighRowsOp& op, const Program& p);
+void run(const WeighRowsOp& op, Worker& w) noexcept;
+inline Accesses accesses(const WeighRowsOp& op, const Program&) {
+  return {{any(op.x), own(op.routing), any(kRouting)}, {any(op.x)}};
+}
+
+// Adds x, times the weights of the identities that a token has chosen (RouteOp), to out.
+struct AddIdentitiesOp {
+  static constexpr const char* kName = "add_identities";
+  Id x, routing, out;
+  CPUSERVE_FIELDS(x, routing, out)
+};
+void prepare(const AddIdentitiesOp& op, const Program& p);
+void run(const AddIdentitiesOp& op, Worker& w) noexcept;
+inline Accesses accesses(const AddIdentitiesOp& op, const Program&) {
+  return changes({own(op.x), own(op.routing)}, op.out);
+}
+
 // Adds up the routed rows of each token, each multiplied by the weight of its expert,
 // in the order of the experts from best to worst.
 struct CombineOp {
   static constexpr const char* kName = "combine";
   Id x, routing, out;
-  bool add = true;  // true: the sum is added to out; false: it replaces out
-  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, routing, out, add)
+  bool add = true;       // true: the sum is added to out; false: it replaces out
+  bool weighted = true;  // false: rows are added as they are, because WeighRowsOp weighed them
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, routing, out, add, weighted)
 };
 void prepare(const CombineOp& op, const Program& p);
 void run(const CombineOp& op, Worker& w) noexcept;
@@ -110,6 +137,7 @@ Experts experts_of(const Program& p, Id routing, const char* role);
 // of the routing. Throws std::invalid_argument if it does not.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
-using ExpertOps = Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, CombineOp>;
+using ExpertOps =
+    Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, WeighRowsOp, AddIdentitiesOp, CombineOp>;
 
 }  // namespace cpuserve
