@@ -42,16 +42,17 @@ _IGNORED = re.compile(
 )
 # The parts for images and audio, and heads for multi-token prediction.
 _PARTS = re.compile(
-    r"mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
-    r"|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
+    r"(?:model\.)?mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"|vit_large_projector\..*|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
 )
 
 
-# Published files of OLMo hybrid and of Flint differ from transformers here.
+# Published files of OLMo hybrid, of Flint and of MiMo V2 differ from transformers here.
 _PUBLISHED = {
+    ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".self_attn.softmax_offset": ".self_attn.sinks",
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",

@@ -82,6 +82,7 @@ BUILTIN = {
     "Lfm2MoeForCausalLM": "cpuserve.models.lfm:Lfm2Moe",
     "Lfm3ForCausalLM": "cpuserve.models.lfm:Lfm3",
     "LlamaBidirectionalModel": "cpuserve.models.llama:LlamaBidirectional",
+    "Llama4ForCausalLM": "cpuserve.models.llama4:Llama4",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MambaForCausalLM": "cpuserve.models.mamba:MambaModel",
     "Mamba2ForCausalLM": "cpuserve.models.mamba:Mamba2Model",

@@ -424,20 +424,28 @@ def add_latent(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 
-def latent_output(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """Return the latent attention of h, before the output matrix."""
-    return latent_and_selection(b, s, layer, h, None)[0]
+def latent_output(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, at: str | None = None
+) -> ValueId:
+    """Return the latent attention of h, before the output matrix; at: the name of its module."""
+    return latent_and_selection(b, s, layer, h, None, at)[0]
 
 
 def latent_and_selection(
-    b: Builder, s: ModelSpec, layer: int, h: ValueId, selection: ValueId | None
+    b: Builder,
+    s: ModelSpec,
+    layer: int,
+    h: ValueId,
+    selection: ValueId | None,
+    at: str | None = None,
 ) -> tuple[ValueId, ValueId | None]:
     """Return the latent attention of h, before the output matrix, and the positions that it reads.
 
     selection: the positions to read; if it is None, the indexer of the layer selects them.
+    at: the name of the module. If there is extra["row_scale"], it multiplies normalized rows.
     The positions are None if attention reads all keys.
     """
-    at, rope = f"model.layers.{layer}.self_attn", s.rope
+    at, rope = at or f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
     nope, values, rank, q_rank = (
         cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
@@ -453,6 +461,9 @@ def latent_and_selection(
         q = b.linear(h, f"{at}.q_proj", features=wide)
     scale_queries(b, s, q, wide)
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
+    # Instead of a row, its values are multiplied, and the scores: extra["scale"] has the factor.
+    row_scale = cast("float", s.extra.get("row_scale", 1.0))
+    b.multiply_by(kv, [(rank, 1.0), (rope.rotary, 1.0 / row_scale)])
     split = f"{at}.k_b_proj", f"{at}.v_b_proj"
     out = b.latent_attention(
         q,
@@ -467,4 +478,5 @@ def latent_and_selection(
         interleaved=cast("bool", s.extra["interleaved"]),
         selection=selection,
     )
+    b.multiply_by(out, row_scale)
     return out, selection

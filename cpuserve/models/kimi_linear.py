@@ -44,7 +44,7 @@ class KimiLinear:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Kimi Linear config."""
-        config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **_with_keys(config)}
+        config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **with_keys(config)}
         if not read_bool(config, "mla_use_nope", True):
             refuse("mla_use_nope", False, "true: attention has no RoPE")
         sigmoid = {"sigmoid": "sigmoid"}
@@ -73,7 +73,7 @@ class KimiLinear:
         build_decoder(b, s, attention=_mix, mlp=_mlp)
 
 
-def _with_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the keys of DeepSeek; ModelError for a wrong or missing number."""
     given = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
     both = {**config, **given}

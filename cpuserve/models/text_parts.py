@@ -141,6 +141,10 @@ TEXT_TYPES = {
     "lfm2_moe": TextPart("Lfm2MoeForCausalLM"),
     "lfm3": TextPart("Lfm3ForCausalLM"),
     "llama": TextPart("LlamaForCausalLM", _sizes(32000, 4096, 11008, 32, 32, 2048)),
+    "llama4_text": TextPart(
+        "Llama4ForCausalLM",
+        _sizes(202048, 5120, 8192, 48, 40, 131072, intermediate_size_mlp=16384),
+    ),
     "ministral3": TextPart("Ministral3ForCausalLM"),
     "mistral": TextPart(
         "MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8)
@@ -218,6 +222,7 @@ TEXT_PARTS = {
     "Kimi_K25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),
     "Lfm2VlForConditionalGeneration": Whole("lfm2", ("lfm2_moe",), tied=True),
     "Lfm3VlForConditionalGeneration": Whole("lfm3", tied=True),
+    "Llama4ForConditionalGeneration": Whole("llama4_text", tied=False),
     "LlavaForConditionalGeneration": Whole("llama", _DENSE, tied=False),
     "LlavaNextForConditionalGeneration": Whole("llama", _DENSE, tied=False),
     "LlavaNextVideoForConditionalGeneration": Whole("llama", _DENSE, tied=False),

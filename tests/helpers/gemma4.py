@@ -11,17 +11,29 @@ from safetensors.numpy import load_file, save_file
 
 
 @functools.cache
-def stacked(path: Path) -> Path:
+def stacked(path: Path, *, by_inputs: bool = False, unused: int = 0) -> Path:
     """Return a copy of the checkpoint `path` with one tensor for all experts of a layer.
 
     The original has a tensor for each expert's matrix.
+
+    by_inputs: whether a matrix has a row for each input, as in published files of Llama 4.
+    unused: how many further matrices gates and ups have, which transformers has for LongCat's
+      experts without matrices.
     """
     to = Path(tempfile.mkdtemp(dir=path.parent, prefix="stacked-"))
     for file in path.iterdir():
         if file.suffix == ".json":
             (to / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(path / "model.safetensors")
-    save_file(stack_experts(tensors), to / "model.safetensors", {"format": "pt"})
+    tensors = stack_experts(load_file(path / "model.safetensors"))
+    for name, value in tensors.items():
+        if unused and name.endswith("experts.gate_up_proj"):
+            tensors[name] = np.pad(value, ((0, unused), (0, 0), (0, 0)))
+    if by_inputs:
+        tensors = {
+            name: np.ascontiguousarray(value.transpose(0, 2, 1)) if value.ndim == 3 else value
+            for name, value in tensors.items()
+        }
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
     return to
 
 

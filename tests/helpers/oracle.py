@@ -94,6 +94,8 @@ def transformers_of(path: Path):
     config = json.loads((path / "config.json").read_text())
     if config["architectures"][0] in ("Mistral4ForCausalLM", "GraniteMoeSWAForCausalLM"):
         path = stacked(path)
+    if config["architectures"] == ["Llama4ForCausalLM"]:
+        path = stacked(path, by_inputs=True)
     more = {}
     if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
         more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)

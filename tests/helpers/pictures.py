@@ -69,6 +69,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
     },
+    "llama4_text": {"interleave_moe_layer_step": 2, "intermediate_size_mlp": 80},
     "mistral": {"sliding_window": 24},
     "paddleocr_vl_text": _sections(2, 3, 3),
     "qwen2_5_vl_text": _sections(2, 3, 3),
@@ -98,7 +99,9 @@ def write_picture_model(architecture: str, kind: str, to: Path) -> torch.nn.Modu
 
 def _vision_of(whole):
     usual = whole().vision_config
-    return type(usual)(**_known(usual, _VISION))
+    found = _known(usual, _VISION)
+    floats = {k: float(v) for k, v in found.items() if isinstance(getattr(usual, k), float)}
+    return type(usual)(**{**found, **floats})
 
 
 def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -420,7 +420,7 @@ BAD = {
     "architecture-spelled": (
         "llama",
         {"architectures": ["LLaMAForCausalLM"]},
-        "the nearest are LlamaForCausalLM, and `cpuserve models` lists the ",
+        "the nearest are LlamaForCausalLM, Llama4ForCausalLM, and `cpuserve models` lists the ",
     ),
     "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
     "architectures-number": ("llama", {"architectures": [7]}, "names no architecture"),
@@ -544,6 +544,13 @@ COUNTED |= {
         *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "shared_expert_intermediate_size",
     )
+}
+COUNTED |= {
+    (family, key)
+    for family, keys in {
+        "llama4": ("num_local_experts", "num_experts_per_tok"),
+    }.items()
+    for key in keys
 }
 COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}

@@ -70,6 +70,8 @@ def logits_of(path):
 def test_the_text_part_computes_the_logits_of_transformers(model, tmp_path):
     architecture, kind = model
     model = write_picture_model(architecture, kind, tmp_path)
+    if kind == "llama4_text":  # the whole model of transformers 5.24 needs pictures
+        model = model.language_model
     with torch.inference_mode():
         want = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
     if kind == "cohere2":

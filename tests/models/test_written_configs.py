@@ -31,9 +31,15 @@ PARTS = {
 }
 
 
+# Models without a class of this name in transformers.
+CONFIGS = {
+    "Glm5NextForCausalLM": transformers.Glm5NextTextConfig,
+}
+
+
 def config_class(config):
-    if config["architectures"] == ["Glm5NextForCausalLM"]:  # transformers has no such class
-        return transformers.Glm5NextTextConfig
+    if made := CONFIGS.get(config["architectures"][0]):
+        return made
     return getattr(transformers, config["architectures"][0]).config_class
 
 
@@ -145,6 +151,7 @@ OTHERWISE = {
         ),
         ("kv_heads", "head_dim"),
     ),
+    "llama4": {"intermediate"},  # of its experts
     "minicpm3": {"kv_heads", "head_dim", "norm_eps"},  # the epsilon is of scaled residuals
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query

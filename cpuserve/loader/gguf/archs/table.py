@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 THROUGH_TRANSFORMERS = {
     "dbrx": "dbrx",
     "exaone": "exaone",
-    "llama4": "llama4",
-    "mimo2": "mimo_v2_flash",
-    "phimoe": "phimoe",
 }
 _RECURRENT = "its recurrent layers are of another kind. Mamba 2, Falcon-H1 and Granite 4 run"
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
@@ -50,7 +47,10 @@ REASONS = {
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     **dict.fromkeys(
-        ("gptj", "minicpm3"),
+        (
+            *("bailingmoe", "bailingmoe2", "gptj", "internlm2", "llama4", "mimo2", "minicpm"),
+            *("minicpm3", "phimoe", "step35"),
+        ),
         "give the safetensors of the model, which run",
     ),
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
@@ -59,10 +59,9 @@ REASONS = {
     "qwen": "of its kind, Qwen2, Qwen3 and Qwen3.5 run",
     **dict.fromkeys(
         (
-            *("arctic", "baichuan", "bailingmoe", "bailingmoe2", "codeshell", "deci", "grok"),
-            *("grovemoe", "internlm2", "maincoder", "minicpm", "openelm", "orion"),
-            *("pangu-embedded", "plamo", "plamo2", "plamo3", "plm", "refact", "smallthinker"),
-            *("step35", "xverse"),
+            *("arctic", "baichuan", "codeshell", "deci", "grok", "grovemoe", "maincoder"),
+            *("openelm", "orion", "pangu-embedded", "plamo", "plamo2", "plamo3", "plm"),
+            *("refact", "smallthinker", "xverse"),
         ),
         "transformers has no such family. Dense models such as Llama and Qwen3, mixtures such as "
         "Qwen3-MoE, and hybrids such as Falcon-H1 run",
