@@ -1243,6 +1243,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=48,
         shared_expert_intermediate_size=64,
     ),
+    "tiny-kolibri1": _decoder(
+        "Kolibri1",
+        (*_TINY[:2], None, 5, 4, 2),
+        **_TINY_KEYS,
+        head_dim=32,
+        sliding_window=20,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
     "tiny-llama4": _decoder(
         "Llama4",
         (*_TINY[:2], 48, 5, 4, 2),

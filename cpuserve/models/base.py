@@ -77,6 +77,7 @@ BUILTIN = {
     "JinaEmbeddingsV3Model": "cpuserve.models.gte:JinaV3",
     "JinaEmbeddingsV5Model": "cpuserve.models.jina_v5:JinaV5",
     "KimiLinearForCausalLM": "cpuserve.models.kimi_linear:KimiLinear",
+    "Kolibri1ForCausalLM": "cpuserve.models.kolibri1:Kolibri1",
     "LagunaForCausalLM": "cpuserve.models.laguna:Laguna",
     "Lfm2ForCausalLM": "cpuserve.models.lfm:Lfm2",
     "Lfm2MoeForCausalLM": "cpuserve.models.lfm:Lfm2Moe",

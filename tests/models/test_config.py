@@ -549,6 +549,10 @@ COUNTED |= {
     (family, key)
     for family, keys in {
         "llama4": ("num_local_experts", "num_experts_per_tok"),
+        "kolibri1": (
+            *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+            "shared_expert_intermediate_size",
+        ),
     }.items()
     for key in keys
 }
