@@ -74,6 +74,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested.add("LlamaBidirectionalModel")  # tests/llm/test_encoders.py
     tested.add("JinaEmbeddingsV5Model")  # tests/llm/test_tasks.py
     tested |= {"MiniCPMForCausalLM", "InternLM2ForCausalLM"}  # tests/models/test_published_code.py
+    tested |= {"BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"}  # there, too
     assert {*TEXT_PARTS, *tested} >= {row[0] for row in listings.families()[1:]}
     methods = {settings.get("quant_method", "mlx") for _, settings in FORMATS.values()}
     methods.add("mxfp4")  # tests/quant/test_readers.py, as stacks of experts

@@ -553,6 +553,7 @@ COUNTED |= {
             *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
             "shared_expert_intermediate_size",
         ),
+        "sarvam": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     }.items()
     for key in keys
 }

@@ -70,10 +70,71 @@ def llama_of(path, to):
     return to
 
 
+def sarvam_of(path, to):
+    """Ling 2's checkpoint as Sarvam's, which transformers reads as GLM-4.5."""
+    shutil.copytree(path, to)
+    config = json.loads((path / "config.json").read_text())
+    rotary = config.get("rotary_dim", config["partial_rotary_factor"] * config["head_dim"])
+    changes = {
+        "architectures": ["SarvamMoEForCausalLM"],  # not a class: transformers makes GLM-4.5
+        "model_type": "sarvam_moe",
+        "rope_theta": 6e5,
+        "partial_rotary_factor": rotary / config["head_dim"],
+    }
+    (to / "config.json").write_text(json.dumps({**config, **changes}))
+    return to
+
+
+def qwen2_moe_of(path, to):
+    """Ling 1's checkpoint as Qwen2's: the gate of its shared expert is always one half."""
+    shutil.copytree(path, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((path / "config.json").read_text())
+    heads, kv, width = (
+        config[key] for key in ("num_attention_heads", "num_key_value_heads", "hidden_size")
+    )
+    names = {
+        "model.word_embeddings": "model.embed_tokens",
+        "attention.dense": "self_attn.o_proj",
+        "shared_experts": "shared_expert",
+    }
+    tensors = {}
+    for name, value in load_file(path / "model.safetensors").items():
+        if "query_key_value" in name:
+            for part, found in zip(
+                "qkv", np.split(value, [width, width + width * kv // heads]), strict=True
+            ):
+                at = name.replace("attention.query_key_value.weight", f"self_attn.{part}_proj")
+                tensors[f"{at}.weight"] = np.ascontiguousarray(found)
+                tensors[f"{at}.bias"] = np.zeros(len(found), value.dtype)
+            continue
+        if name.endswith("shared_experts.down_proj.weight"):
+            at = name.replace("shared_experts.down_proj", "shared_expert_gate")
+            tensors[at] = np.zeros((1, width), value.dtype)
+            value = value * 2
+        for ours, theirs in names.items():
+            name = name.replace(f"{ours}.", f"{theirs}.")
+        tensors[name] = value
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    shared = config["num_shared_experts"] * config["moe_intermediate_size"]
+    changes = {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "rope_theta": 6e5,
+        "norm_topk_prob": True,
+        "shared_expert_intermediate_size": shared,
+        "mlp_only_layers": list(range(config["first_k_dense_replace"])),
+    }
+    (to / "config.json").write_text(json.dumps({**config, **changes}))
+    return to
+
+
 CASES = {
     "minicpm": ("minicpm", {}, granite_of),
     "minicpm-more-layers": ("minicpm", {"num_hidden_layers": 5, "scale_emb": 3}, granite_of),
     "internlm2": ("internlm2", {}, llama_of),
+    "ling": ("ling", {}, qwen2_moe_of),
+    "ling2": ("ling2", {}, sarvam_of),
+    "ling2-rotary-dim": ("ling2", {"rotary_dim": 8, "n_group": 1, "topk_group": 1}, sarvam_of),
     "internlm2-biases": ("internlm2", {"bias": True, "num_key_value_heads": 1}, llama_of),
 }
 
@@ -87,7 +148,7 @@ def test_a_family_has_the_logits_of_its_relative_in_transformers(tmp_path, case)
     assert (got - expected).abs().max() < 1e-3 * (expected.max() - expected.min())
 
 
-@pytest.mark.parametrize("case", ["minicpm", "internlm2-biases"])
+@pytest.mark.parametrize("case", ["minicpm", "internlm2-biases", "ling"])
 def test_a_family_writes_the_text_of_its_relative(tmp_path, case):
     family, changes, relative = CASES[case]
     path = tiny_model(family, **changes)

@@ -1,0 +1,154 @@
+"""Bailing MoE: Ling and Ring 1 and 2, and Sarvam, which has the layers of Ling 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
+from cpuserve.models.experts import add_mixture, read_experts, read_first_dense, read_groups
+from cpuserve.models.llama import dense_mlp, finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.mixture import Groups
+from cpuserve.program.ops import RouterScore, ValueId
+
+
+class BailingMoe:
+    """Ling and Ring 1 (lite, plus): experts chosen by a softmax, and shared experts.
+
+    Source: modeling_bailing_moe of the published checkpoints.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Ling 1 config."""
+        extra = {"score": "softmax", "qk_norm": read_bool(config, "use_qk_norm", False)}
+        return _read({"rope_theta": 6e5, "first_k_dense_replace": 0, **_given(config)}, extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("model.word_embeddings")
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            _attention(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
+            routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding="model.word_embeddings")
+
+
+class BailingMoeV2(BailingMoe):
+    """Ling and Ring 2 (mini, flash, 1T): experts chosen by a sigmoid and a bias, in groups.
+
+    Source: modeling_bailing_moe_v2 of the published checkpoints.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Ling 2 config.
+
+        The number of rotated dims of a head is rotary_dim, or else a share of the head.
+        """
+        read_choice(config, "score_function", "sigmoid", {"sigmoid": "sigmoid"})
+        given = {"rope_theta": 6e5, "n_group": 8, "topk_group": 4, **_given(config)}
+        if given.get("rotary_dim"):
+            head_dim = read_int(given, "head_dim", 128)
+            rotary = read_int(given, "rotary_dim", high=head_dim)
+            given["partial_rotary_factor"] = rotary / head_dim
+        return _read({"head_dim": 128, "first_k_dense_replace": 1, **given}, _routed(given))
+
+
+class SarvamMoe(BailingMoe):
+    """Sarvam 30B: the layers of Ling 2. Source: transformers modeling_glm4_moe, sarvam_moe."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Sarvam config, in both spellings."""
+        spellings = {
+            "n_routed_experts": "num_experts",
+            "n_shared_experts": "num_shared_experts",
+            "attention_bias": "use_qkv_bias",
+        }
+        given = {spellings.get(key, key): value for key, value in _given(config).items()}
+        given = {
+            "rope_theta": 8e6,
+            "head_dim": 64,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1024,
+            "routed_scaling_factor": 2.5,
+            "max_position_embeddings": 131072,
+            "first_k_dense_replace": 1,
+            **given,
+        }
+        return _read(given, _routed(given))
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _routed(config: Mapping[str, Any]) -> dict[str, object]:
+    """Return the entries of ModelSpec.extra of a router with groups and a bias."""
+    return {
+        "score": "sigmoid",
+        "groups": read_groups(config, (1, 1), best=2),
+        "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+        "expert_bias": read_bool(config, "moe_router_enable_expert_bias", True),
+        "qk_norm": read_bool(config, "use_qk_norm", True),
+    }
+
+
+def _read(config: Mapping[str, Any], extra: Mapping[str, object]) -> ModelSpec:
+    """Return the hyperparameters; extra: those of the router, and whether there are norms."""
+    if read_bool(config, "norm_head", False):
+        refuse("norm_head", True, "false: divide each column of lm_head.weight by its norm first")
+    return read_decoder(
+        config,
+        positions=32768,
+        qkv_bias=read_bool(config, "use_qkv_bias", False),
+        out_bias=read_bool(config, "use_bias", False),
+        extra={
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "num_shared_experts", 1, low=0),
+            "dense_layers": read_first_dense(config, 0),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            **extra,
+        },
+    )
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention of h to x."""
+    at = f"model.layers.{layer}.attention"
+    width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+    qkv = b.linear(h, f"{at}.query_key_value", features=width, bias=s.qkv_bias)
+    q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
+    norms = (q_norm, k_norm) if s.extra["qk_norm"] else (None, None)
+    b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=norms[0], k_norm=norms[1])
+    b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x)
+
+
+def routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add to x the experts of h, chosen and shared; some layers have a plain MLP instead."""
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+        return
+    at = f"model.layers.{layer}.mlp"
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=cast("bool", s.extra["renormalize"]),
+        score=cast("RouterScore", s.extra["score"]),
+        scale=cast("float", s.extra.get("expert_scale", 1.0)),
+        bias=f"{at}.gate.expert_bias" if s.extra.get("expert_bias") else None,
+        groups=cast("Groups | None", s.extra.get("groups")),
+    )
+    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    if shared:
+        gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
