@@ -148,7 +148,7 @@ OTHERWISE = {
             "glm4-moe-lite",
             "mistral4",
             "kimi-linear",
-            *("youtu", "axk1", "glm-moe-dsa"),
+            *("youtu", "axk1", "glm-moe-dsa", "bailing-hybrid"),
         ),
         ("kv_heads", "head_dim"),
     ),
