@@ -131,6 +131,7 @@ BUILTIN = {
     "SolarOpenForCausalLM": "cpuserve.models.glm4:SolarOpen",
     "StableLmForCausalLM": "cpuserve.models.stablelm:StableLm",
     "Starcoder2ForCausalLM": "cpuserve.models.starcoder2:Starcoder2",
+    "Step3p5ForCausalLM": "cpuserve.models.step3:Step35",
     "VaultGemmaForCausalLM": "cpuserve.models.gemma:VaultGemma",
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
     "YoutuForCausalLM": "cpuserve.models.deepseek:Youtu",

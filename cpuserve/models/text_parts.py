@@ -196,6 +196,7 @@ TEXT_TYPES = {
         ),
     ),
     "qwen4_exp_text": TextPart("Qwen4ExpForCausalLM"),
+    "step3p5": TextPart("Step3p5ForCausalLM", _sizes(128815, 4096, 11264, 45, 64, 128000)),
 }
 # Text models that published models of these kinds have.
 _DENSE = ("llama", "mistral", "qwen2", "qwen3", "phi3")
@@ -241,6 +242,7 @@ TEXT_PARTS = {
     "Qwen3_5MoeForConditionalGeneration": Whole("qwen3_5_moe_text"),
     "Qwen4ExpForConditionalGeneration": Whole("qwen4_exp_text"),
     "SmolVLMForConditionalGeneration": Whole("llama", tied=False),
+    "Step3p7ForConditionalGeneration": Whole("step3p5"),
     "VipLlavaForConditionalGeneration": Whole("llama", tied=False),
 }
 

@@ -20,6 +20,8 @@ from tests.helpers.gemma4 import stacked
 from tests.helpers.glm5_next import text_model
 from tests.helpers.gpt_oss import published
 from tests.helpers.rounding import doubles
+from tests.helpers.step3 import renamed
+from tests.helpers.step3 import text_model as step3_model
 
 
 def program_of(path: Path) -> Program:
@@ -106,6 +108,8 @@ def transformers_of(path: Path):
     made = getattr(transformers, config["architectures"][0], transformers.AutoModelForCausalLM)
     if config["architectures"] == ["Glm5NextForCausalLM"]:
         made = text_model()
+    if config["architectures"] == ["Step3p5ForCausalLM"]:
+        path, made = renamed(path), step3_model()
     model, info = made.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **more
     )

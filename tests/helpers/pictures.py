@@ -77,6 +77,13 @@ _KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"num_hidden_layers": 4},
     "qwen3_vl_moe_text": _sections(2, 3, 3),
     "qwen3_vl_text": _sections(2, 3, 3),
+    "step3p5": {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "sliding_window": 24,
+        "num_sliding_attention_heads": 2,
+        "share_expert_dim": 40,
+    },
 }
 
 

@@ -35,6 +35,7 @@ PARTS = {
 CONFIGS = {
     "Glm5NextForCausalLM": transformers.Glm5NextTextConfig,
     "SarvamMoEForCausalLM": transformers.SarvamMoEConfig,
+    "Step3p5ForCausalLM": transformers.Step3p7TextConfig,
 }
 
 
@@ -201,7 +202,7 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
 # another, refuses the key (Falcon, Mamba), or drops it (GLM-5.3).
 ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next", "mamba2"}
 ANOTHER_WIDTH |= {"mamba", "falcon-mamba"}
-ANOTHER_WIDTH |= {"sarvam"}  # transformers has no class of its name
+ANOTHER_WIDTH |= {"sarvam", "step3.5"}  # transformers has no class of their name
 
 
 @pytest.mark.parametrize(

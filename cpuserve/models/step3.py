@@ -1,0 +1,238 @@
+"""Step 3.5 and 3.7: windows with more heads, gates of heads, and experts with limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_float,
+    read_heads,
+    read_int,
+    read_object,
+    read_windows,
+    refuse,
+)
+from cpuserve.models.experts import read_dense_layers, read_experts
+from cpuserve.models.llama import (
+    finish_decoder,
+    layer_rope,
+    layer_window,
+    offset_norm,
+    read_decoder,
+)
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
+
+# Keys of published configs, and those of transformers.
+_SPELLINGS = {
+    "num_attention_groups": "num_key_value_heads",
+    "moe_num_experts": "n_routed_experts",
+    "moe_top_k": "num_experts_per_tok",
+    "share_expert_dims": "share_expert_dim",
+}
+_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "n_routed_experts": 288,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1280,
+}
+_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+class Step35:
+    """Step 3.5 Flash, and the part for text of Step 3.7 Flash.
+
+    Source: transformers modeling_step3p7.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Step 3.5 config.
+
+        Lists of published configs may go on with layers for multi-token prediction.
+        """
+        given = {k: v for k, v in config.items() if v is not None}
+        given = {**_DEFAULTS, **{_SPELLINGS.get(key, key): v for key, v in given.items()}}
+        layers = read_int(given, "num_hidden_layers", high=4096)
+        for key, value in given.items():
+            if isinstance(value, list) and key in _BY_LAYER:
+                given[key] = value[:layers]
+        window = read_int(given, "sliding_window", 0, low=0)
+        windows = read_windows(given, window, default=lambda _: False)
+        if not window and "sliding_attention" in given.get("layer_types", ()):
+            refuse("sliding_window", None, "a number, because layers have a sliding window")
+        heads = read_int(given, "num_attention_heads", high=65536)
+        local = _read_local_heads(given, heads)
+        by_layer = tuple(local if keys else heads for keys in windows)
+        extra: dict[str, object] = {
+            "windows": windows,
+            "heads": by_layer,
+            **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
+            "shared_width": read_int(given, "share_expert_dim", 1280, high=1 << 24),
+            "dense_layers": _read_dense(given, layers),
+            "expert_scale": read_float(given, "moe_router_scaling_factor", 1.0),
+            "limits": _read_limits(given, "swiglu_limits", layers),
+            "shared_limits": _read_limits(given, "swiglu_limits_shared", layers),
+        }
+        bias, head_dim = read_bool(given, "attention_bias", False), read_int(given, "head_dim")
+        plain, rope = split_ropes(_ropes(given), head_dim, 128000, theta=1e4, local_theta=1e4)
+        spec = read_decoder(
+            {**plain, "num_attention_heads": max(by_layer)},
+            positions=128000,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=read_bool(given, "mlp_bias", False),
+            extra={**extra, "local_rope": rope},
+        )
+        scalar = read_float(given, "query_pre_attn_scalar", float(head_dim))
+        return replace(spec, attention_scale=scalar**-0.5)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("model.embed_tokens")
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            _attention(b, s, layer, offset_norm(b, x, f"{at}.input_layernorm"), x)
+            _feed_forward(b, s, layer, offset_norm(b, x, f"{at}.post_attention_layernorm"), x)
+        finish_decoder(b, s, offset_norm(b, x, "model.norm"))
+
+
+_BY_LAYER = (
+    *("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared"),
+    *("rope_theta", "partial_rotary_factors"),
+)
+
+
+def _read_local_heads(config: Mapping[str, Any], heads: int) -> int:
+    """Return the number of query heads of layers with a window."""
+    other = read_object(config, "attention_other_setting")
+    found = {"num_sliding_attention_heads": other.get("num_attention_heads"), **config}
+    local = read_int(found, "num_sliding_attention_heads", heads, high=65536)
+    read_heads({**config, "num_attention_heads": local}, 1)
+    return local
+
+
+def _read_dense(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return the layers without experts; moe_layers_enum lists the others, as "3,4,5"."""
+    listed = config.get("moe_layers_enum")
+    if listed is None or config.get("mlp_layer_types") is not None:
+        return read_dense_layers(config, first=3)
+    names = listed.split(",") if isinstance(listed, str) else listed
+    if not isinstance(names, list) or not all(str(name).strip().isdecimal() for name in names):
+        refuse("moe_layers_enum", listed, "numbers of layers")
+    sparse = {int(name) for name in names}
+    return tuple(layer for layer in range(layers) if layer not in sparse)
+
+
+def _read_limits(config: Mapping[str, Any], key: str, layers: int) -> tuple[float, ...]:
+    """Return the limit of the gates and ups of each layer; 0 = none."""
+    found = config.get(key) or [0.0] * layers
+    if not isinstance(found, list) or len(found) != layers:
+        refuse(key, found, f"{layers} numbers")
+    return tuple(read_float({key: n}, key) if n else 0.0 for n in found)
+
+
+def _ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with rope_parameters by the kind of layer.
+
+    Published configs have lists of bases and shares by layer, and a scaling for full attention.
+    """
+    kinds = config.get("layer_types") or ["full_attention"]
+    thetas, shares = config.get("rope_theta", 1e4), config.get("partial_rotary_factors", 1.0)
+    known = read_object(config, "rope_parameters")
+    ropes: dict[str, Any] = {}
+    for kind in ("full_attention", "sliding_attention"):
+        at = kinds.index(kind) if kind in kinds else 0
+        theta, share = (v[at] if isinstance(v, list) and v else v for v in (thetas, shares))
+        scaling = read_object(config, "rope_scaling") if kind == "full_attention" else {}
+        made = {"rope_theta": theta, "partial_rotary_factor": share, **scaling}
+        ropes[kind] = {**made, **read_object(known, kind)}
+    mine = ("rope_theta", "partial_rotary_factors", "rope_scaling")
+    return {k: v for k, v in config.items() if k not in mine} | {"rope_parameters": ropes}
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add attention of h to x; the sigmoid of a linear of h multiplies each head."""
+    at, d = f"model.layers.{layer}.self_attn", s.head_dim
+    heads = cast("tuple[int, ...]", s.extra["heads"])[layer]
+    counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
+    names, features = [f"{at}.{name}" for name in counts], [n * d for n in counts.values()]
+    qkv = b.linear(h, names, features=features, bias=s.qkv_bias)
+    b.rope_store_kv(
+        qkv,
+        layer=layer,
+        rope=layer_rope(s, layer),
+        q_norm=f"{at}.q_norm",
+        k_norm=f"{at}.k_norm",
+        plus_one=True,
+        q_heads=heads,
+    )
+    window, scale = layer_window(s, layer), s.attention_scale
+    a = b.attention(qkv, layer=layer, window=window, scale=scale, q_heads=heads)
+    b.gate(b.linear(h, f"{at}.g_proj", features=heads), to=a, heads=heads)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+
+
+def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
+    at = f"model.layers.{layer}"
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        _mlp(b, s, layer, f"{at}.mlp", h, s.intermediate, x)
+        return
+    width, count = (cast("int", s.extra[key]) for key in ("expert_width", "experts"))
+    lines = (width, width, s.width)
+    limit = cast("tuple[float, ...]", s.extra["limits"])[layer]
+    b.mixture(
+        h,
+        f"{at}.moe.gate",
+        [
+            [rows(f"{at}.moe.{p}", 0, n, index=e) for p, n in zip(_PARTS, lines, strict=True)]
+            for e in range(count)
+        ],
+        features=width,
+        chosen=cast("int", s.extra["chosen"]),
+        to=x,
+        score="sigmoid",
+        renormalize=True,
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.moe.router_bias",
+        limit=limit,
+        gate_limit=_before_silu(limit),
+    )
+    _mlp(b, s, layer, f"{at}.share_expert", h, cast("int", s.extra["shared_width"]), x)
+
+
+def _mlp(
+    b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId, features: int, x: ValueId
+) -> None:
+    """Add the gated MLP of h to x; some layers have limits."""
+    limit = cast("tuple[float, ...]", s.extra["shared_limits"])[layer]
+    both = [f"{at}.gate_proj", f"{at}.up_proj"]
+    values = b.linear(
+        h, both, features=features, bias=s.mlp_bias, then="none" if limit else "silu_mul"
+    )
+    if limit:
+        b.limit(values, limit, _before_silu(limit))
+        values = b.activation(values, "silu_mul")
+    b.linear(values, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=x)
+
+
+def _before_silu(limit: float) -> float:
+    """Return the gate whose SiLU is `limit`, because the limit is for gates after the SiLU.
+
+    SiLU grows where it is positive, so the gates with a larger SiLU are those above this one.
+    """
+    gate = limit
+    for _ in range(100):  # converges: the step is at most the limit, and becomes ever smaller
+        gate = limit * (1.0 + math.exp(-gate))
+    return gate
