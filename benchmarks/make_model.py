@@ -1268,6 +1268,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         floor_scale=24,
         attn_scale=0.3,
     ),
+    "tiny-mimo-v2": _decoder(
+        "MiMoV2Flash",
+        (*_TINY[:3], 7, 4, 1),
+        **_TINY_KEYS,
+        model_type="mimo_v2_flash",
+        head_dim=48,
+        v_head_dim=32,
+        sliding_window=20,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+    ),
     "tiny-bailing-hybrid": _decoder(
         "BailingHybrid",
         (512, 64, 96, 4, 4, 4),

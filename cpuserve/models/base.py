@@ -91,6 +91,7 @@ BUILTIN = {
     "MambaForCausalLM": "cpuserve.models.mamba:MambaModel",
     "Mamba2ForCausalLM": "cpuserve.models.mamba:Mamba2Model",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
+    "MiMoV2FlashForCausalLM": "cpuserve.models.mimo_v2:MiMoV2Flash",
     "MiniCPM3ForCausalLM": "cpuserve.models.deepseek:MiniCpm3",
     "MiniCPMForCausalLM": "cpuserve.models.granite:MiniCpm",
     "MiniMaxM2ForCausalLM": "cpuserve.models.minimax_m2:MiniMaxM2",

@@ -1,0 +1,139 @@
+"""MiMo V2: values are narrower than keys, and layers with a window have more heads of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_flags,
+    read_float,
+    read_int,
+    read_windows,
+)
+from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts, read_groups
+from cpuserve.models.llama import build_decoder, dense_mlp, layer_rope, layer_window, read_decoder
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.mixture import Groups
+from cpuserve.program.ops import ValueId
+
+_DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+}
+
+
+class MiMoV2Flash:
+    """MiMo-V2-Flash: windows with attention sinks, and experts chosen by a sigmoid and a bias.
+
+    Source: transformers modeling_mimo_v2_flash.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a MiMo V2 config, in both spellings.
+
+        sliding_window counts the token itself, and sliding_window_size does not.
+        """
+        given = {key: value for key, value in config.items() if value is not None}
+        given = {**_DEFAULTS, "rms_norm_eps": given.get("layernorm_epsilon", 1e-5), **given}
+        kv_heads = read_int(given, "num_key_value_heads", high=65536)
+        window = read_int(given, "sliding_window", 129)
+        if "sliding_window_size" in given:
+            window = read_int(given, "sliding_window_size") + 1
+        listed = read_flags(given, "hybrid_layer_pattern", lambda i: i > 0 and (i + 1) % 6 > 0)
+        head_dim = read_int(given, "head_dim", high=1024)
+        scale = 1.0
+        if config.get("attention_value_scale", 0.707) is not None:
+            scale = read_float(given, "attention_value_scale", 0.707)
+        extra = {
+            "windows": read_windows(given, window, default=lambda i: listed[i]),
+            "local_kv_heads": read_int(given, "swa_num_key_value_heads", 2 * kv_heads),
+            "values": read_int(given, "v_head_dim", high=head_dim),
+            "value_scale": scale,
+            **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
+            "dense_layers": _read_dense(given),
+            "groups": read_groups(given, (1, 1), best=2),
+            "expert_scale": read_float(given, "routed_scaling_factor", 1.0),
+            "renormalize": read_bool(given, "norm_topk_prob", True),
+        }
+        plain, local = split_ropes(_ropes(given), head_dim, 131072, theta=5e6, local_theta=1e4)
+        return read_decoder(
+            plain,
+            positions=131072,
+            qkv_bias=read_bool(given, "attention_bias", False),
+            extra={**extra, "local_rope": local},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, attention=_attention, mlp=_mlp)
+
+
+def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the layers without experts: by mlp_layer_types, or by the flags moe_layer_freq."""
+    if config.get("mlp_layer_types") is not None:
+        return read_dense_layers(config, first=1)
+    sparse = read_flags(config, "moe_layer_freq", lambda i: i > 0)
+    return tuple(i for i, flag in enumerate(sparse) if not flag)
+
+
+def _ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with rope_parameters by the kind of layer."""
+    share = config.get("partial_rotary_factor", 0.334)
+    full = {"rope_theta": config.get("rope_theta", 5e6), "partial_rotary_factor": share}
+    local = {"rope_theta": config.get("swa_rope_theta", 1e4), "partial_rotary_factor": share}
+    known = config.get("rope_parameters") or {
+        "full_attention": full,
+        "sliding_attention": local,
+    }
+    plain = {k: v for k, v in config.items() if k != "partial_rotary_factor"}
+    return {**plain, "rope_parameters": known}
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add attention of h to x. The cache has values that are as wide as keys, with zeros."""
+    at, d, values = f"model.layers.{layer}.self_attn", s.head_dim, cast("int", s.extra["values"])
+    window = layer_window(s, layer)
+    kv_heads = cast("int", s.extra["local_kv_heads"]) if window else s.kv_heads
+    parts = {"q": s.q_heads * d, "k": kv_heads * d, "v": kv_heads * values}
+    names = [f"{at}.{part}_proj" for part in parts]
+    qkv = b.linear(h, names, features=list(parts.values()), bias=s.qkv_bias)
+    if values < d:
+        qkv = b.resize_heads(qkv, begin=parts["q"] + parts["k"], heads=kv_heads, to=d)
+    b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer), heads=(kv_heads, d))
+    a = b.attention(qkv, layer=layer, window=window, sinks=f"{at}.sinks" if window else None)
+    if values < d:
+        a = b.resize_heads(a, begin=0, heads=s.q_heads, to=values)
+    b.multiply_by(a, cast("float", s.extra["value_scale"]))
+    b.linear(a, f"{at}.o_proj", add_to=x)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add to x the experts of h, or the plain MLP of h."""
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+        return
+    at = f"model.layers.{layer}.mlp"
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=cast("bool", s.extra["renormalize"]),
+        score="sigmoid",
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.gate.e_score_correction_bias",
+        groups=cast("Groups | None", s.extra["groups"]),
+    )
