@@ -101,7 +101,7 @@ def _routed(config: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _read(config: Mapping[str, Any], extra: Mapping[str, object]) -> ModelSpec:
-    """Return the hyperparameters; extra: those of the router, and whether there are norms."""
+    """Return the hyperparameters; extra: of the router, and whether there are norms."""
     if read_bool(config, "norm_head", False):
         refuse("norm_head", True, "false: divide each column of lm_head.weight by its norm first")
     return read_decoder(

@@ -88,6 +88,7 @@ BUILTIN = {
     "LlamaBidirectionalModel": "cpuserve.models.llama:LlamaBidirectional",
     "Llama4ForCausalLM": "cpuserve.models.llama4:Llama4",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
+    "LongcatFlashForCausalLM": "cpuserve.models.longcat:LongcatFlash",
     "MambaForCausalLM": "cpuserve.models.mamba:MambaModel",
     "Mamba2ForCausalLM": "cpuserve.models.mamba:Mamba2Model",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",

@@ -30,7 +30,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
-# Keys of published configs, and those of transformers.
+# Keys of published configs, with the keys of transformers.
 _SPELLINGS = {
     "num_attention_groups": "num_key_value_heads",
     "moe_num_experts": "n_routed_experts",
@@ -228,7 +228,7 @@ def _mlp(
 
 
 def _before_silu(limit: float) -> float:
-    """Return the gate whose SiLU is `limit`, because the limit is for gates after the SiLU.
+    """Return the gate with `limit` as its SiLU, because the limit is for gates after the SiLU.
 
     SiLU grows where it is positive, so the gates with a larger SiLU are those above this one.
     """

@@ -159,9 +159,8 @@ int64_t AttentionPlan::first_key(int64_t position) const noexcept {
   return geometry_.window > 0 ? std::max<int64_t>(0, position - geometry_.window + 1) : 0;
 }
 
-// Returns the first token of the run that `token` is in: the tokens of a picture, or those that see
-// no later token, or those of a section. Tokens count from the first token of the sequence in the
-// step.
+// Returns the first token of the run that `token` is in: the tokens of a picture or of a section,
+// or tokens that see no later token. Tokens count from the first token of the sequence in the step.
 int64_t AttentionPlan::first_of_run(const StepInput& in, int32_t seq,
                                     int64_t token) const noexcept {
   const int64_t pos0 = in.kv_len[seq] - (in.query_start[seq + 1] - in.query_start[seq]);

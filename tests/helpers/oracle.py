@@ -98,6 +98,8 @@ def transformers_of(path: Path):
         path = stacked(path)
     if config["architectures"] == ["Llama4ForCausalLM"]:
         path = stacked(path, by_inputs=True)
+    if config["architectures"] == ["LongcatFlashForCausalLM"]:
+        path = stacked(path, unused=config["zero_expert_num"])
     more = {}
     if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
         more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)

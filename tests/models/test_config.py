@@ -556,6 +556,7 @@ COUNTED |= {
         "sarvam": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
         "mimo-v2": ("num_experts_per_tok", "moe_intermediate_size"),
+        "longcat": ("num_layers",),
         "bailing-hybrid": ("layer_group_size", "num_expert_group", "moe_intermediate_size"),
     }.items()
     for key in keys

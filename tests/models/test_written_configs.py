@@ -153,6 +153,7 @@ OTHERWISE = {
         ),
         ("kv_heads", "head_dim"),
     ),
+    "longcat": {"kv_heads", "head_dim", "layers"},  # there a layer has one attention
     "llama4": {"intermediate"},  # of its experts
     "minicpm3": {"kv_heads", "head_dim", "norm_eps"},  # the epsilon is of scaled residuals
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim

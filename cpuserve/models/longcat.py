@@ -1,0 +1,98 @@
+"""LongCat Flash: a layer has two attentions and MLPs, and experts that may do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.config import read_choice, read_float, read_int
+from cpuserve.models.deepseek import latent_output, read_latent
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+# Keys of this family, each with the key that other families have for the same value.
+_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "ffn_hidden_size": "intermediate_size",
+    "expert_ffn_hidden_size": "moe_intermediate_size",
+    "moe_topk": "num_experts_per_tok",
+}
+_DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e7,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+class LongcatFlash:
+    """LongCat Flash 560B-A27B. Source: transformers modeling_longcat_flash."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a LongCat Flash config; a layer has two attentions."""
+        read_choice(config, "zero_expert_type", "identity", {"identity": "identity"})
+        given = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
+        layers = read_int(given, "num_layers", given.get("num_hidden_layers", 56) // 2, high=2048)
+        given = {**given, "num_layers": layers}
+        given |= {ours: given[key] for key, ours in _KEYS.items() if key in given}
+        for key in ("ffn_hidden_size", "expert_ffn_hidden_size"):
+            if _KEYS[key] not in given:
+                read_int(given, key)
+        spec = read_latent(given, positions=131072, dense=None, groups=None)
+        width, ranks = spec.width, (spec.extra["q_rank"], spec.extra["rank"])
+        of_queries, of_rows = ((width / cast("int", rank)) ** 0.5 for rank in ranks)
+        scale = cast("float", spec.extra["scale"]) * of_queries * of_rows
+        extra = {
+            **spec.extra,
+            "scale": scale,
+            "row_scale": of_rows,
+            **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
+            "identities": read_int(given, "zero_expert_num", 256, low=0, high=4096),
+            "expert_scale": read_float(given, "routed_scaling_factor", 6.0),
+        }
+        return replace(spec, extra=extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("model.embed_tokens")
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            experts: ValueId | None = None
+            for i in range(2):
+                h = b.rms_norm(x, f"{at}.input_layernorm.{i}")
+                out = latent_output(b, s, layer, h, at=f"{at}.self_attn.{i}")
+                b.linear(out, f"{at}.self_attn.{i}.o_proj", bias=s.out_bias, add_to=x)
+                h = b.rms_norm(x, f"{at}.post_attention_layernorm.{i}")
+                if experts is None:
+                    experts = _mixture(b, s, f"{at}.mlp", h)
+                gated_mlp(b, s, f"{at}.mlps.{i}", h, s.intermediate, to=x)
+            assert experts is not None
+            b.add(experts, to=x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"))
+
+
+def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return the experts of h; some of them return h itself."""
+    return add_mixture(
+        b,
+        s,
+        at,
+        h,
+        None,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=False,
+        score="softmax",
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.router.e_score_correction_bias",
+        router="router.classifier",
+        identities=cast("int", s.extra["identities"]),
+    )
