@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from cpuserve.api import shared_paths, systemone
 from cpuserve.api.anthropic import batches as message_batches
@@ -170,15 +172,32 @@ def _add_records(app: FastAPI, state: ServerState, records: Records) -> None:
     app.add_middleware(RequestIds, counts=counts, records=records)
 
 
+# A browser asks so whether a public web page may use a server in a private network.
+_FROM_OUTSIDE = "access-control-request-private-network"
+
+
+class _CorsOfPrivateNetworks(CORSMiddleware):
+    """CORS for public pages of the allowed origins as well.
+
+    Starlette knows this question of browsers from 0.51 on, and this class with every version.
+    """
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the response to a preflight request."""
+        others = [(k, v) for k, v in request_headers.raw if k.decode("latin-1") != _FROM_OUTSIDE]
+        response = super().preflight_response(Headers(raw=others))
+        if _FROM_OUTSIDE in request_headers and response.status_code < 400:
+            response.headers["access-control-allow-private-network"] = "true"
+        return response
+
+
 def _add_cors(app: FastAPI, cors: Cors) -> None:
     app.add_middleware(
-        CORSMiddleware,
+        _CorsOfPrivateNetworks,
         allow_origins=cors.origins,
         allow_methods=cors.methods,
         allow_headers=cors.headers,
         allow_credentials=cors.credentials,
-        # Public web pages of the allowed origins may use a server in a private network.
-        allow_private_network=True,
         expose_headers=["x-request-id", *dict.fromkeys(_shown_headers())],
     )
 

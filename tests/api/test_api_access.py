@@ -135,6 +135,16 @@ def test_pages_of_an_allowed_origin_may_ask_before_they_have_sent_a_key(origins)
     assert sorted(exposed) == sorted({"x-request-id", "request-id", "retry-after"} | limits)
 
 
+def test_public_pages_of_an_allowed_origin_may_use_a_server_in_a_private_network():
+    api, asked = Api(cors=Cors((ORIGIN,))), {"access-control-request-private-network": "true"}
+    for origin, status in ((ORIGIN, 200), ("https://evil.example", 400)):
+        headers = {**PREFLIGHT, "origin": origin}
+        for more, allowed in (({}, None), (asked, "true" if status == 200 else None)):
+            response = api.request("OPTIONS", "/v1/chat/completions", headers={**headers, **more})
+            assert response.status_code == status
+            assert response.headers.get("access-control-allow-private-network") == allowed
+
+
 def test_pages_of_other_origins_may_not():
     api = Api(cors=Cors((ORIGIN,), methods=("GET",), headers=("x-mine",)))
     other = {**PREFLIGHT, "origin": "https://evil.example"}
