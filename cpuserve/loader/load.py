@@ -96,7 +96,8 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
         from cpuserve.quant.patches import PatchWeights
 
         names = tower.patch_weight, tower.merge_weight
-        return PatchWeights(weights, *names, tower.pixels, tower.patch, tower.patch_axes)
+        axes, block = tower.patch_axes, tower.merge
+        return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
     if not reads_types(config):

@@ -38,6 +38,7 @@ BUILTIN = {
     "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
     "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
     "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
+    "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
     "Qwen2_5_VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen25VLTower",

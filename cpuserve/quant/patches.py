@@ -41,10 +41,12 @@ class PatchWeights:
         pixels: PixelScale,
         patch: int,
         axes: str = "",
+        block: int = 1,
     ) -> None:
         """Wrap the weights of a checkpoint.
 
-        merge: a convolution over blocks of patches, which becomes a matrix as well; "" = none.
+        merge: a convolution over blocks of patches, which becomes a matrix as well, or already
+          is one; "" = none. block: the patches of a side of a block.
         pixels: how the image processor makes a number of a byte.
         patch: the pixels of a side of a patch.
         axes: the axes of the columns if the checkpoint has a matrix (TowerSpec.patch_axes).
@@ -53,7 +55,7 @@ class PatchWeights:
         self._merge = f"{merge}.weight" if merge else ""
         self._matrix, self._bias = f"{name}.weight", f"{name}.bias"
         self._pixels = pixels
-        self._patch, self._axes = patch, axes
+        self._patch, self._axes, self._block = patch, axes, block
 
     def names(self) -> set[str]:
         """Return the name of each tensor in the checkpoint, after renaming, and of the bias."""
@@ -63,7 +65,7 @@ class PatchWeights:
         """Return the tensor; the matrix and its bias are built in fp32 when they are read."""
         whole = self._weights.get(self._matrix if name == self._bias else name)
         if name == self._merge:
-            return _by_place(whole)
+            return _by_place(whole, self._block)
         if name == self._matrix and (self._axes or len(whole.shape) > 2):
             n, k = whole.shape[0], self._patch**2 * _CHANNELS
             return BuiltTensor(name, (n, k), "f32", n * k * 4, self._rows, whole.release)
@@ -116,11 +118,16 @@ class PatchWeights:
         return shifted
 
 
-def _by_place(whole: QuantTensor) -> QuantTensor:
-    """Return a convolution [n, width, y, x] as a matrix [n, y * x * width]."""
+def _by_place(whole: QuantTensor, block: int) -> QuantTensor:
+    """Return a convolution [n, width, y, x] as a matrix [n, y * x * width].
+
+    block: y and x, for a convolution that is stored as a matrix [n, width * y * x].
+    """
     from cpuserve.quant import dequantize
 
     n, *sides = whole.shape
+    if len(sides) == 1:
+        sides = [sides[0] // block**2, block, block]
     k = int(np.prod(sides))
 
     def build(some: slice) -> npt.NDArray[np.uint8]:

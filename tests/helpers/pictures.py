@@ -132,6 +132,7 @@ LFM2 = "Lfm2VlForConditionalGeneration"
 INTERNVL = "InternVLForConditionalGeneration"
 INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not run, writes it
 LLAVA = "LlavaForConditionalGeneration"
+MISTRAL3 = "Mistral3ForConditionalGeneration"
 GRANITE = "GraniteDoclingForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
@@ -301,6 +302,7 @@ GRID_MODELS = {
     "GlmOcrForConditionalGeneration": "glm_ocr_text",
     LFM2: "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",
+    MISTRAL3: "mistral",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
@@ -380,6 +382,8 @@ def write_grid_model(
         clipped = "whole" not in architecture
         vision_values |= {**_GEMMA4_VISION, "use_clipped_linears": clipped}
         vision_values["standardize"] = not clipped
+    elif architecture == MISTRAL3:
+        more = _KINDS[kind]
     elif architecture.startswith("Lfm"):
         more, vision_values["num_key_value_heads"] = _KINDS[kind], 1
     else:
@@ -410,6 +414,8 @@ def write_grid_model(
         "merge_size": 2,
         "size": {"shortest_edge": 16 * PATCH**2, "longest_edge": 256 * PATCH**2},
     }
+    if architecture == MISTRAL3:
+        pictures["size"] = {"longest_edge": 16 * PATCH}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     return model
 
@@ -427,6 +433,8 @@ def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, to
     """
     if architecture.partition(" ")[0] in (GEMMA4, LFM2):
         return _padded_inputs(grids, architecture)
+    if architecture == MISTRAL3:
+        return _padded_pictures(grids)
     found, plain = [], "Paddle" in architecture
     for grid in grids:
         patches = torch.from_numpy(patches_of(grid, 1 if plain else 2)).float() * SCALE
@@ -437,6 +445,18 @@ def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, to
         found.append(frames[:, :, 0] if plain else frames.reshape(len(patches), -1))
     shapes = [(1, g.shape[1] // PATCH, g.shape[2] // PATCH) for g in grids]
     return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(shapes)}
+
+
+def _padded_pictures(grids: list[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return what the image processor of Pixtral makes: whole pictures of one size, and sizes."""
+    sizes = torch.tensor([grid.shape[1:3] for grid in grids])
+    pixels = torch.zeros(len(grids), 3, *sizes.amax(dim=0).tolist())
+    for index, (grid, (height, width)) in enumerate(zip(grids, sizes.tolist(), strict=True)):
+        numbers = (torch.from_numpy(grid[0]).float() * SCALE - torch.tensor(MEAN)) / torch.tensor(
+            DEVIATION
+        )
+        pixels[index, :, :height, :width] = numbers.permute(2, 0, 1)
+    return {"pixel_values": pixels, "image_sizes": sizes}
 
 
 def _padded_inputs(grids: list[np.ndarray], architecture: str) -> dict[str, torch.Tensor]:

@@ -16,10 +16,18 @@ from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
 from cpuserve.media.families.llava import LlavaPictures, llava
+from cpuserve.media.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
 
 AnyFamily: TypeAlias = (
-    Idefics3 | QwenVL | Gemma3Pictures | Gemma4Pictures | Lfm2Pictures | CanvasTiles | LlavaPictures
+    Idefics3
+    | QwenVL
+    | Gemma3Pictures
+    | Gemma4Pictures
+    | Lfm2Pictures
+    | CanvasTiles
+    | LlavaPictures
+    | PixtralPictures
 )
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
@@ -40,6 +48,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "lfm2_vl": lfm2_vl,
     "lfm3_vl": qwen_vl,
     "llava": llava,
+    "mistral3": mistral3,
     "paddleocr_vl": paddleocr_vl,
     "qwen2_5_vl": qwen_vl,
     "qwen2_vl": qwen_vl,
