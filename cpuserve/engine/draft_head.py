@@ -13,7 +13,7 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.step import RowResult, SeqChunk
-from cpuserve.engine.draft_model import FEW, Draft, DraftedText, DraftModel
+from cpuserve.engine.draft_model import FEW, TRY_AFTER, Draft, DraftedText, DraftModel
 from cpuserve.ids import RequestId, SlotId
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # A random number is a function of seed + WEYL * (position of the sampled token + 1), modulo 2^64
 # (`uniform` in csrc/kernels/table/sampling.h).
 WEYL = 0x9E3779B97F4A7C15
+# A head that rests has forgotten all texts. It begins them anew this number of rounds before it
+# tries a guess, because its first guesses of a text are worse than later ones.
+EARLY = 4
 
 
 class DraftHead(DraftModel):
@@ -40,8 +43,6 @@ class DraftHead(DraftModel):
     target: the executor of the model.
     """
 
-    tries = 8  # the head begins a text anew, and needs some tokens before it guesses well
-
     def __init__(
         self, executor: Executor, kv: KvManager, vocab: int, longest: int, target: Executor
     ) -> None:
@@ -53,7 +54,7 @@ class DraftHead(DraftModel):
         rows = self._target.step_rows()
         known = [request for request in requests if request.slot in rows]
         turns = self._chosen(self._turns(known), budget)
-        if self._rests and not turns:
+        if not turns and 0 < self._rests < TRY_AFTER - EARLY:
             self._forget_all_but(())
             return
         self._guess_on(*self._catch_up(known, turns, rows), budget)

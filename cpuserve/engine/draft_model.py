@@ -126,10 +126,7 @@ class DraftModel:
     longest: the number of tokens of the longest text that the draft model can continue.
     seconds: how long all rounds have taken.
     num_steps: how many steps the draft model has run.
-    tries: how many rounds in a row have a draft that is not expected to pay, to learn its chance.
     """
-
-    tries = 1
 
     def __init__(self, executor: Executor, kv: KvManager, vocab: int, longest: int) -> None:
         self.executor = executor
@@ -224,8 +221,7 @@ class DraftModel:
         self._rests += 1
         if self._rests < TRY_AFTER:
             return []
-        if self._rests >= TRY_AFTER + self.tries - 1:
-            self._rests = 0
+        self._rests = 0
         turns[0].request.most_drafts = 1
         return turns[:1]
 

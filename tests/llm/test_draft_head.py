@@ -6,8 +6,8 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.core.ngram_drafts import NgramDrafts
-from cpuserve.engine.draft_head import DraftHead
-from cpuserve.engine.draft_model import DraftModel
+from cpuserve.engine.draft_head import EARLY, DraftHead
+from cpuserve.engine.draft_model import TRIALS, TRY_AFTER, DraftModel
 from cpuserve.errors import StartupError
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert
@@ -199,6 +199,22 @@ def test_a_head_begins_anew_after_a_prefix_from_the_cache(hasty, no_ngrams, chec
         assert llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids == want
         assert llm._client.stats.accepted_tokens > before + 20
     assert {begin for step in watched for begin, *_ in step} == {128}
+
+
+def test_a_head_that_does_not_pay_rests_and_tries_a_guess_now_and_then(
+    eager, no_ngrams, checkpoint, watched, monkeypatch
+):
+    monkeypatch.setattr(DraftModel, "_paying", lambda *_: [])
+    tokens = 130
+    with make(checkpoint("glm4-moe", sure=True)) as llm:
+        llm.generate([TEXTS[0]], plain_params(0.0, 1, tokens))
+        stats = llm._client.stats
+        assert TRIALS <= stats.draft_tokens <= TRIALS + tokens // TRY_AFTER
+        # A try is right although the head has begun the text anew a few tokens before.
+        assert stats.accepted_tokens == stats.draft_tokens
+    rounds = len(watched) - TRIALS
+    assert EARLY + 1 <= rounds <= (EARLY + 1) * (tokens // TRY_AFTER)
+    assert len({first for step in watched for first, *_ in step}) <= 1 + tokens // TRY_AFTER
 
 
 def test_no_request_fails_if_the_head_does(hasty, checkpoint, monkeypatch, caplog):
