@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from cpuserve.config.speculation import AUTO
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.draft_head import DraftHead
@@ -75,6 +76,8 @@ def build_engine(
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
     drafts = _draft_model(config, vocab, team, executor)
+    if drafts is None:  # also if there is a head that cannot be used
+        config = msgspec.structs.replace(config, draft=None)
     head = _head(config, facts)
     check_same(config.sources)  # the files may have changed while they were read
     report = executor.report()
@@ -135,7 +138,13 @@ def _draft_model(
     )
     if draft.head:
         own = msgspec.structs.replace(own, media_rows=draft.max_tokens, weight_cache_bytes=0)
-        executor = _head_executor(own, team)
+        try:
+            executor = _head_executor(own, team)
+        except ModelError as error:
+            if config.speculation is None or config.speculation.method != AUTO:
+                raise
+            log.warning("no tokens are guessed with the head of the model: %s", error)
+            return None
         kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=False)
         return DraftHead(executor, kv, vocab, draft.max_model_len, target)
     executor, own_vocab, *_ = _on_program(own, None, team)

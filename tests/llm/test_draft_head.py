@@ -6,9 +6,10 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.engine import build
 from cpuserve.engine.draft_head import EARLY, DraftHead
 from cpuserve.engine.draft_model import TRIALS, TRY_AFTER, DraftModel
-from cpuserve.errors import StartupError
+from cpuserve.errors import ModelError, StartupError
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, is_offset, with_head
@@ -279,3 +280,20 @@ def test_the_memory_plan_counts_the_output_matrix_and_the_keys_of_a_head(checkpo
         plain = llm.config.kv_blocks
     with make(path, **sizes) as llm:
         assert llm.config.draft.kv_blocks == llm.config.kv_blocks < plain
+
+
+def test_a_head_that_cannot_be_loaded_stops_only_a_start_that_asks_for_it(
+    checkpoint, monkeypatch, caplog
+):
+    path = checkpoint("glm4-moe")
+
+    def fail(path, team):
+        raise ModelError("its tensors do not fit together")
+
+    monkeypatch.setattr(build, "_head_executor", fail)
+    with LLM(path, **SIZES, speculate="auto") as llm:
+        assert llm.generate([PROMPTS[0]], plain_params(0.0, 1, 30))[0].outputs[0].token_ids
+        assert "draft_steps" not in llm._client.ask_now("report")
+    assert "with the head of the model: its tensors do not fit together" in caplog.text
+    with pytest.raises(StartupError, match="its tensors do not fit together"):
+        make(path)
