@@ -1470,6 +1470,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_bias=False,  # files with a matrix for each expert have no bias that experts share
     ),
     "tiny-gte": _encoder("Gte", (512, 64, 96, 2, 4), model_type="gte", max_position_embeddings=320),
+    "tiny-jina-v2": _encoder(
+        "JinaBert",
+        (512, 96, 160, 2, 6),
+        model_type="bert",
+        max_position_embeddings=512,
+    ),
     "tiny-jina-v3": _encoder(
         "JinaEmbeddingsV3",
         (512, 64, 160, 2, 4),

@@ -77,6 +77,8 @@ BUILTIN = {
     "InternLM2ForCausalLM": "cpuserve.models.internlm2:InternLm2",
     "Jais2ForCausalLM": "cpuserve.models.nemotron:Jais2",
     "JambaForCausalLM": "cpuserve.models.jamba:Jamba",
+    "JinaBertForMaskedLM": "cpuserve.models.jina_v2:JinaV2",
+    "JinaBertModel": "cpuserve.models.jina_v2:JinaV2",
     "JinaEmbeddingsV3Model": "cpuserve.models.gte:JinaV3",
     "JinaEmbeddingsV5Model": "cpuserve.models.jina_v5:JinaV5",
     "KimiLinearForCausalLM": "cpuserve.models.kimi_linear:KimiLinear",
@@ -143,16 +145,11 @@ BUILTIN = {
 SAME = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "GraniteMoeSharedForCausalLM": "GraniteMoeForCausalLM",
+    "JinaBertForMaskedLM": "JinaBertModel",
     "NewModel": "GteModel",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "RobertaModel": "XLMRobertaModel",
 }
-# Architectures that run neither here nor through transformers, with the reason in a sentence.
-_ALIBI = (
-    "its attention has linear biases in both directions (ALiBi); of its kind, jina-embeddings v3 "
-    "and v5 run"
-)
-REFUSED = {"JinaBertForMaskedLM": _ALIBI, "JinaBertModel": _ALIBI}
 # Classifiers of texts, each with the architecture of the model below the head. Classifiers with one
 # label are rerankers, which score pairs of texts. loader/ranking.py reads the heads.
 RERANKERS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from cpuserve.errors import ModelError
 from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
-from cpuserve.models.base import CLASSIFIERS, MASKED, REFUSED, RERANKERS, TAGGERS
+from cpuserve.models.base import CLASSIFIERS, MASKED, RERANKERS, TAGGERS
 from cpuserve.models.config import (
     read_architectures,
     read_bool,
@@ -42,7 +42,7 @@ def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
     """Return (hyperparameters of the model, whether cpuserve has a Program for it).
 
     Raises ModelError, which lists the supported architectures, if neither cpuserve
-    nor an installed transformers implements the model. Also raises it for architectures in REFUSED.
+    nor an installed transformers implements the model.
     """
     if runs_through_transformers(config):
         return generic_spec(config), False
@@ -56,9 +56,6 @@ def runs_through_transformers(config: Mapping[str, Any]) -> bool:
         ModelError: neither can run it; the message has the kind of the model, and the ways out.
     """
     architecture = architecture_of(config)
-    if architecture in REFUSED:
-        msg = f"architecture {architecture} is not supported: {REFUSED[architecture]}"
-        raise ModelError(msg)
     if find_model(architecture) is not None:
         return False
     other = other_kind(config, architecture)

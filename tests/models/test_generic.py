@@ -95,11 +95,3 @@ def test_a_family_file_comes_before_transformers_and_both_before_a_refusal():
     with pytest.raises(ModelError, match="SomeForCausalLM") as refusal:
         read_spec(config)
     assert f"`cpuserve models` lists the {len(BUILTIN)} that are" in str(refusal.value)
-
-
-@pytest.mark.parametrize("architecture", ["JinaBertModel", "JinaBertForMaskedLM"])
-def test_jina_v2_is_refused_although_its_config_says_that_it_is_bert(architecture):
-    """Transformers would run it as BERT, with other positions."""
-    config = {"architectures": [architecture], "model_type": "bert"}
-    with pytest.raises(ModelError, match=r"ALiBi\); of its kind, jina-embeddings v3 and v5 run"):
-        read_spec(config)

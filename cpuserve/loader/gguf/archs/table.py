@@ -35,21 +35,19 @@ THROUGH_TRANSFORMERS = {
 _RECURRENT = "its recurrent layers are of another kind. Mamba 2, Falcon-H1 and Granite 4 run"
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
 _PICTURES = "it is for images or sound, and cpuserve reads texts. Gemma 3, Qwen3 and Qwen3.5 run"
-_ENCODER = "its attention has biases by distance. EuroBERT and jina-embeddings v3 and v5 run"
 _PAIR = "it is of an encoder-decoder. Decoders such as Qwen3 and encoders such as EuroBERT run"
 REASONS = {
     **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), _RECURRENT),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     **dict.fromkeys(("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl"), _PICTURES),
     "wavtokenizer-dec": _PICTURES,
-    "jina-bert-v2": _ENCODER,
     **dict.fromkeys(("t5", "t5encoder"), _PAIR),
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     **dict.fromkeys(
         (
-            *("bailingmoe", "bailingmoe2", "gptj", "internlm2", "llama4", "mimo2", "minicpm"),
-            *("minicpm3", "phimoe", "step35"),
+            *("bailingmoe", "bailingmoe2", "gptj", "internlm2", "jina-bert-v2", "llama4", "mimo2"),
+            *("minicpm", "minicpm3", "phimoe", "step35"),
         ),
         "give the safetensors of the model, which run",
     ),
