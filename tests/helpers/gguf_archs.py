@@ -9,6 +9,8 @@ TOP = {
     "model.norm": "output_norm",
     "model.embedding_norm": "token_embd_norm",
     "lm_head": "output",
+    "output": "output",
+    "model.tok_embeddings": "token_embd",
     "gpt_neox.embed_in": "token_embd",
     "gpt_neox.final_layer_norm": "output_norm",
     "embed_out": "output",
@@ -320,6 +322,15 @@ NAMES = {
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
     **dict.fromkeys(("mamba", "mamba-falcon", "mamba2"), MAMBA),
     **dict.fromkeys(("jamba", "jamba-dense"), JAMBA),
+    "internlm2": {
+        "attention_norm": "attn_norm",
+        "attention.wqkv": "attn_qkv",
+        "attention.wo": "attn_output",
+        "ffn_norm": "ffn_norm",
+        "feed_forward.w1": "ffn_gate",
+        "feed_forward.w2": "ffn_down",
+        "feed_forward.w3": "ffn_up",
+    },
     "afmoe": {
         **LLAMA,
         "self_attn.gate_proj": "attn_gate",
@@ -468,6 +479,12 @@ ARCHS = {
     ),
     "phi3": ("phi3", {"sliding_window": None}, {}),  # llama.cpp ignores the window
     "granite": ("granite", {}, GRANITE_KEYS),
+    "minicpm": (
+        "minicpm",
+        {},
+        {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 4.0},
+    ),
+    "internlm2": ("internlm2", {}, {}),
     "granitemoe": ("granite-moe", {}, GRANITE_KEYS),
     "granitemoe-shared": (
         "granite-moe",
@@ -861,7 +878,7 @@ CHOSEN_KEYS = (
     "moe_topk",
 )
 # The architectures with interleaved rows in q and k; the ones of Granite have them as well.
-INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")
+INTERLEAVED = ("llama", "internlm2", "minicpm", "arcee", "mistral3", "mixtral", "smollm3")
 ADDED_NORMS = (
     "gemma",
     "gemma2",

@@ -278,6 +278,8 @@ def renamed(arch, tensors, heads, kv):
             _, _, layer, part = stem.split(".", 3)
             out[f"blk.{layer}.{NAMES.get(arch, LLAMA)[part]}.{kind}"] = value
     out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
+    if arch == "internlm2":
+        out = {n: part for name, value in out.items() for n, part in _split_qkv(name, value, kv)}
     for name, value in out.items():
         interleaved = arch.startswith(("granite", *INTERLEAVED)) or arch == "olmo"
         if interleaved and re.search(r"attn_[qk]\.", name):
@@ -312,6 +314,18 @@ def renamed(arch, tensors, heads, kv):
     ):
         out = _split_kv_b(out, heads, len(out["blk.1.attn_output.weight"][0]) // heads)
     return _split_qkvz(out) if arch == "qwen3next" else out
+
+
+def _split_qkv(name, value, kv):
+    """Return (name, rows) of q, k and v of InternLM 2's wqkv, which has them by heads of keys."""
+    if "attn_qkv" not in name:
+        return [(name, value)]
+    groups = value.reshape(kv, -1, 16, *value.shape[1:])  # heads have 16 dimensions
+    parts = {"q": groups[:, :-2], "k": groups[:, -2], "v": groups[:, -1]}
+    return [
+        (name.replace("attn_qkv", f"attn_{part}"), rows.reshape(-1, *value.shape[1:]))
+        for part, rows in parts.items()
+    ]
 
 
 def _add_latent(writer, config, attends, joined):

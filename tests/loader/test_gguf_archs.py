@@ -21,6 +21,7 @@ from tests.helpers import gguf_archs, gguf_convert, gguf_file
 from tests.helpers.depth import deep_but
 from tests.helpers.oracle import first_state, interpreter_of
 from tests.helpers.steps import Sequence, all_rows, step
+from tests.helpers.tiny import tiny_config, tiny_model
 
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(100)]
@@ -228,6 +229,48 @@ def test_jamba_with_attention_at_several_distances_is_refused(tmp_path, heads, l
     gguf_convert.convert("jamba", path, last={"attention.head_count_kv": heads})
     with pytest.raises(ModelError, match=f"head_count_kv .* at one distance, not for .* {layers}"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("factors", [(1.0, 2.0), (3.0, 1.0)])
+def test_minicpm_has_the_factors_of_its_longrope(tmp_path, factors):
+    path = tmp_path / "m.gguf"
+    keys = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 256}
+    more = {
+        f"rope_factors_{name}.weight": np.full(8, factor, np.float32)
+        for name, factor in zip(("long", "short"), factors, strict=True)
+    }
+    gguf_convert.convert("minicpm", path, more=more, **keys)
+    scaling = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 256,
+        **{f"{n}_factor": [f] * 8 for n, f in zip(("long", "short"), factors, strict=True)},
+    }
+    want = {**tiny_config("minicpm"), "rope_scaling": scaling}
+    assert spec_from_config(open_checkpoint(path).config).rope == spec_from_config(want).rope
+
+
+def test_factors_of_a_longrope_that_an_architecture_does_not_have_are_not_ignored(tmp_path):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("internlm2", path, **{"rope.scaling.type": "longrope"})
+    with pytest.raises(ModelError, match="original_max_position_embeddings is None"):
+        spec_from_config(open_checkpoint(path).config)
+
+
+def test_older_files_of_minicpm_have_the_factors_of_the_first_models(tmp_path):
+    path = tmp_path / "m.gguf"
+    checkpoint = tiny_model("minicpm")
+    gguf_convert.convert("minicpm", path, source=checkpoint)
+    written = gguf.GGUFReader(path).fields
+    keys = ("embedding_scale", "residual_scale", "logit_scale")
+    assert all(f"minicpm.{key}" in written for key in keys)
+    old = {key: value for key, value in gguf_archs.ARCHS["minicpm"][2].items() if key not in keys}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(gguf_archs.ARCHS, "minicpm", ("minicpm", {}, old))
+        gguf_convert.convert("minicpm", path, source=checkpoint)
+    config = open_checkpoint(path).config
+    assert config["embedding_multiplier"] == 12
+    assert config["residual_multiplier"] == pytest.approx(1.4 / 2**0.5)
+    assert config["logits_scaling"] == 64 / 256
 
 
 def executors_agree(path, within=1e-3):

@@ -121,11 +121,13 @@ def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
         kind = "linear"
     if kind in (None, "none"):
         return None
+    if kind == "longrope":  # the settings of architectures that have it add its factors
+        return {"rope_type": kind}
     key = "rope.scale_linear" if keys.raw("rope.scaling.factor") is None else "rope.scaling.factor"
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.real(key)}
     if kind != "yarn":
-        keys.fail("rope.scaling.type", kind, "none, linear or yarn")
+        keys.fail("rope.scaling.type", kind, "none, linear, longrope or yarn")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         **yarn,

@@ -1,10 +1,11 @@
-"""GGUF files of Granite: dense models, mixtures of experts, and hybrids with Mamba2."""
+"""GGUF files of Granite (dense, mixtures of experts, hybrids with Mamba2), and of MiniCPM."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cpuserve.loader.gguf.archs.experts import PARTS
+from cpuserve.loader.gguf.archs.llama_like import longrope
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
@@ -23,6 +24,21 @@ def _granite(keys: Keys) -> dict[str, Any]:
         "residual_multiplier": keys.real("residual_scale", 1.0),
         "attention_multiplier": keys.real("attention.scale"),
         "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
+def _minicpm(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json; files without factors are of MiniCPM 1B and 2B, as llama.cpp
+    reads them.
+    """
+    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    head_dim = keys.count("attention.key_length", max(1, width // heads))
+    return {
+        "embedding_multiplier": keys.real("embedding_scale", 12.0),
+        "residual_multiplier": keys.real("residual_scale", 1.4 / keys.layers() ** 0.5),
+        "attention_multiplier": head_dim**-0.5,
+        "logits_scaling": keys.real("logit_scale", width / 256),
+        **longrope(keys),
     }
 
 
@@ -65,6 +81,7 @@ def _granite_hybrid(keys: Keys) -> dict[str, Any]:
 
 ARCHS = {
     "granite": GgufArch("GraniteForCausalLM", "granite", settings=_granite, interleaved=True),
+    "minicpm": GgufArch("GraniteForCausalLM", "granite", settings=_minicpm, interleaved=True),
     "granitemoe": GgufArch(
         "GraniteMoeForCausalLM",
         "granitemoe",

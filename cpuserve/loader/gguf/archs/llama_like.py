@@ -11,13 +11,16 @@ from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
 
-def _phi3(keys: Keys) -> dict[str, Any]:
+def longrope(keys: Keys) -> dict[str, Any]:
+    """Return the RoPE of a file that has two sets of factors; {} if it has none."""
     factors = {kind: keys.numbers(f"rope_factors_{kind}.weight") for kind in ("long", "short")}
     if not all(factors.values()):
         return {}
     scaling: dict[str, Any] = {
         "rope_type": "longrope",
-        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": keys.count(
+            "rope.scaling.original_context_length", keys.count("context_length")
+        ),
         **{f"{kind}_factor": values for kind, values in factors.items()},
     }
     if keys.raw("rope.scaling.attn_factor") is not None:
@@ -284,13 +287,15 @@ _HUNYUAN = {
 }
 ARCHS = {
     "llama": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
+    # The converter splits the matrix that InternLM 2 has for queries, keys and values.
+    "internlm2": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
     "mistral3": GgufArch("Ministral3ForCausalLM", "ministral3", {}, _scaled, interleaved=True),
     "mistral4": GgufArch("Mistral4ForCausalLM", "mistral4", LATENT, _mistral4),
     "phi3": GgufArch(
         "Phi3ForCausalLM",
         "phi3",
         {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-        _phi3,
+        longrope,
     ),
     "smollm3": GgufArch("SmolLM3ForCausalLM", "smollm3", interleaved=True),
     "gpt-oss": GgufArch(

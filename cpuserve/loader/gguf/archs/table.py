@@ -46,8 +46,8 @@ REASONS = {
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     **dict.fromkeys(
         (
-            *("bailingmoe", "bailingmoe2", "gptj", "internlm2", "jina-bert-v2", "llama4", "mimo2"),
-            *("minicpm", "minicpm3", "phimoe", "step35"),
+            *("bailingmoe", "bailingmoe2", "gptj", "jina-bert-v2", "llama4", "mimo2", "minicpm3"),
+            *("phimoe", "step35"),
         ),
         "give the safetensors of the model, which run",
     ),
