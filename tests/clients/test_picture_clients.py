@@ -141,6 +141,53 @@ def test_anthropic_messages_whole_and_in_streams(server, wanted):
             client.messages.create(**asked)
 
 
+def test_anthropic_messages_in_parallel(server, wanted):
+    asked = {"model": "m", "messages": BLOCKS, "max_tokens": TOKENS}
+    asked["extra_body"] = {"temperature": 0}
+
+    async def streamed(client):
+        async with client.messages.stream(**asked) as stream:
+            return "".join([part async for part in stream.text_stream])
+
+    async def both():
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none") as client:
+            whole, stream, counted = await asyncio.gather(
+                client.messages.create(**asked),
+                streamed(client),
+                client.messages.count_tokens(model="m", messages=BLOCKS),
+            )
+            return whole.content[0].text, stream, counted.input_tokens
+
+    assert asyncio.run(both()) == (wanted[0], *wanted)
+
+
+def test_ollama_chats_and_generates_in_parallel(server, wanted, tmp_path):
+    path = tmp_path / "screen.png"
+    path.write_bytes(saved(SCREEN))
+    options = {"temperature": 0, "num_predict": TOKENS}
+    turn = {"role": "user", "content": QUESTION, "images": [str(path)]}
+
+    async def streamed(client):
+        parts = await client.chat(model="m", messages=[turn], options=options, stream=True)
+        return "".join([part.message.content async for part in parts])
+
+    async def all_of_them():
+        client = ollama.AsyncClient(host=server.url)
+        try:
+            whole, made, text = await asyncio.gather(
+                client.chat(model="m", messages=[turn], options=options),
+                client.generate(
+                    model="m", prompt=QUESTION, images=[saved(SCREEN)], options=options
+                ),
+                streamed(client),
+            )
+        finally:
+            await client._client.aclose()
+        return (whole.message.content, whole.prompt_eval_count), made.response, text
+
+    assert asyncio.run(all_of_them()) == (wanted, wanted[0], wanted[0])
+
+
 def test_ollama_chats_and_generates(server, wanted, tmp_path):
     with ollama.Client(host=server.url) as client:
         options = {"temperature": 0, "num_predict": TOKENS}
