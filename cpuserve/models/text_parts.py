@@ -231,7 +231,7 @@ TEXT_PARTS = {
     "MiniCPMOcrForConditionalGeneration": Whole("qwen3_5_text", tied=True),
     "MiniCPMV4_6ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
     "MiniCPMV4_7ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
-    "Mistral3ForConditionalGeneration": Whole("mistral", ("ministral3", "mistral4")),
+    "Mistral3ForConditionalGeneration": Whole("mistral", ("ministral3", "mistral4", "llama")),
     "Ovis2ForConditionalGeneration": Whole("qwen2", tied=True),
     "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl_text", tied=True),
     "Qwen2VLForConditionalGeneration": Whole("qwen2_vl_text", tied=False),

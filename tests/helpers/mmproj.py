@@ -83,6 +83,13 @@ _INTERNVL = {
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
 }
+_PIXTRAL = {
+    "attention_norm": "ln1",
+    "ffn_norm": "ln2",
+    **{f"attention.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "attention.o_proj": "attn_out",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
 _LEVELS = "model.visual.deepstack_merger_list"
 # By the beginning of a name in transformers: that of the file, and the names of a block's parts.
 _NAMES = {
@@ -116,6 +123,10 @@ _NAMES = {
     "vision_tower.embeddings.patch_embeddings.projection": "v.patch_embd",
     "vision_tower.layernorm": "v.post_ln",
     "vision_tower.pre_layrnorm": "v.pre_ln",
+    "vision_tower.patch_conv": "v.patch_embd",
+    "vision_tower.ln_pre": "v.pre_ln",
+    "multi_modal_projector.norm": "mm.input_norm",
+    "multi_modal_projector.patch_merger.merging_layer": "mm.patch_merger",
     "multi_modal_projector.layer_norm": "mm.input_norm",
     "multi_modal_projector.linear_1": "mm.1",
     "multi_modal_projector.linear_2": "mm.2",
@@ -131,6 +142,7 @@ _BLOCKS = {
     "vision_tower.encoder.layers": {**_GEMMA4, **_SIGLIP},
     "visual.vision_model.encoder.layers": _SIGLIP,
     "vision_tower.encoder.layer": _INTERNVL,
+    "vision_tower.transformer.layers": _PIXTRAL,
 }
 # The same of whole names, and the names that differ in one kind of files.
 _WHOLE_NAMES = {
@@ -152,6 +164,11 @@ _OWN_NAMES = {
         "multi_modal_projector.linear_2": "mm.2",
     },
 }
+# Tensors that files have in addition: of an encoder of sound, and of a token.
+_UNREAD = {
+    "gemma4": ("a.blk.0.attn_q.weight", "mm.a.input_projection.weight"),
+    "mistral3": ("v.token_embd.img_break",),
+}
 # The beginnings of the names of a tower's tensors.
 _PARTS = (
     *("model.vision_model.", "model.connector.", "model.visual.", "model.embed_vision."),
@@ -167,6 +184,7 @@ TEXTS = {
     "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
     "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
+    "Mistral3ForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "PaddleOCRVLForConditionalGeneration": ("paddleocr", "LlamaForCausalLM"),
     "Qwen2VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
@@ -185,6 +203,7 @@ GGUF_TEXTS = {
     "Gemma4ForConditionalGeneration whole": _GEMMA4_TEXT,
     "Glm4vMoeForConditionalGeneration": {"routed_scaling_factor": 1.5},
     "Lfm2VlForConditionalGeneration": {"block_auto_adjust_ff_dim": False},
+    "Mistral3ForConditionalGeneration": {"sliding_window": None},
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
 # The same of the tower.
@@ -259,6 +278,10 @@ def _tower(config, tensors, swapped):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
                 found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
             continue
+        if config["model_type"] == "mistral3" and re.search(r"attention\.[qk]_proj", name):
+            heads = config["vision_config"]["num_attention_heads"]  # for ggml's "normal" RoPE
+            halves = value.reshape(heads, 2, -1, *value.shape[1:])
+            value = halves.swapaxes(1, 2).reshape(value.shape)
         short = _renamed(config, name, swapped=swapped)
         if name.endswith(("put_min", "put_max")):
             found[short] = value.reshape(1)
@@ -269,7 +292,7 @@ def _tower(config, tensors, swapped):
             found[short], found[f"{short}.1"] = value[:, :, 0], value[:, :, 1]
         else:
             found[short] = value + 1 if "soft_emb_norm" in name else value
-    return found
+    return found | {name: np.ones((4, 4)) for name in _UNREAD.get(config["model_type"], ())}
 
 
 def _is_unread(config, name):
@@ -377,6 +400,17 @@ def _keys_of_llava(config, vision, _pictures):
     }
 
 
+def _keys_of_mistral3(config, vision, pictures):
+    return {
+        "clip.projector_type": "pixtral",
+        "clip.use_gelu": vision["hidden_act"] == "gelu" or None,
+        "clip.use_silu": vision["hidden_act"] == "silu" or None,
+        "clip.vision.image_size": pictures["size"]["longest_edge"],
+        "clip.vision.spatial_merge_size": config["spatial_merge_size"],
+        "clip.vision.attention.layer_norm_epsilon": 1e-5,
+    }
+
+
 def _keys_of_paddleocr(_config, vision, pictures):
     most = pictures["size"]["longest_edge"]
     return {
@@ -396,6 +430,7 @@ _MORE_KEYS = {
     "internvl": _keys_of_internvl,
     "lfm2_vl": _keys_of_lfm2,
     "llava": _keys_of_llava,
+    "mistral3": _keys_of_mistral3,
     "paddleocr_vl": _keys_of_paddleocr,
 }
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.keys import Keys
+from cpuserve.loader.gguf.model import rope_row_order
 from cpuserve.loader.gguf.parts import find_mmproj, open_gguf
 from cpuserve.loader.gguf.projectors import grids, tiles
 from cpuserve.loader.gguf.projectors.record import SECOND_FRAME, Projector, shape_of
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _SHOWS_PICTURES = re.compile("""['"]image(?:_url)?['"]""")
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.((\w+)\.(weight|bias|(?:in|out)put_(?:min|max)))")
 _LEVEL = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
+# Tensors for sound (Gemma 4), and the row of a token that the text part has as well (Pixtral).
+_UNREAD = ("a.", "mm.a.", "v.token_embd.")
 PROJECTORS: dict[str, Projector] = {**tiles.PROJECTORS, **grids.PROJECTORS}
 
 
@@ -161,7 +164,8 @@ class WholeStore:
         self._levels = sorted({int(match[1]) for match in matches})
         self._tensors: dict[str, list[GgufTensor]] = {}
         places = list(self._blocks)
-        for name in sorted(file.tensors, key=lambda name: (_place(name, places), name)):
+        names = [name for name in file.tensors if not name.startswith(_UNREAD)]
+        for name in sorted(names, key=lambda name: (_place(name, places), name)):
             self._tensors.setdefault(self._renamed(name), []).append(file.tensors[name])
         for parts in self._tensors.values():
             _check_parts(parts)
@@ -218,7 +222,14 @@ class WholeStore:
             shape, data = (), self._file.data(first)  # the file has vectors of one number
         else:
             shape, data = first.shape, self._file.data(first)
-        return StoredTensor(name, shape, first.dtype, data, None, release)
+        return StoredTensor(name, shape, first.dtype, data, self._row_order(first), release)
+
+    def _row_order(self, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
+        match = _BLOCK.fullmatch(tensor.name)
+        if match is None or match[3] not in self._projector.interleaved:
+            return None
+        heads = Keys(self._file, "clip.vision").count("attention.head_count")
+        return rope_row_order(tensor.shape[0], heads, tensor.name)
 
 
 def _place(name: str, parts: list[str]) -> int:

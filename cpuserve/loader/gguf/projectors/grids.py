@@ -200,6 +200,23 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _pixtral(keys: Keys) -> dict[str, Any]:
+    vision = read_vision(keys)
+    if vision["hidden_act"] == "gelu_pytorch_tanh":
+        vision["hidden_act"] = "gelu"  # files have one key for both
+    return {
+        "model_type": "mistral3",
+        "spatial_merge_size": keys.count("spatial_merge_size", 1),
+        "multimodal_projector_bias": keys.has("mm.1.bias"),
+        "vision_config": vision,
+        PICTURES: {
+            **read_pixels(keys),
+            "size": {"longest_edge": vision["image_size"]},
+            "resample": 3,
+        },
+    }
+
+
 def _any_size(keys: Keys, patch: int, merge: int, tokens: tuple[int, int]) -> dict[str, Any]:
     """Return the settings of pictures of any size.
 
@@ -293,5 +310,33 @@ PROJECTORS = {
         "vision_tower.encoder.layers",
         _GEMMA4,
         channels_last=("v.patch_embd.weight",),
+    ),
+    "pixtral": Projector(
+        {
+            f"{name}ForCausalLM": "Mistral3ForConditionalGeneration"
+            for name in ("Llama", "Mistral", "Ministral3")
+        },
+        _pixtral,
+        {
+            "v.patch_embd": "vision_tower.patch_conv",
+            "v.pre_ln": "vision_tower.ln_pre",
+            "mm.input_norm": "multi_modal_projector.norm",
+            "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        "vision_tower.transformer.layers",
+        {
+            "ln1": "attention_norm",
+            "ln2": "ffn_norm",
+            "attn_q": "attention.q_proj",
+            "attn_k": "attention.k_proj",
+            "attn_v": "attention.v_proj",
+            "attn_out": "attention.o_proj",
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+        },
+        interleaved=("attn_q", "attn_k"),
     ),
 }

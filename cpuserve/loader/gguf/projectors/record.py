@@ -37,6 +37,7 @@ class Projector:
     layers: the beginning of the new name of a block, before its number.
     levels, level: the same for DeepStack, and the new names of its parts.
     added: the tensors of the file that have 1 added to them.
+    interleaved: the parts of a block with rows in the order of ggml's "normal" RoPE.
     channels_last: the convolutions of the file that are matrices in transformers, with the channels
       of a pixel side by side.
     width: the tensor with as many rows as the results have numbers, if clip.vision.projection_dim
@@ -51,6 +52,7 @@ class Projector:
     levels: str = ""
     level: Mapping[str, str] = field(default_factory=dict)
     added: tuple[str, ...] = ()
+    interleaved: tuple[str, ...] = ()
     channels_last: tuple[str, ...] = ()
     width: str = ""
 
