@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
-from cpuserve.loader.mapped import check_folder, regular_file
+from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
-from cpuserve.tokenizer.directory import check_files, find_tokenizer
+from cpuserve.tokenizer.directory import MAX_TEMPLATE_BYTES, check_files, find_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -52,8 +52,10 @@ def template_source(given: str) -> str:
     if "{" in given:
         return given
     try:
+        path = Path(given).expanduser()
         fault("template_file.read")
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        path.stat()
+        return read_small(path, "chat template", MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError, RuntimeError) as error:  # no ~user, no text, a null character
         msg = f"cannot read the chat template {given}: {error}"
         raise ModelError(msg) from None

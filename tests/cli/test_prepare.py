@@ -283,6 +283,22 @@ def test_a_missing_chat_template_is_told_before_the_model_is_looked_for():
         prepared("/nonexistent/model", chat_template="/nope")
 
 
+@pytest.mark.parametrize("kind", ["a FIFO", "a device", "too large", "no text", "no home"])
+def test_a_chat_template_that_is_no_text_file_is_refused_at_once(kind, tmp_path):
+    path, told = tmp_path / "t", "is a FIFO, not a regular file"
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a device":
+        path, told = Path("/dev/zero"), "not a regular file"
+    elif kind == "no home":
+        path, told = Path("~has-no-home/t"), "cannot read the chat template ~has-no-home/t"
+    else:
+        path.write_bytes(b" " * 1_000_001 if kind == "too large" else b"\xff")
+        told = "at most 1000000 are accepted" if kind == "too large" else "'utf-8' codec"
+    with pytest.raises(ConfigError, match=rf"chat_template: .*{told}"):
+        prepared("/nonexistent/model", chat_template=str(path))
+
+
 def test_a_broken_chat_template_is_told_at_the_start_not_to_each_client(tmp_path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}")
     for given in (str(tmp_path / "t.jinja"), "{% for %}"):
