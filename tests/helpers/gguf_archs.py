@@ -26,6 +26,7 @@ TOP = {
     "embeddings.LayerNorm": "token_embd_norm",
     "emb_ln": "token_embd_norm",
     "model.embeddings": "token_embd",
+    "model.word_embeddings": "token_embd",
     "model.norm_f": "output_norm",
     "model.final_layernorm": "output_norm",
     "model.embeddings.tok_embeddings": "token_embd",
@@ -346,6 +347,21 @@ NAMES = {
         "feedforward_layernorm": "ffn_norm",
     },
     "laguna": {**LLAMA, "self_attn.g_proj": "attn_gate"},
+    "llama4": {
+        **LLAMA,
+        "feed_forward.router": "ffn_gate_inp",
+        **{f"feed_forward.{p}_proj": f"ffn_{p}" for p in ("gate", "up", "down")},
+        **{
+            f"feed_forward.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")
+        },
+    },
+    "bailingmoe2": {
+        **LLAMA,
+        "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output",
+        "attention.query_layernorm": "attn_q_norm",
+        "attention.key_layernorm": "attn_k_norm",
+    },
     "hunyuan-dense": HUNYUAN,
     "hunyuan-moe": {**HUNYUAN, "mlp.gate.wg": "ffn_gate_inp"},
     "seed_oss": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
@@ -807,6 +823,28 @@ ARCHS = {
     ),
     "apertus": ("apertus", {"rope_theta": 1e4}, {}),
     "hunyuan-dense": ("hunyuan", {"rope_parameters": {"rope_theta": 1e4}}, {}),
+    "llama4": (
+        "llama4",
+        {"floor_scale": 8192, "attn_scale": 0.1},
+        {
+            "feed_forward_length": 112,
+            "expert_feed_forward_length": 48,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
+    "bailingmoe2": (
+        "ling2",
+        {},
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+        },
+    ),
     "hunyuan-moe": (
         "hunyuan-moe",
         {},

@@ -119,10 +119,12 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "ernie4_5-moe": 5e5,
         "minimax-m2": 5e6,
         "bitnet": 5e5,
+        "llama4": 5e5,
+        "bailingmoe2": 6e5,
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
-    halves = dict.fromkeys(("glm4", "glm4moe", "nemotron", "phi2"), 0.5)
+    halves = dict.fromkeys(("glm4", "glm4moe", "nemotron", "phi2", "bailingmoe2"), 0.5)
     shares = {**halves, "stablelm": 0.25, "gptneox": 0.25}
     share = shares.get(arch, 0.25 if delta else 1.0)
     if arch.startswith("qwen35"):
@@ -282,6 +284,7 @@ def renamed(arch, tensors, heads, kv):
         out = {n: part for name, value in out.items() for n, part in _split_qkv(name, value, kv)}
     for name, value in out.items():
         interleaved = arch.startswith(("granite", *INTERLEAVED)) or arch == "olmo"
+        interleaved = interleaved and arch != "llama4"
         if interleaved and re.search(r"attn_[qk]\.", name):
             count = heads if "attn_q" in name else kv
             halves = value.reshape(count, 2, -1, *value.shape[1:])

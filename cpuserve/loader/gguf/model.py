@@ -281,7 +281,8 @@ def row_order(
     parts = name.rsplit(".", 2)
     if parts[-1].endswith("_scale"):
         return None
-    if name.endswith(("query_key_value.weight", "query_key_value.bias")):
+    fused = name.endswith(("query_key_value.weight", "query_key_value.bias"))
+    if fused and not name.startswith("model."):  # Ling has the order of the file
         return by_group(rows, q_heads, kv_heads, name)
     if len(parts) < 3 or parts[1] not in heads:
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs.deepseek import LATENT, latent_settings
-from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid, shared
+from cpuserve.loader.gguf.archs.experts import EXPERTS, PARTS, experts, need_sigmoid, shared
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
@@ -232,6 +232,42 @@ def _hunyuan_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _llama4(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Llama 4; llama.cpp has constants for the others.
+
+    There, sections have 8192 positions unless the window is 0, and q and k have norms unless there
+    are 128 experts.
+    """
+    settings = experts(keys)
+    whole = keys.raw("attention.sliding_window") == 0
+    return {
+        "intermediate_size": settings["moe_intermediate_size"],
+        "intermediate_size_mlp": keys.count("feed_forward_length"),
+        "num_local_experts": settings["num_experts"],
+        "num_experts_per_tok": settings["num_experts_per_tok"],
+        "interleave_moe_layer_step": keys.count("interleave_moe_layer_step", 1),
+        "attention_chunk_size": None if whole else 8192,
+        "no_rope_layers": [1] * keys.layers() if whole else None,
+        "use_qk_norm": settings["num_experts"] != 128,
+    }
+
+
+def _bailing_moe2(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Ling 2."""
+    need_sigmoid(keys)
+    return {
+        **experts(keys),
+        "num_shared_experts": keys.whole("expert_shared_count"),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+        "use_qkv_bias": keys.has("blk.0.attn_qkv.bias"),
+    }
+
+
 def _minimax_m2(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
     settings = experts(keys)
@@ -436,6 +472,32 @@ ARCHS = {
         "hunyuan_v1_moe",
         {**EXPERTS, **shared("shared_mlp"), "ffn_gate_inp": "mlp.gate.wg", **_HUNYUAN},
         _hunyuan_moe,
+    ),
+    "llama4": GgufArch(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        {
+            "ffn_gate_inp": "feed_forward.router",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in PARTS},
+            **{f"ffn_{part}_exps": f"feed_forward.experts.{part}_proj" for part in PARTS},
+            **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in PARTS},
+        },
+        _llama4,
+    ),
+    "bailingmoe2": GgufArch(
+        "BailingMoeV2ForCausalLM",
+        "bailing_moe_v2",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "attn_q_norm": "attention.query_layernorm",
+            "attn_k_norm": "attention.key_layernorm",
+            "exp_probs_b": "mlp.gate.expert_bias",
+        },
+        _bailing_moe2,
+        top={"token_embd": "model.word_embeddings"},
     ),
     "minimax-m2": GgufArch(
         "MiniMaxM2ForCausalLM",
