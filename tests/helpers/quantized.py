@@ -89,6 +89,16 @@ def awq(w, group=GROUP):
     return {"qweight": _words(columns), "qzeros": _words(zeros), "scales": scale.T.contiguous()}
 
 
+def awq_gemv(w, group=GROUP):
+    """AWQ's packing for products with one row: codes of consecutive inputs in a word."""
+    codes, zero, scale = with_zero_points(w, 4, group)
+    fill = (0, -zero.shape[1] % 8)
+    zeros, scales = (torch.nn.functional.pad(x, fill) for x in (zero, scale))
+    words = torch.nn.functional.pad(zeros, (0, -zeros.shape[1] % 32))
+    packed = _words(words)[:, : zeros.shape[1] // 8]
+    return {"qweight": _words(codes.reshape(w.shape)), "qzeros": packed, "scales": scales}
+
+
 def asymmetric(w, bits, group):
     """compressed-tensors' W4A16 and W8A16 with zero points, which are packed along the outputs."""
     codes, zero, scale = with_zero_points(w, bits, group)
@@ -426,6 +436,10 @@ FORMATS = {
     "awq in groups of 64": (
         lambda w: awq(w, 64),
         {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    ),
+    "awq in the packing gemv": (
+        awq_gemv,
+        {"quant_method": "awq", "bits": 4, "version": "gemv", "group_size": GROUP},
     ),
     "4 bits with zero points": (lambda w: asymmetric(w, 4, 32), _asymmetric(4, 32)),
     "8 bits with zero points": (lambda w: asymmetric(w, 8, 32), _asymmetric(8, 32)),

@@ -35,6 +35,38 @@ def test_awq(group, symmetric):
     check(opened("awq", store, bits=4, version="gemm"), values, KINDS[group, symmetric])
 
 
+@pytest.mark.parametrize("group", [256, 128, 64, 32, -1])
+def test_awq_in_the_packing_gemv_keeps_its_codes(group):
+    """Zero points fill whole words, and there are as many scales as zero points."""
+    each = K if group == -1 else group
+    codes, zeros, scales, values = random_codes(each)
+    fill = ((0, 0), (0, -zeros.shape[1] % 8 + 8))
+    store = Store(
+        q__qweight=pack(codes),
+        q__qzeros=pack(np.pad(zeros, fill)),
+        q__scales=np.pad(scales, fill),
+        norm__weight=NORM,
+    )
+    weights = opened("awq", store, bits=4, version="GEMV", group_size=group)
+    check(weights, values, KINDS[each, False])
+    with pytest.raises(ModelError, match="do not fit groups of 96"):
+        opened("awq", store, bits=4, version="gemv", group_size=96).get("q.weight")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"version": "gemv_fast"}, "version = gemv_fast is not supported"),
+        ({"version": "gemv", "group_size": 0}, "group_size = 0 is not supported"),
+        ({"version": "gemv", "bits": 8}, "bits = 8 is not supported"),
+        ({"pack_method": "order"}, "pack_method = order is not supported"),
+    ],
+)
+def test_other_packings_of_awq_are_refused(settings, message):
+    with pytest.raises(ModelError, match=message):
+        opened("awq", Store(norm__weight=NORM), **settings)
+
+
 def gptq_store(codes, zeros, scales, bits=4, **more):
     parts = {"qweight": pack(codes, bits=bits).T, "qzeros": pack(zeros.T, bits=bits)}
     parts = {**parts, "scales": scales.T, **more}

@@ -339,7 +339,7 @@ def test_a_broken_state_of_bitsandbytes_is_named(state):
     ("method", "settings", "needle"),
     [
         ("awq", {"bits": 8}, "bits = 8"),
-        ("awq", {"bits": 4, "version": "gemv"}, "version = gemv"),
+        ("awq", {"bits": 4, "version": "marlin"}, "version = marlin"),
         ("gptq", {"bits": 5}, "bits = 5"),
         ("compressed-tensors", {"format": "marlin-24", **compressed(4)}, "marlin-24"),
         ("compressed-tensors", {"config_groups": {}}, "without config_groups"),
