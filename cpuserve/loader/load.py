@@ -29,6 +29,7 @@ MAX_CONFIG_BYTES = 10_000_000
 HEADS = ("lm_head.weight", "embed_out.weight")  # output matrices
 # The keys of config.json that say that the weights are quantized.
 QUANTIZED_BY = ("quantization_config", "compression_config", "quantization")
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
@@ -300,6 +301,7 @@ def _directory_config(path: Path) -> dict[str, Any]:
         found = read_json(modelopt, "quantization config").get("quantization")
         settings = found if isinstance(found, dict) else {}
         config["quantization_config"] = {**settings, "quant_method": "modelopt"}
+    config = _with_settings(config)
     generation = path / "generation_config.json"
     if generation.exists():
         more = token_ids(read_json(generation, "generation config").get("eos_token_id"))
@@ -340,13 +342,33 @@ def _special_float(value: dict[str, Any]) -> Any:
     return value
 
 
+def _quantized_by(config: Mapping[str, Any]) -> Any:
+    """Return the settings of quantization in a config; None if it has none."""
+    return next((config[key] for key in QUANTIZED_BY if config.get(key)), None)
+
+
+def _with_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with quantization_config, or with what its text part has of such settings.
+
+    Models of pictures often have them in text_config (or llm_config), because the tower is plain.
+    """
+    if not config.get("quantization_config") and config.get("compression_config"):
+        # compressed-tensors' first name for the same settings
+        return {**config, "quantization_config": config["compression_config"]}
+    if _quantized_by(config) is not None:
+        return config
+    inner = [config[key] for key in TEXT_PARTS if isinstance(config.get(key), Mapping)]
+    found = [{k: part[k] for k in QUANTIZED_BY if part.get(k)} for part in inner]
+    return {**config, **next(filter(None, found), {})}
+
+
 def quant_method(config: dict[str, Any]) -> str:
     """Return the name of the weight format in a config; "dense" if it has none.
 
     A config with settings of an unknown form has a format that no reader has, and is refused:
     its matrices are not plain weights.
     """
-    quant = next((config[key] for key in QUANTIZED_BY if config.get(key)), None)
+    quant = _quantized_by(config)
     if quant is None:
         return "dense"
     if not isinstance(quant, dict):

@@ -1,14 +1,19 @@
 """MLX directories, modelopt and AutoRound, packed by the formats' definitions, and refusals."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.load import quant_method, read_config
+from cpuserve.loader.load import check_weights, open_checkpoint, quant_method, read_config
+from cpuserve.models import build_program, spec_from_config
 from cpuserve.quant import dequantize, open_weights
+from tests.helpers.quantized import quantized_copy
+from tests.helpers.tiny import tiny_model
 from tests.quant.checkpoints import NORM, STREAM, Fp8, K, N, Store, check, opened, pack
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -302,3 +307,72 @@ def test_older_directories_of_modelopt_have_a_file_of_their_own(tmp_path):
     config = read_config(tmp_path)
     assert quant_method(config) == "modelopt"
     assert config["quantization_config"]["quant_algo"] == "NVFP4"
+
+
+@pytest.mark.parametrize("part", ["text_config", "llm_config", "language_config"])
+@pytest.mark.parametrize("key", ["quantization_config", "quantization"])
+def test_settings_of_the_text_part_are_those_of_its_weights(tmp_path, part, key):
+    """The tower of a model of pictures is often plain, so the settings are beside the text's."""
+    settings = {"quant_method": "bitnet", "quantization_mode": "online"}
+    config = {"architectures": ["LlamaForCausalLM"], part: {key: settings}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_config(tmp_path)
+    assert quant_method(found) == "bitnet"
+    assert found[key] == settings
+    config["quantization_config"] = {"quant_method": "gptq"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert quant_method(read_config(tmp_path)) == "gptq"
+
+
+@pytest.mark.parametrize(
+    "method", ["quanto", "aqlm", "vptq", "spqr", "higgs", "eetq", "fp_quant", "sinq", "metal"]
+)
+@pytest.mark.parametrize("part", [None, "text_config"])
+def test_formats_that_are_not_read_are_refused_by_name(tmp_path, method, part):
+    config = json.loads((tiny_model("llama") / "config.json").read_text())
+    settings = {"quantization_config": {"quant_method": method}}
+    config |= {part: settings} if part else settings
+    shutil.copytree(tiny_model("llama"), tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"quantization '{method}' is not supported; supported"):
+        open_checkpoint(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["quark int8", "torchao int8", "hqq", "modelopt int4", "awq"])
+def test_stored_parts_are_not_taken_for_plain_weights(tmp_path, name):
+    """The settings are removed, or of another format."""
+    path = quantized_copy(tiny_model("llama", intermediate_size=192), name, tmp_path / "m")
+    config = json.loads((path / "config.json").read_text())
+    for settings in (None, {"quant_method": "fp8"}, {"quant_method": "bitnet"}):
+        (path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+        with pytest.raises(ModelError):
+            load(path)
+
+
+def load(path):
+    checkpoint = open_checkpoint(path)
+    check_weights(build_program(spec_from_config(checkpoint.config)), checkpoint.weights)
+
+
+def test_the_first_name_of_compressed_tensors_settings_is_read(tmp_path):
+    path = quantized_copy(tiny_model("llama", intermediate_size=192), "mxfp4", tmp_path / "m")
+    config = json.loads((path / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (path / "config.json").write_text(json.dumps(config))
+    load(path)
+    kind = open_checkpoint(path).weights.kind("model.layers.0.mlp.up_proj.weight", "bfloat16")
+    assert kind == "mxfp4"
+
+
+def test_matrices_that_a_quantizer_left_alone_are_plain(tmp_path):
+    """Exceptions are seen in the tensors, whatever the settings call them."""
+    source = tiny_model("llama", intermediate_size=192)
+    path = quantized_copy(source, "quark int8", tmp_path / "m")
+    tensors, plain = load_file(path / "model.safetensors"), load_file(source / "model.safetensors")
+    at = "model.layers.1.mlp.down_proj.weight"
+    left = {name: value for name, value in tensors.items() if not name.startswith(at)}
+    save_file({**left, at: plain[at]}, path / "model.safetensors")
+    weights = open_checkpoint(path).weights
+    assert weights.kind(at, "bfloat16") == "dense_bf16"
+    assert weights.kind(at.replace("down", "up"), "bfloat16") == "w8_channel"
+    np.testing.assert_array_equal(dequantize(weights.get(at)), plain[at].float().numpy())
