@@ -43,6 +43,8 @@ class DraftHead(DraftModel):
     target: the executor of the model.
     """
 
+    most_rests = 8 * TRY_AFTER  # each try also computes the rows of all texts for EARLY rounds
+
     def __init__(
         self, executor: Executor, kv: KvManager, vocab: int, longest: int, target: Executor
     ) -> None:
@@ -54,7 +56,7 @@ class DraftHead(DraftModel):
         rows = self._target.step_rows()
         known = [request for request in requests if request.slot in rows]
         turns = self._chosen(self._turns(known), budget)
-        if not turns and 0 < self._rests < TRY_AFTER - EARLY:
+        if not turns and 0 < self._rests < self._try_after - EARLY:
             self._forget_all_but(())
             return
         self._guess_on(*self._catch_up(known, turns, rows), budget)

@@ -126,7 +126,10 @@ class DraftModel:
     longest: the number of tokens of the longest text that the draft model can continue.
     seconds: how long all rounds have taken.
     num_steps: how many steps the draft model has run.
+    most_rests: after so many rounds without a draft, one is tried; earlier at first (TRY_AFTER).
     """
+
+    most_rests = TRY_AFTER
 
     def __init__(self, executor: Executor, kv: KvManager, vocab: int, longest: int) -> None:
         self.executor = executor
@@ -138,6 +141,7 @@ class DraftModel:
         self._sequences: dict[RequestId, DraftedText] = {}
         self._chances = Chances()
         self._rests = 0  # the rounds since the last one with a draft
+        self._try_after = TRY_AFTER
         self._failed = False
 
     def draft(self, scheduler: Scheduler) -> None:
@@ -215,13 +219,13 @@ class DraftModel:
         given, took = budget.given, budget.took_s
         paying = self._paying(turns, budget)
         if paying:
-            self._rests = 0
+            self._rests, self._try_after = 0, TRY_AFTER
             saved = self._saved(paying, given, took, budget.draft_s)
             return [turn for turn in paying if self._is_worth(turn, saved)]
         self._rests += 1
-        if self._rests < TRY_AFTER:
+        if self._rests < self._try_after:
             return []
-        self._rests = 0
+        self._rests, self._try_after = 0, min(2 * self._try_after, self.most_rests)
         turns[0].request.most_drafts = 1
         return turns[:1]
 
