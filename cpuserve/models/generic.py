@@ -6,6 +6,7 @@ For models of other kinds (speech, images, encoder-decoders), errors say what ru
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -70,7 +71,7 @@ def runs_through_transformers(config: Mapping[str, Any]) -> bool:
 
 
 _STATES = (
-    "its layers keep a state besides keys and values, so it cannot run through transformers "
+    "its layers keep more than keys and values, so it cannot run through transformers "
     "either. Of such models, Falcon-H1, Granite 4, LFM2, Nemotron 3 and Qwen3.5 run"
 )
 
@@ -152,9 +153,16 @@ def _keeps_states(config: Mapping[str, Any]) -> bool:
         return False
     file = table.parents[1] / kind / f"modeling_{kind}.py"
     try:
-        return "_is_stateful = True" in file.read_text(encoding="utf-8")
+        return _STATEFUL.search(file.read_text(encoding="utf-8")) is not None
     except OSError:
         return False
+
+
+# Caches of transformers that keep recurrent states, convolutions or the keys of an indexer.
+_STATEFUL = re.compile(
+    r"_is_stateful = True"
+    r"|(?:cache|past_key_values)\.(?:update_indexer|get_conv_state|get_linear_cache)\("
+)
 
 
 def generic_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -95,7 +95,13 @@ def test_no_other_model_of_the_type_of_a_decoder_runs_through_transformers(
     assert instead in str(raised.value)
 
 
-@pytest.mark.parametrize("kind", ["recurrent_gemma", "xlstm"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("recurrent_gemma", "xlstm", "deepseek_v4", "zamba2"),
+        *("hy_v4", "axk2", "dots3_note", "inkling_text", "minimax"),
+    ],
+)
 def test_a_model_with_other_states_is_refused_by_its_config(kind):
     config = transformers.AutoConfig.for_model(kind).to_dict()
     config["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]
