@@ -1,9 +1,14 @@
 """Writes tiny models of images and text as GGUF files: the text part, and an mmproj file.
 
-convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the
-same model. llama.cpp (mtmd of llama-cpp-python 0.3.36) and the interpreter have the same 16 greedy
-tokens after a picture for all of TEXTS; their encoded pictures differ by at most 3e-4 of the range,
-as llama.cpp takes gelu from an fp16 table. Qwen3-VL needs more layers of text than levels for this.
+convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the same model; of
+LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files.
+
+For SmolVLM, Gemma 3 and Qwen, the 16 greedy tokens after a picture are equal to the interpreter's.
+Qwen3-VL needs more layers of text than levels for this. For GLM, LFM2-VL, Mistral 3, PaddleOCR-VL
+and Gemma 4, its encoded pictures differ from ours by at most 5e-4 of the range, as it takes gelu
+from an fp16 table. It takes quick_gelu for Gemma 4, unless clip.use_gelu is set (2.9e-3 instead of
+1.7e-4). It puts the token of the class of InternVL and LLaVA behind the patches, but not the row of
+the table of places; with a table that is moved by one, InternVL differs by 1.6e-4.
 """
 
 from __future__ import annotations
@@ -292,7 +297,8 @@ def _tower(config, tensors, swapped):
             found[short], found[f"{short}.1"] = value[:, :, 0], value[:, :, 1]
         else:
             found[short] = value + 1 if "soft_emb_norm" in name else value
-    return found | {name: np.ones((4, 4)) for name in _UNREAD.get(config["model_type"], ())}
+    width = config["text_config"]["hidden_size"]
+    return found | {name: np.ones(width) for name in _UNREAD.get(config["model_type"], ())}
 
 
 def _is_unread(config, name):
