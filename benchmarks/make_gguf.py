@@ -51,6 +51,9 @@ SHAPES = {
     "many-experts": Shape(
         *("qwen3moe", 4096, 1024, 16, 2, 64, 70, 4, 704, 48), "Q4_0", "Q4_0", 1e6
     ),
+    "qwen3-235b-a22b": Shape(
+        *("qwen3moe", 151936, 4096, 64, 4, 128, 128, 8, 1536, 3), "Q4_K", "Q4_K", 1e6
+    ),
     "gpt-oss-20b": Shape(
         *("gpt-oss", 201088, 2880, 64, 8, 64, 32, 4, 2880, 7), "MXFP4", "Q8_0", 150000.0
     ),
@@ -80,8 +83,29 @@ def _write_sizes(writer: gguf.GGUFWriter, shape: Shape, layers: int) -> None:
         writer.add_rope_scaling_orig_ctx_len(4096)
 
 
-def write(shape: Shape, path: Path, layers: int) -> None:
-    """Write a model of this shape with `layers` layers to `path`."""
+TOPIC = 512  # tokens with neighbouring ids that have a topic in common
+# The shares of variance of embeddings that all tokens, and the tokens of a topic, have in common.
+# Each router then chooses its most used 20 % of 128 experts in 52 % of its choices, and a token
+# has 32 % of its 8 experts in common with the token before, if that is of the same topic. In traces
+# of GLM-5.2 (ml-explore/mlx-lm#1438) these were 50 % and, of 8 of 256, 34 %.
+COMMON, OF_TOPIC = 0.2, 0.4
+EMBEDDING = 4.0  # so large that tokens decide more than the layers before
+
+
+def topical_rows(vocab: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Return embeddings. Routers choose experts of their norms as unequally as real ones do."""
+    rows = np.empty((vocab, width), np.float16)
+    common = rng.standard_normal(width, np.float32)
+    for first in range(0, vocab, TOPIC):
+        own = rng.standard_normal((min(TOPIC, vocab - first), width), np.float32)
+        topic = rng.standard_normal(width, np.float32)
+        mixed = COMMON**0.5 * common + OF_TOPIC**0.5 * topic + (1 - COMMON - OF_TOPIC) ** 0.5 * own
+        rows[first : first + TOPIC] = EMBEDDING * mixed
+    return rows
+
+
+def write(shape: Shape, path: Path, layers: int, *, topics: bool = False) -> None:
+    """Write a model of this shape with `layers` layers to `path`; topics: see topical_rows."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, shape.arch)
     _write_sizes(writer, shape, layers)
@@ -106,7 +130,10 @@ def write(shape: Shape, path: Path, layers: int) -> None:
         if biased:
             vector(f"{name}.bias", shape.experts, rows)
 
-    matrix("token_embd", shape.vocab, shape.width)
+    if topics:
+        writer.add_tensor("token_embd.weight", topical_rows(shape.vocab, shape.width, rng))
+    else:
+        matrix("token_embd", shape.vocab, shape.width)
     for i in range(layers):
         at = f"blk.{i}."
         vector(at + "attn_norm.weight", shape.width, mean=1.0)
@@ -143,12 +170,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="layers (default: a file of about 4 GB)")
     parser.add_argument("--experts", help="GGUF type of the experts (default: the model's)")
     parser.add_argument("--others", help="GGUF type of the other matrices (default: the model's)")
+    parser.add_argument("--vocab", type=int, help="tokens (default: the model's)")
+    parser.add_argument("--topics", action="store_true", help="routers choose unequally")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     shape = shape._replace(
-        expert_type=args.experts or shape.expert_type, other_type=args.others or shape.other_type
+        expert_type=args.experts or shape.expert_type,
+        other_type=args.others or shape.other_type,
+        vocab=args.vocab or shape.vocab,
     )
-    write(shape, args.path, args.layers or shape.layers)
+    write(shape, args.path, args.layers or shape.layers, topics=args.topics)
 
 
 if __name__ == "__main__":

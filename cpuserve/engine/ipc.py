@@ -184,8 +184,9 @@ class Stats(msgspec.Struct, array_like=True):
       the number of draft tokens, and the number of draft tokens that were right.
     picture_queries, picture_hits: how often a prompt needed an encoded picture, and how often
       it was in the media buffer. encode_s: seconds that the encoding of pictures has taken.
-    expert_hits, expert_misses, expert_bytes, expert_wait_s, expert_errors: counts of the pool of
-      experts (ExpertCounts of runtime/executor.py), 0 without a pool.
+    expert_hits, expert_misses, expert_bytes, expert_wait_s, expert_errors, expert_guesses,
+      expert_right_guesses: counts of the pool of experts (ExpertCounts of runtime/executor.py),
+      0 without a pool.
     damaged: whether none of the last steps computed a finite number (core/results.py).
     """
 
@@ -217,12 +218,15 @@ class Stats(msgspec.Struct, array_like=True):
     expert_bytes: int = 0
     expert_wait_s: float = 0.0
     expert_errors: int = 0
+    expert_guesses: int = 0
+    expert_right_guesses: int = 0
 
-    def count_experts(self, counts: tuple[int, int, int, float, int] | None) -> None:
+    def count_experts(self, counts: tuple[int, int, int, float, int, int, int] | None) -> None:
         """Set the counts of the pool of experts, if there is one."""
         if counts is not None:
             self.expert_hits, self.expert_misses, self.expert_bytes = counts[:3]
-            self.expert_wait_s, self.expert_errors = counts[3:]
+            self.expert_wait_s, self.expert_errors = counts[3:5]
+            self.expert_guesses, self.expert_right_guesses = counts[5:]
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

@@ -56,6 +56,8 @@ EXPERT_COUNTERS = (
         "Time that compute threads waited for experts, summed over threads.",
     ),
     ("expert_read_errors", "expert_errors", "Experts that could not be read."),
+    ("expert_guesses", "expert_guesses", "Matrices of experts read before their router chose."),
+    ("expert_right_guesses", "expert_right_guesses", "Matrices read early that were then used."),
 )
 # (metric name, attribute of ServerMetrics, help text)
 SEQUENCE_COUNTERS = (

@@ -50,6 +50,8 @@ class StepStats(Protocol):
     expert_bytes: int
     expert_wait_s: float
     expert_errors: int
+    expert_guesses: int
+    expert_right_guesses: int
 
 
 class ReplicaFigures(Protocol):

@@ -312,6 +312,10 @@ class Lowering:
                 fields[own] = given
         self._append(name, fields, read)
 
+    def lowered_since(self, ops: int) -> int:
+        """Return the number of native ops so far of this op and the `ops` ops before it."""
+        return len(self.out.source_op) - bisect_left(self.out.source_op, self._op - ops)
+
     def _append(self, name: str, fields: dict[str, Any], read: OpWeights | None = None) -> None:
         getattr(self.native, name)(**fields)
         self.out.source_op.append(self._op)

@@ -141,7 +141,8 @@ class ExpertCounts(NamedTuple):
 
     hits, misses: matrices of experts that steps needed and that were in memory, or were not.
     bytes: bytes read from the disk. wait_s: seconds that compute threads waited for them, summed.
-    errors: reads that failed.
+    errors: reads that failed. guessed: matrices that were read because of a guess
+    (program/operations/mixture.py Guess). right: guessed matrices that their layer then used.
     """
 
     hits: int = 0
@@ -149,6 +150,8 @@ class ExpertCounts(NamedTuple):
     bytes: int = 0
     wait_s: float = 0.0
     errors: int = 0
+    guessed: int = 0
+    right: int = 0
 
 
 class PictureTower(Protocol):

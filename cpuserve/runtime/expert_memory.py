@@ -146,8 +146,9 @@ class ExpertMemory:
             return None
         found = self._native.expert_counts
         wait_s = found["wait_ns"] / 1e9
+        guesses = found["guessed"], found["guessed_right"]
         return ExpertCounts(
-            found["hits"], found["misses"], found["bytes_read"], wait_s, found["errors"]
+            found["hits"], found["misses"], found["bytes_read"], wait_s, found["errors"], *guesses
         )
 
     def keep(self) -> None:

@@ -25,6 +25,7 @@ from cpuserve.models import build_tower
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
+from cpuserve.program.operations.mixture import with_guesses
 from cpuserve.program.program import Program
 from cpuserve.program.row_formats import DOT_OF_KIND, rows_of_token
 from cpuserve.program.weight_kinds import SourceType
@@ -437,7 +438,7 @@ def misplaced(cpus: list[list[int]] | None, seen: list[int]) -> str:
 def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
     """Lower `program` for the ISA level, the sizes and the KV type of `config`."""
     return Lowering(
-        program,
+        with_guesses(program) if config.weight_memory_bytes else program,
         lambda name: weights.kind(name, config.dtype),
         isa=config.isa,
         max_tokens=config.max_num_batched_tokens,

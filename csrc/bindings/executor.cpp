@@ -251,10 +251,11 @@ py::dict expert_counts(Executor& e) {
   py::dict out;
   out["hits"] = counts.hits;
   out["misses"] = counts.misses;
-  out["guessed"] = counts.guessed;
   out["bytes_read"] = counts.bytes_read;
   out["wait_ns"] = counts.wait_ns;
   out["errors"] = counts.errors;
+  out["guessed"] = counts.guessed;
+  out["guessed_right"] = counts.guessed_right;
   out["units"] = pool.units();
   out["slots"] = pool.slots();
   out["bytes"] = pool.bytes();

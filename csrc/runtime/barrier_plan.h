@@ -10,7 +10,9 @@
 namespace cpuserve {
 
 // Returns whether an operation itself ends with a barrier, so that all threads see its results.
-inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<RouteOp>(op); }
+inline bool ends_with_barrier(const Op& op) {
+  return std::holds_alternative<RouteOp>(op) || std::holds_alternative<GuessOp>(op);
+}
 
 // Two flags for each operation of a step.
 struct BarrierPlan {

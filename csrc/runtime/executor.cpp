@@ -87,6 +87,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       state_slots_(program.states().empty() ? 0 : static_cast<size_t>(program.max_tokens())),
       state_before_(program.states().empty() ? 0 : static_cast<size_t>(program.max_seqs())),
+      guess_ops_(guess_ops(program)),
       routing_(make_routing(program)),
       slice_(team.ranks().count()),
       op_seconds_(program.ops().size()) {
@@ -332,7 +333,10 @@ void Executor::begin_step(const StepInput& in) {
   tap_next_ = started_next_ = -1;
   slice_.begin_op();
   input_ = in;
-  if (weights_.pool()) weights_.pool()->begin_step();
+  if (ExpertPool* pool = weights_.pool()) {
+    pool->begin_step();
+    guessing_ = pool->guesses() && in.tokens <= most_guess_tokens(*program_);
+  }
   for (int64_t t = 0; failed_tokens_ && t < in.tokens; t++) {
     failed_tokens_[static_cast<size_t>(t)].store(false, std::memory_order_relaxed);
   }

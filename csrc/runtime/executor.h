@@ -298,11 +298,13 @@ class Executor {
   std::vector<int64_t> state_slots_, state_before_;
   // By token of the step: whether an expert of the token could not be read. Empty without a pool.
   std::unique_ptr<std::atomic<bool>[]> failed_tokens_;
-  Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
-  Slice slice_;                     // the part of an operation that advance() runs now
-  std::vector<int32_t> started_;    // the input of the step that start() began
-  int64_t started_next_ = -1;       // the operation that advance() runs next; -1: none
-  std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last
+  const std::vector<bool> guess_ops_;  // by operation: whether it is only for guesses of experts
+  bool guessing_ = false;              // whether the step runs them
+  Routing routing_;                    // set by the last RouteOp or AdapterOp that ran
+  Slice slice_;                        // the part of an operation that advance() runs now
+  std::vector<int32_t> started_;       // the input of the step that start() began
+  int64_t started_next_ = -1;          // the operation that advance() runs next; -1: none
+  std::vector<int32_t> tap_words_;     // the input of the step that tap() ran last
   int64_t tap_next_ = -1;  // the operation after the last tapped one, or -1 to start the step again
   float* logits_copy_ = nullptr;
   StepResults results_;

@@ -23,8 +23,6 @@ namespace {
 // Reads that bypass the page cache begin and end at multiples of this number, in file and memory.
 constexpr size_t kSector = 4096;
 constexpr int kChanged = -1;  // instead of an errno: the file has other bytes than at the start
-// A guess is worth half a use: it displaces only units with less heat than that.
-constexpr double kGuessLevel = -1.0;
 
 size_t up(size_t bytes) { return (bytes + kSector - 1) / kSector * kSector; }
 
@@ -74,6 +72,8 @@ ExpertPool::ExpertPool(std::vector<ExpertGroup> groups, int ranks, int fd, size_
   tasks_ = std::make_unique<std::atomic<int64_t>[]>(parts);
   make_shelves(budget);
   for (Shelf& shelf : shelves_) shelf.pending.reserve(most);
+  guesses_.units.reserve(4 * most);
+  guesses_.begun.reserve(4 * most);
   open(fd);
   start_readers();
 }
@@ -145,7 +145,7 @@ void ExpertPool::make_shelves(size_t budget) {
     }
   }
   wanted_.items.resize(pieces + 1);
-  guessed_.items.resize(pieces + 1);
+  early_.items.resize(pieces + 1);
 }
 
 // Opens the file of `fd` again, because O_DIRECT would hold for all users of a duplicate.
@@ -246,13 +246,14 @@ int ExpertPool::verify(int thread, int threads, std::atomic<uint64_t>& sum) {
 void ExpertPool::read_pieces() noexcept {
   std::unique_lock lock(mutex_);
   while (true) {
-    jobs_ready_.wait(lock, [this] { return stop_ || wanted_.count + guessed_.count > 0; });
+    jobs_ready_.wait(lock, [this] { return stop_ || has_work(); });
     if (stop_) return;
-    const Piece piece = wanted_.count > 0 ? wanted_.pop() : guessed_.pop();
-    units_[static_cast<size_t>(piece.unit)].begun = true;
+    const Piece piece = next_piece();
+    if (piece.unit < 0) continue;
     lock.unlock();
     read(piece);
     lock.lock();
+    guesses_.pieces -= piece.guess;
   }
 }
 
@@ -331,14 +332,14 @@ bool ExpertPool::begin_read(size_t number, bool guessed) noexcept {
   int32_t& holder = shelf.holders[static_cast<size_t>(slot)];
   if (holder >= 0) {
     Unit& leaves = units_[static_cast<size_t>(holder)];
-    if (guessed && leaves.level >= std::max(unit.level, age_ + kGuessLevel)) return false;
+    // A guess is worth half a use: it displaces only units with less heat than that.
+    if (guessed && leaves.level >= std::max(unit.level, age_ - 1.0)) return false;
     leaves.state.store(kAbsent, std::memory_order_relaxed);
     leaves.slot = -1;
   }
   holder = static_cast<int32_t>(number);
   unit.slot = slot;
   unit.pinned = !guessed;
-  unit.begun = false;
   unit.failed.store(0, std::memory_order_relaxed);
   unit.state.store(kReading, std::memory_order_relaxed);
   int pieces = 0;
@@ -349,8 +350,8 @@ bool ExpertPool::begin_read(size_t number, bool guessed) noexcept {
   for (int rank = 0; rank < ranks_; rank++) {
     const size_t region = region_of(part(number, rank));
     for (size_t at = 0; at < region; at += kPiece) {
-      (guessed ? guessed_ : wanted_)
-          .push({static_cast<int32_t>(number), rank, at, std::min(kPiece, region - at)});
+      (guessed ? early_ : wanted_)
+          .push({static_cast<int32_t>(number), rank, at, std::min(kPiece, region - at), false});
     }
   }
   return true;
@@ -374,6 +375,9 @@ void ExpertPool::begin_step() noexcept {
   unpin();
   last_error_ = 0;
   age_ += 1 / kHalfLife;
+  guesses_.units.clear();  // of a cancelled step
+  guesses_.begun.clear();
+  guesses_.pause -= guesses_.pause > 0;
 }
 
 void ExpertPool::unpin() noexcept {
@@ -413,7 +417,8 @@ void ExpertPool::want(size_t route, const Routing& routing) noexcept {
       unit_of(g, g.order[static_cast<size_t>(i)]).taken = false;
     }
   }
-  sort_guesses();
+  judge_guesses(route, routing);
+  promote_guesses();
   for (const size_t number : by_route_[route]) {
     Group& g = groups_[number];
     if (g.used == 0) continue;
@@ -446,38 +451,6 @@ void ExpertPool::take(Group& g, int32_t expert, bool ready) noexcept {
   unit.state.store(kAbsent, std::memory_order_relaxed);
   g.missing = true;
   shelves_[static_cast<size_t>(unit.shelf)].pending.push_back(static_cast<int32_t>(number));
-}
-
-// Moves the guessed pieces of units that the step now needs to the wanted ones. A unit that it
-// does not need leaves its slot, unless its reading has begun.
-void ExpertPool::sort_guesses() noexcept {
-  for (size_t n = guessed_.count; n > 0; n--) {
-    const Piece piece = guessed_.pop();
-    Unit& unit = units_[static_cast<size_t>(piece.unit)];
-    if (unit.pinned) {
-      wanted_.push(piece);
-    } else if (unit.begun) {
-      guessed_.push(piece);
-    } else if (unit.slot >= 0) {
-      shelves_[static_cast<size_t>(unit.shelf)].holders[static_cast<size_t>(unit.slot)] = -1;
-      unit.slot = -1;
-      unit.state.store(kAbsent, std::memory_order_relaxed);
-    }
-  }
-}
-
-void ExpertPool::guess(size_t route, Span<const int32_t> experts) noexcept {
-  if (route >= by_route_.size()) return;
-  const std::lock_guard lock(mutex_);
-  const size_t before = guessed_.count;
-  for (const int32_t e : experts) {
-    for (const size_t number : by_route_[route]) {
-      const size_t unit = groups_[number].first_unit + static_cast<size_t>(e);
-      const int state = units_[unit].state.load(std::memory_order_relaxed);
-      if (state != kReady && state != kReading && begin_read(unit, true)) counts_.guessed++;
-    }
-  }
-  if (guessed_.count > before) jobs_ready_.notify_all();
 }
 
 bool ExpertPool::has_all() const noexcept {
@@ -531,38 +504,6 @@ void ExpertPool::done(int32_t first, int32_t expert, int rank, int64_t tasks,
 }
 
 // --- facts ---------------------------------------------------------------------------------------
-
-std::vector<float> ExpertPool::heat() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<float> out;
-  for (const Unit& unit : units_) out.push_back(static_cast<float>(std::exp2(unit.level - age_)));
-  return out;
-}
-
-void ExpertPool::warm(Span<const float> heat) {
-  check_argument(heat.size() == static_cast<int64_t>(units_.size()), "there are ", units_.size(),
-                 " units, not ", heat.size());
-  std::vector<int32_t> by_heat;
-  const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < units_.size(); i++) {
-    const float h = heat[static_cast<int64_t>(i)];
-    if (!(h > 0) || !std::isfinite(h)) continue;
-    units_[i].level = age_ + std::log2(static_cast<double>(h));
-    by_heat.push_back(static_cast<int32_t>(i));
-  }
-  std::stable_sort(by_heat.begin(), by_heat.end(), [&](int32_t a, int32_t b) {
-    return units_[static_cast<size_t>(a)].level > units_[static_cast<size_t>(b)].level;
-  });
-  for (const int32_t unit : by_heat) {
-    const Shelf& shelf = shelves_[static_cast<size_t>(units_[static_cast<size_t>(unit)].shelf)];
-    const int32_t slot = coldest(shelf);
-    const bool free = slot >= 0 && shelf.holders[static_cast<size_t>(slot)] < 0;
-    if (!free || units_[static_cast<size_t>(unit)].slot >= 0) continue;
-    begin_read(static_cast<size_t>(unit), true);
-    units_[static_cast<size_t>(unit)].begun = true;  // no step drops it, unlike a guess
-  }
-  jobs_ready_.notify_all();
-}
 
 std::string ExpertPool::error() const {
   const std::lock_guard lock(mutex_);

@@ -42,7 +42,9 @@ struct ExpertGroup {
 
 // Sums since the pool was made; `wait_ns` is summed over the threads that compute.
 struct ExpertCounts {
-  int64_t hits = 0, misses = 0, guessed = 0, bytes_read = 0, wait_ns = 0, errors = 0;
+  int64_t hits = 0, misses = 0, bytes_read = 0, wait_ns = 0, errors = 0;
+  // units that were read because of a guess, and guessed units that their operation used
+  int64_t guessed = 0, guessed_right = 0;
 };
 
 class ExpertPool {
@@ -50,6 +52,12 @@ class ExpertPool {
   static constexpr int kReaders = 8;         // the depth at which disks reach their rate
   static constexpr size_t kPiece = 1 << 20;  // bytes of one read
   static constexpr double kHalfLife = 64;    // in steps
+  // A wrong guess takes the disk from the units of the next operation for at most kGuessPieces
+  // reads, and a right one saves about the reading of a unit.
+  static constexpr int kGuessPieces = 4;   // pieces of guesses that are read at a time
+  static constexpr int kTrial = 64;        // guesses between two judgements
+  static constexpr double kPays = 0.5;     // the least share of right ones
+  static constexpr int64_t kPause = 1024;  // steps
 
   // Reads bytes like pread. Tests replace the call with their own.
   using Read = std::function<int64_t(int fd, void* to, size_t bytes, size_t offset)>;
@@ -92,9 +100,13 @@ class ExpertPool {
   // One thread calls `want` when the router of RouteOp `route` has chosen: the units of its experts
   // are kept until the next call, or are read. The step must not use units that are not wanted.
   void want(size_t route, const Routing& routing) noexcept;
-  // Begins to read units of the experts that RouteOp `route` may choose, best guess first, as far
-  // as nothing else waits for the disk and no hotter unit has to leave.
+  // Lets the readers read units of the experts that RouteOp `route` may choose, best guess first,
+  // while no unit that the step needs waits for them, and as far as no hotter unit has to leave.
+  // The next call of want() drops the guesses that no read has begun for.
   void guess(size_t route, Span<const int32_t> experts) noexcept;
+  // Whether guesses may pay: not if all units fit, and for kPause steps after less than kPays of
+  // the last guesses were right. Between steps.
+  bool guesses() const noexcept;
   bool has_all() const noexcept;  // whether there is a slot for every unit
 
   // Whether the matrices of the operation with matrix `first` are units of this pool.
@@ -122,7 +134,6 @@ class ExpertPool {
     std::atomic<int> failed{0};      // an errno of a piece
     int32_t shelf = 0, slot = -1, id = 0;
     bool pinned = false;   // a step uses it, or will
-    bool begun = false;    // a thread reads one of its pieces, or has read one
     bool taken = false;    // want() has put it into the order of its group
     double level = -1e30;  // log2 of the heat, plus the age of the pool in half-lives
   };
@@ -145,6 +156,7 @@ class ExpertPool {
   struct Piece {
     int32_t unit, rank;
     size_t at, bytes;  // of the part
+    bool guess;        // nothing needs it yet, and perhaps nothing will
   };
 
   void make_shelves(size_t budget);
@@ -155,7 +167,11 @@ class ExpertPool {
   void finish(int32_t unit) noexcept;
   void unpin() noexcept;
   void take(Group& g, int32_t expert, bool ready) noexcept;
-  void sort_guesses() noexcept;
+  bool has_work() const noexcept;
+  Piece next_piece() noexcept;
+  bool begin_guess() noexcept;
+  void judge_guesses(size_t route, const Routing& routing) noexcept;
+  void promote_guesses() noexcept;
   Unit& unit_of(const Group& g, int32_t expert) noexcept {
     return units_[g.first_unit + static_cast<size_t>(expert)];
   }
@@ -190,18 +206,30 @@ class ExpertPool {
 
   mutable std::mutex mutex_;
   std::condition_variable jobs_ready_, unit_ready_;
-  // Rings of pieces, of wanted units and of guessed ones; the capacity is enough for all units.
+  // Rings of pieces, of wanted units and of others: guessed ones, and units of a warm start.
+  // The capacity is enough for all units.
   struct Ring {
     std::vector<Piece> items;
     size_t first = 0, count = 0;
     void push(const Piece& piece) { items[(first + count++) % items.size()] = piece; }
+    Piece& at(size_t i) { return items[(first + i) % items.size()]; }
     Piece pop() {
       const Piece piece = items[first];
       first = (first + 1) % items.size();
       count--;
       return piece;
     }
-  } wanted_, guessed_;
+  } wanted_, early_;
+  // The guesses for RouteOp `route`: `units`, best first, where `next` is the first that has not
+  // been tried, and the units that are read because of them.
+  struct Guesses {
+    size_t route = 0, next = 0;
+    std::vector<int32_t> units, begun;
+    int pieces = 0;                // that are waiting or being read
+    int64_t tried = 0, right = 0;  // since the last judgement
+    int64_t pause = 0;             // steps until guesses are made again
+    bool left() const { return next < units.size(); }
+  } guesses_;
   std::vector<size_t> last_;  // groups of the last call of want
   double age_ = 0;            // in half-lives
   int last_error_ = 0;        // an errno, or -1 for bytes that have changed

@@ -30,6 +30,7 @@ bool Worker::walk(int64_t first, int64_t last) noexcept {
     return !stop;
   };
   for (int64_t i = first; i < last; i++) {
+    if (skips(static_cast<size_t>(i))) continue;
     if (ran && (timing || e.barriers_.before[static_cast<size_t>(i)])) {
       const int64_t end = end_of_row_wise(i, last);
       if (!meet(i, end)) return false;
@@ -69,11 +70,15 @@ int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
   return first;
 }
 
+// GuessOps and their inputs follow a RouteOp, which ends with a barrier, and end with a barrier.
+// So the barriers of the other operations are right without them.
+bool Worker::skips(size_t i) const noexcept { return !e.guessing_ && e.guess_ops_[i]; }
+
 void Worker::run_alone(int64_t first, int64_t last) noexcept {
   alone = true;
   for (int64_t i = first; i < last; i++) {
     op = static_cast<size_t>(i);
-    if (!is_idle(e.program_->ops()[op])) run(e.program_->ops()[op]);
+    if (!skips(op) && !is_idle(e.program_->ops()[op])) run(e.program_->ops()[op]);
   }
   alone = false;
 }

@@ -178,6 +178,8 @@ struct Worker {
   // while the other threads wait at the barrier.
   int64_t end_of_row_wise(int64_t first, int64_t last) const noexcept;
   void run_alone(int64_t first, int64_t last) noexcept;
+  // Whether the step makes no guesses, and the op is only for them.
+  bool skips(size_t i) const noexcept;
 };
 
 }  // namespace cpuserve

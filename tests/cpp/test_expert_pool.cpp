@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -164,7 +165,72 @@ TEST(a_cancelled_wait_ends_and_guesses_are_read_once) {
   EXPECT(pool.wait(0, 1, 0, cancelled) == nullptr);
   const std::vector<int32_t> guessed{1, 5};
   pool.guess(0, guessed);
+  while (pool.counts().guessed < 2) std::this_thread::yield();
   slow = false;
   EXPECT(step(pool, file, {1, 5, 2}, 2) == 6);
-  EXPECT(pool.counts().guessed == 2);
+  EXPECT(pool.counts().guessed == 2 && pool.counts().bytes_read > 0);
+}
+
+// Makes a guess for the next step, waits until its units are read, and does the step.
+int guessed_step(ExpertPool& pool, const File& file, int32_t guess, int32_t used) {
+  const std::vector<int32_t> guessed{guess};
+  const int64_t before = pool.counts().guessed, read = pool.finished();
+  // The units in memory are not used any more: a guess displaces them.
+  for (double steps = 0; steps < 3 * ExpertPool::kHalfLife; steps++) pool.begin_step();
+  pool.guess(0, guessed);
+  while (pool.counts().guessed < before + 2) std::this_thread::yield();
+  while (pool.finished() < read + 2) std::this_thread::yield();
+  pool.want(0, routing_of({used}));
+  int right = 0;
+  for (const int32_t first : {0, kExperts}) {
+    const uint8_t* data = pool.wait(first, used, 0, kGoesOn);
+    if (data && std::equal(data, data + kUnit, file.unit(first + used))) right++;
+    pool.done(first, used, 0, 1, 1);
+  }
+  return right;
+}
+
+TEST(right_guesses_are_hits_and_wrong_ones_stop_for_a_while) {
+  const File file;
+  ExpertPool pool(groups(), 1, file.fd(), 2 * ExpertPool::least_bytes(groups(), 1));
+  for (int i = 0; i < ExpertPool::kTrial / 2; i++) {
+    EXPECT(pool.guesses());
+    EXPECT(guessed_step(pool, file, i % kExperts, i % kExperts) == 2);
+  }
+  EXPECT(pool.guesses() && pool.counts().guessed == pool.counts().guessed_right);
+  EXPECT(pool.counts().misses == 0);  // each unit was read before the router chose it
+  for (int i = 0; i < ExpertPool::kTrial / 2; i++) {
+    EXPECT(pool.guesses());
+    EXPECT(guessed_step(pool, file, (2 * i + 2) % kExperts, (2 * i + 3) % kExperts) == 2);
+  }
+  EXPECT(!pool.guesses());
+  for (int64_t i = 1; i < ExpertPool::kPause; i++) pool.begin_step();
+  EXPECT(!pool.guesses());
+  pool.begin_step();
+  EXPECT(pool.guesses());
+}
+
+TEST(wanted_units_are_read_before_guessed_ones) {
+  const File file;
+  std::mutex mutex;
+  std::vector<size_t> order;
+  std::atomic<int> open{0};
+  const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    while (open == 0) std::this_thread::yield();
+    {
+      const std::lock_guard lock(mutex);
+      order.push_back(offset);
+    }
+    return pread(fd, to, bytes, static_cast<off_t>(offset));
+  };
+  ExpertPool pool(groups(), 1, file.fd(), 6 * ExpertPool::least_bytes(groups(), 1) - 1, read);
+  pool.begin_step();
+  pool.want(0, routing_of({0, 1, 2, 3}));  // as many units as readers
+  const std::vector<int32_t> guessed{4};
+  pool.guess(0, guessed);
+  EXPECT(pool.counts().guessed == 0);  // every reader has a wanted unit
+  open = 1;
+  while (pool.counts().guessed < 2) std::this_thread::yield();
+  while (pool.finished() < 10) std::this_thread::yield();
+  EXPECT(order.size() == 10);
 }

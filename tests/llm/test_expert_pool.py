@@ -2,19 +2,21 @@
 
 import errno
 import os
+import shutil
 import time
 from array import array
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from safetensors.numpy import load_file, save_file
 
 from cpuserve import _C, LLM, SamplingParams, fault_points
 from cpuserve.engine.build import build_engine, run_engine
 from cpuserve.engine.ipc import AddRequest
 from cpuserve.errors import StartupError
 from cpuserve.loader import packed_files
-from cpuserve.runtime import expert_memory, packed_cache
+from cpuserve.runtime import expert_memory, native, packed_cache
 from tests.helpers.answers import exact_answers
 from tests.helpers.tiny import tiny_model
 
@@ -246,6 +248,105 @@ def test_a_file_that_changes_or_ends_is_never_computed_with(folder, change):
             assert tokens == expected[number][0][: len(tokens)]
 
     with_engine(of_experts(config, sizes, 0), use)
+
+
+def without_layers(folder):
+    """Return a mixture of four layers that add nothing to the stream."""
+    path = folder / "still"
+    shutil.copytree(tiny_model("qwen3-moe", num_hidden_layers=4), path)
+    for file in path.glob("*.safetensors"):
+        weights = load_file(file)
+        for name, values in weights.items():
+            if "o_proj" in name or "down_proj" in name:
+                values[...] = 0
+        save_file(weights, file)
+    return path
+
+
+class Slow:
+    """A hook of fault points: reads of experts take so long, and are counted."""
+
+    def __init__(self, seconds):
+        self.seconds, self.reads = seconds, 0
+
+    def __call__(self, point, size):
+        if point == "expert.read":
+            self.reads += 1
+            time.sleep(self.seconds)
+        return size
+
+
+def decode_until_guesses(core):
+    """Return the answers of the last of many rounds, and the counts; a guess was made in one.
+
+    A guess is made if a reader is idle between two layers, which need not be so in one round.
+    """
+    for _ in range(50):
+        found, counts = all_prompts(core), parts(core)
+        if counts["guessed"]:
+            break
+    return found, counts
+
+
+def test_experts_are_read_before_their_router_chooses_them(tmp_path, monkeypatch):
+    path = without_layers(tmp_path)
+    sizes = {"max_model_len": 256, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    with LLM(str(path), executor="native", weights_on_disk=ALL, **sizes) as llm:
+        config = llm.config
+    all_sizes, expected = with_engine(config, lambda core: (parts(core), all_prompts(core)))
+    # While the slow reads of a layer go on, idle readers read what the next layer may need.
+    monkeypatch.setattr(fault_points, "_hook", Slow(0.01))
+    small = of_experts(config, all_sizes, 0.4)
+    found, counts = with_engine(small, decode_until_guesses)
+    assert found == expected
+    # The stream does not change between the routers, so each guess is right.
+    assert counts["guessed_right"] == counts["guessed"] > 0
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "qwen3-next", "deepseek-v3"])
+def test_guesses_change_no_bit(family, monkeypatch):
+    config, sizes = config_of(family)
+    expected = with_engine(config, all_prompts)
+    monkeypatch.setattr(fault_points, "_hook", Slow(0.002))
+    found, counts = with_engine(of_experts(config, sizes, 0.3), decode_until_guesses)
+    assert found == expected
+    assert counts["guessed_right"] <= counts["guessed"]
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
+    found, counts = with_engine(
+        of_experts(config, sizes, 0.3), lambda core: (all_prompts(core), parts(core))
+    )
+    assert found == expected
+    assert counts["guessed"] == 0
+
+
+@pytest.mark.parametrize("chunk", [1024, 256])
+def test_a_prompt_of_1024_tokens_reads_no_expert_twice_in_a_chunk(chunk, monkeypatch):
+    path = tiny_model("qwen3-moe", dtype="bfloat16", max_position_embeddings=2048)
+    sizes = {"max_model_len": 1100, "max_num_seqs": 2, "max_num_batched_tokens": chunk}
+    with LLM(str(path), executor="native", weights_on_disk=ALL, **sizes) as llm:
+        config = llm.config
+    prompt = [(7 * i + i * i) % 500 + 5 for i in range(1024)]
+    hook = Slow(0)
+    monkeypatch.setattr(fault_points, "_hook", hook)
+
+    def use(core):
+        """Return the token, the reads of each step (each unit is less than a piece), the counts."""
+        add(core, 1, prompt, max_tokens=1)
+        tokens, reads = [], []
+        while core.has_work:
+            before = hook.reads
+            for output in core.step().outputs:
+                tokens += output.tokens
+            reads.append(hook.reads - before)
+        return tokens, reads, parts(core)
+
+    expected, _, sizes = with_engine(config, use)
+    found, reads, counts = with_engine(of_experts(config, sizes, 0), use)
+    assert found == expected
+    assert counts["slots"] < counts["units"] // 4  # each layer works in waves
+    assert len(reads) == 1024 // chunk
+    assert sum(reads) == counts["misses"] > 0
+    assert max(reads) <= counts["units"]
 
 
 @pytest.mark.parametrize("kind", ["short", "slow"])

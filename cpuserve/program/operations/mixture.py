@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.program.operations.columns import Limit
-from cpuserve.program.operations.dense import DenseBuilder
+from cpuserve.program.operations.dense import DenseBuilder, Linear
 from cpuserve.program.operations.experts import AddIdentities, Combine, Dispatch, WeighRows
+from cpuserve.program.operations.norms import LayerNorm, RmsNorm
 from cpuserve.program.ops import Op, RouterScore, Then, ValueId
+from cpuserve.program.program import Program, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,6 +127,81 @@ class Route(Op, frozen=True):
             weights.append(left.masked_fill(far, -torch.inf).softmax(dim=1).gather(1, own))
             left.scatter_(1, own, -torch.inf)
         return torch.cat(weights, dim=1)
+
+
+class Guess(Op, frozen=True):
+    """Guess the experts of the next Route: out [T, experts] = `router` applied to x.
+
+    x is what this router would read if the layers between were left out. The native executor
+    reads the best experts early, if they are in a pool; no other op reads the result.
+    `with_guesses` puts an op before this one that computes x and nothing else.
+    """
+
+    claimed = True
+
+    x: ValueId
+    out: ValueId
+    router: str
+    bias: str | None = None
+
+    def lower(self, to: Lowering) -> None:
+        x = to.stored_as(self.x, to.act_format(self.router), to.orders_of(self.router))
+        to.add(self, x=x, before=to.lowered_since(1))  # it finds the router and its bias itself
+
+    def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
+        """Return the row format that the router multiplies."""
+        return {to.read_format(self.router)}
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        y = at.multiply(x, self.router)
+        return y if self.bias is None else y + at.vector(self.bias)
+
+
+def with_guesses(program: Program) -> Program:
+    """Return the program with a Guess after each Route but the last, where one can be made.
+
+    The router of the next layer must be one Linear, and read a norm of the residual stream.
+    All other values are the same: only the pool of experts of a native executor uses guesses.
+    """
+    ops, values = list(program.ops), list(program.values)
+    routes = [i for i, op in enumerate(ops) if isinstance(op, Route)]
+    for this, following in reversed(list(pairwise(routes))):
+        found = _router_of(program, this, following)
+        if found is None:
+            continue
+        norm, linear = found
+        width = next(v.width for v in values if v.id == norm.out)
+        x, out = (ValueId(max(v.id for v in values) + n) for n in (1, 2))
+        values += [
+            Value(x, f"{linear.weights[0]} early", width),
+            Value(out, f"{linear.weights[0]} guess", sum(linear.features)),
+        ]
+        early = msgspec.structs.replace(norm, out=x)
+        ops[this + 1 : this + 1] = [early, Guess(x, out, linear.weights[0], linear.biases[0])]
+    return replace(program, ops=tuple(ops), values=tuple(values))
+
+
+def _router_of(
+    program: Program, this: int, following: int
+) -> tuple[RmsNorm | LayerNorm, Linear] | None:
+    """Return the norm and the linear before Route op `following`; None if they are others.
+
+    this: the index of the Route before, after which the norm must be able to run.
+    """
+
+    def writer(value: ValueId) -> Op | None:
+        between = program.ops[this + 1 : following]
+        return next((op for op in reversed(between) if op.written() == value), None)
+
+    (logits,) = program.ops[following].reads()
+    linear = writer(logits)
+    if not isinstance(linear, Linear) or linear.add or len(linear.weights) != 1:
+        return None
+    norm = writer(linear.x)
+    if not isinstance(norm, RmsNorm | LayerNorm):
+        return None
+    known = any(op.written() == norm.x for op in program.ops[:this])
+    return (norm, linear) if known else None
 
 
 class MixtureBuilder(DenseBuilder):

@@ -123,6 +123,81 @@ void run(const RouteOp& op, Worker& w) noexcept {
   w.alone ? build() : w.barrier(build);
 }
 
+void prepare(const GuessOp& op, const Program& p) {
+  p.check_tokens("guess", {op.x, op.out});
+  p.f32_value(op.out, "guess out");
+  check_argument(op.before >= 0 && op.before <= static_cast<int64_t>(p.ops().size()),
+                 "guess: there are no ", op.before, " operations before it");
+}
+
+NextRouter next_router(const Program& p, size_t at) {
+  const std::vector<Op>& ops = p.ops();
+  const LinearOp* linear = nullptr;
+  size_t i = at + 1;
+  while (i < ops.size() && !std::holds_alternative<RouteOp>(ops[i])) i++;
+  check_argument(i < ops.size(), "guess: no route op follows");
+  const auto& route = std::get<RouteOp>(ops[i]);
+  for (size_t j = at + 1; j < i; j++) {
+    const auto* l = std::get_if<LinearOp>(&ops[j]);
+    if (l && l->out == route.x) linear = l;
+  }
+  check_argument(linear != nullptr, "guess: no linear computes the logits of the next route op");
+  const auto& guess = std::get<GuessOp>(ops[at]);
+  const Matrix& m = p.matrix(linear->matrix);
+  check_argument(!linear->glu && !linear->add && linear->out_column == 0 && m.n == route.experts &&
+                     p.value(guess.out).width == m.n,
+                 "guess: the linear of the next route op is no router of ", route.experts,
+                 " experts");
+  p.check_multiplies(guess.x, m);
+  return {i, linear};
+}
+
+std::vector<bool> guess_ops(const Program& p) {
+  std::vector<bool> out(p.ops().size());
+  for (size_t i = 0; i < out.size(); i++) {
+    const auto* guess = std::get_if<GuessOp>(&p.ops()[i]);
+    if (!guess) continue;
+    next_router(p, i);
+    const auto end = out.begin() + static_cast<int64_t>(i) + 1;
+    std::fill(end - guess->before - 1, end, true);
+  }
+  return out;
+}
+
+int64_t most_guess_tokens(const Program& p) {
+  int64_t most = INT64_MAX;
+  for (const Op& op : p.ops()) {
+    const auto* r = std::get_if<RouteOp>(&op);
+    if (r) most = std::min<int64_t>(most, r->experts / r->chosen);
+  }
+  return most;
+}
+
+// The scratch has the scratch and the result of route_row, and the ids of the guessed experts.
+size_t scratch_bytes(const GuessOp&) { return size_t{6} * kMostExperts * sizeof(float); }
+
+void run(const GuessOp& op, Worker& w) noexcept {
+  const NextRouter next = next_router(w.program(), w.op);
+  const LinearOp& l = *next.linear;
+  const auto& route = std::get<RouteOp>(w.program().ops()[next.route]);
+  w.multiply(l.matrix, w.value(op.x), w.tokens(),
+             {w.vector(l.bias), l.activation, false, false, w.value(op.out)});
+  w.barrier([&] {
+    auto* scratch = reinterpret_cast<float*>(w.scratch);
+    float* out = scratch + 3 * route.experts;
+    auto* ids = reinterpret_cast<int32_t*>(out + 2 * route.experts);
+    const int64_t tokens = w.tokens();
+    for (int64_t t = 0; t < tokens; t++) {  // the best expert of each token first, and so on
+      const auto* logits = reinterpret_cast<const float*>(row_of(w.value(op.out), t));
+      route_row(route, logits, w.vector(route.bias), out, scratch);
+      for (int64_t i = 0; i < route.chosen; i++) {
+        ids[i * tokens + t] = static_cast<int32_t>(out[i]);
+      }
+    }
+    w.weights().pool()->guess(next.route, {ids, tokens * route.chosen});
+  });
+}
+
 void prepare(const AdapterOp& op, Program& p) {
   p.check_tokens("adapter", {op.out});
   check_argument(p.limits().adapters == 0, "a program can have only one adapter op");

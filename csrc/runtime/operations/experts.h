@@ -1,5 +1,7 @@
 // The operations of mixtures of experts, and of adapters.
 #pragma once
+#include <vector>
+
 #include "kernels/table.h"
 #include "runtime/operations/operation.h"
 
@@ -36,6 +38,37 @@ void run(const RouteOp& op, Worker& w) noexcept;
 inline Accesses accesses(const RouteOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out), any(kRouting)}};
 }
+
+// Guesses the experts of the next RouteOp, so that the pool of experts can read them early: applies
+// the router of the next layer (the linear before its RouteOp) to x, which has what this router
+// would read now, and writes the logits to `out`. Only reads follow from the result.
+// `before` operations before this one compute nothing but x; they are skipped as this one is.
+struct GuessOp {
+  static constexpr const char* kName = "guess";
+  Id x, out;
+  int32_t before = 0;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, before)
+};
+void prepare(const GuessOp& op, const Program& p);
+void run(const GuessOp& op, Worker& w) noexcept;
+inline Accesses accesses(const GuessOp& op, const Program&) {
+  return claimed({any(op.x)}, {any(op.out)});
+}
+
+struct LinearOp;
+// The RouteOp after operation `at` (its number), and the linear that computes its logits.
+struct NextRouter {
+  size_t route;
+  const LinearOp* linear;
+};
+// Throws std::invalid_argument if no such linear of the width of the GuessOp `at` follows.
+NextRouter next_router(const Program& p, size_t at);
+// Returns the operations that are skipped in steps without guesses: one flag for each operation.
+// Throws std::invalid_argument if a GuessOp has no router to apply.
+std::vector<bool> guess_ops(const Program& p);
+// Returns the most tokens of a step for which guesses are made: with more, the step is likely to
+// use most experts.
+int64_t most_guess_tokens(const Program& p);
 
 // Routes each token to the LoRA adapter of its sequence, if the sequence has one.
 // Row t of out has the number of the adapter of token t, or -1 if there is none.
@@ -137,7 +170,7 @@ Experts experts_of(const Program& p, Id routing, const char* role);
 // of the routing. Throws std::invalid_argument if it does not.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
-using ExpertOps =
-    Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, WeighRowsOp, AddIdentitiesOp, CombineOp>;
+using ExpertOps = Family<RouteOp, GuessOp, AdapterOp, DispatchOp, ExpertLinearOp, WeighRowsOp,
+                         AddIdentitiesOp, CombineOp>;
 
 }  // namespace cpuserve
