@@ -5,6 +5,7 @@ these and those of test_api_fault_points.py.
 """
 
 import errno
+import json
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cpuserve.fault_points import POINTS, SHORT
-from tests.api.faulty import FAULTY, KEPT, arm, chat, grammar, seen, sent_file, text
+from tests.api.faulty import FAULTY, KEPT, arm, chat, grammar, restart, seen, sent_file, text
 from tests.api.sees import write_served_model
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.sane import WatchedServer, assert_server_sane, watched_server
@@ -56,6 +57,26 @@ def test_requests_end_with_503_when_their_experts_cannot_be_read(tmp_path):
         server.stop()
         assert fired.exists()
         assert "the use of experts is not kept" in server.log()
+
+
+def test_a_killed_engine_with_experts_on_disk_serves_the_same_again(tmp_path):
+    options = [
+        *("--max-model-len", 256, "--kv-cache-memory", "256KiB", "--omp-threads-bind", "nobind"),
+        *("--weights-on-disk", "600KiB"),
+    ]
+    asked = {"prompt": [11, *range(20, 60)], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with watched_server(tmp_path, tiny_model("qwen3-moe"), *options) as server:
+
+        def answer():
+            status, body = server.ask("/v1/completions", asked)
+            assert status == 200, body
+            return json.loads(body)["choices"]
+
+        expected = answer()
+        for _ in range(2):
+            restart(server)
+            assert answer() == expected
+        assert_server_sane(server, "the engine was killed by", "the engine serves again after")
 
 
 # --- weights that are kept for the next start -----------------------------------------------------

@@ -1,8 +1,12 @@
 """Experts in a pool of limited memory: the same bits as in memory, and what a failed read costs."""
 
+import ctypes
 import errno
+import mmap
 import os
 import shutil
+import sys
+import threading
 import time
 from array import array
 
@@ -368,6 +372,73 @@ def test_short_and_slow_reads_change_no_bit(monkeypatch, kind):
     monkeypatch.setattr(fault_points, "_hook", hook)
     assert with_engine(config, all_prompts) == expected
     assert len(changed) == 20
+
+
+class SlowDisk:
+    """A hook of fault points: all reads of experts together get 50 MB/s."""
+
+    def __init__(self):
+        self.lock, self.bytes = threading.Lock(), 0
+
+    def __call__(self, point, size):
+        if point == "expert.read":
+            with self.lock:
+                self.bytes += size
+                time.sleep(size / 50e6)
+        return size
+
+
+def test_a_disk_of_50_mb_a_second_ends_no_request_and_changes_no_bit(monkeypatch):
+    config, sizes = config_of()
+    config = of_experts(config, sizes, 0.3)
+    expected = with_engine(config, all_prompts)
+    assert all(error is None for _, error in expected.values())
+    disk = SlowDisk()
+    monkeypatch.setattr(fault_points, "_hook", disk)
+    assert with_engine(config, all_prompts) == expected
+    assert disk.bytes > sizes["bytes"]
+
+
+def cached_pages(file):
+    """The number of pages of a file that the page cache holds."""
+    size = file.stat().st_size
+    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_PRIVATE) as view:
+        at = ctypes.addressof(first := ctypes.c_char.from_buffer(view))
+        code = ctypes.CDLL(None).mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), found)
+        del first
+    assert code == 0
+    return sum(page & 1 for page in found)
+
+
+def reads_past_the_page_cache(file):
+    try:
+        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore and O_DIRECT of Linux")
+def test_experts_do_not_fill_the_page_cache(folder):
+    config, sizes = config_of()
+    expected = with_engine(config, all_prompts)
+    (file,) = folder.glob("*.weights")
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = cached_pages(file)
+
+    def use(core):
+        found = all_prompts(core)
+        return found, parts(core)["bytes_read"]
+
+    found, read = with_engine(of_experts(config, sizes, 0.2), use)
+    assert found == expected
+    assert read > sizes["bytes"]
+    if reads_past_the_page_cache(file):
+        others = -(-sizes["others"] // mmap.PAGESIZE) + 64  # what every token reads, and headers
+        assert cached_pages(file) - before <= others
 
 
 def test_a_later_start_loads_the_experts_that_were_used_most(folder):
