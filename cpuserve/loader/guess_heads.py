@@ -132,7 +132,7 @@ def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, li
     if not asked or (asked == AUTO and facts.architecture not in HEADS):
         return facts, []
     try:
-        found = open_head(path)
+        found = open_head(path) if facts.pooling == "none" else None
     except ModelError as error:
         if asked != AUTO:
             raise

@@ -258,6 +258,12 @@ def test_a_model_without_a_head_is_refused_if_a_head_must_guess():
         make(tiny_model("glm4-moe", dtype="bfloat16"), executor="torch")
 
 
+def test_a_model_that_returns_vectors_has_no_use_for_a_head(checkpoint):
+    with LLM(checkpoint("qwen3.5"), **SIZES, speculate="auto", pooling="last") as llm:
+        assert llm.config.draft is None
+        assert len(llm.embed([PROMPTS[0]])[0].outputs.embedding) > 10
+
+
 def test_a_head_that_is_not_complete_gets_a_line_and_is_not_used(tmp_path, caplog):
     def cut(tensors, head):
         del tensors[head.stored("model.norm.weight")]
