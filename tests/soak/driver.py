@@ -53,6 +53,8 @@ from tests.soak.processes import (
 )
 
 SAMPLES = 120  # in a run
+# The library of tokenizers remembers the tokens of so many words, with about 180 bytes for each.
+KNOWN_WORDS = 10_000
 WARM_UP = 20_000  # what clients do before the first measurement, each with one to ten requests
 # Stores that are full before the first measurement, so that growth after it is a fault: the server
 # remembers at most as many batches as files, and evicted blocks at most as many as the cache has.
@@ -254,6 +256,15 @@ async def load(server: Server, model: str, clients: int, seed: int, choose: Choi
     await asyncio.gather(*(act(number) for number in range(clients)))
 
 
+async def fill_words(server: Server, model: str) -> None:
+    """Let the tokenizer of the front end see as many words as it remembers."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
+        for begin in range(0, KNOWN_WORDS + 2000, 500):
+            prompt = " ".join(f"known{number}" for number in range(begin, begin + 500))
+            response = await http.post("/tokenize", json={"model": model, "prompt": prompt})
+            assert response.status_code == 200, response.text
+
+
 async def fill_pools(server: Server, model: str) -> int:
     """Send requests at the same time until no new thread comes; return how many there are."""
     front_end = psutil.Process(server.process.pid)
@@ -290,6 +301,7 @@ async def soak(
     async with running(model, *options) as server:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             name = (await http.get(f"{server.url}/v1/models")).json()["data"][0]["id"]
+            await fill_words(server, name)
             await load(server, name, clients, seed + 2, filling())
             await load(server, name, clients, seed + 1, for_count(warm_up))
             await fill_pools(server, name)
