@@ -129,6 +129,7 @@ BUILTIN = {
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
     "Qwen4ExpForCausalLM": "cpuserve.models.qwen4_exp:Qwen4Exp",
     "RobertaModel": "cpuserve.models.bert:Roberta",
+    "SarvamMLAForCausalLM": "cpuserve.models.deepseek:SarvamMla",
     "SarvamMoEForCausalLM": "cpuserve.models.bailing:SarvamMoe",
     "SeedOssForCausalLM": "cpuserve.models.seed_oss:SeedOss",
     "SmolLM3ForCausalLM": "cpuserve.models.smollm3:SmolLm3",

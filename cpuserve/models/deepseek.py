@@ -252,6 +252,42 @@ class Youtu:
         build_decoder(b, s, attention=add_latent)
 
 
+class SarvamMla:
+    """Sarvam 105B: DeepSeek V3 in other sizes. Source: transformers configuration_sarvam_mla."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Sarvam config, in both spellings."""
+        spellings = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+        given = {spellings.get(k, k): v for k, v in config.items() if v is not None}
+        scaling = given.get("rope_scaling") or {}
+        if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
+            given["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
+        defaults = {
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5,
+        }
+        return _read_v3(
+            {**defaults, **given},
+            positions=4096,
+            dense=read_first_dense(given, 1),
+            groups=read_groups(given, (1, 1), best=2),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_latent(b, s, score="sigmoid")
+
+
 class AxK1:
     """A.X K1: DeepSeek V3 with a norm after the experts. Source: transformers modeling_axk1."""
 

@@ -116,7 +116,16 @@ FAMILIES = (
     *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
     *("mamba", "falcon-mamba", "mamba2", "jamba"),
     *("glm-moe-dsa", "phimoe", "flint"),
-    *("llama4", "kolibri1", "sarvam", "step3.5", "mimo-v2", "longcat", "bailing-hybrid"),
+    *(
+        "llama4",
+        "kolibri1",
+        "sarvam",
+        "sarvam-mla",
+        "step3.5",
+        "mimo-v2",
+        "longcat",
+        "bailing-hybrid",
+    ),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )
 

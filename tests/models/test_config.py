@@ -554,6 +554,7 @@ COUNTED |= {
             "shared_expert_intermediate_size",
         ),
         "sarvam": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        "sarvam-mla": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
         "mimo-v2": ("num_experts_per_tok", "moe_intermediate_size"),
         "longcat": ("num_layers",),

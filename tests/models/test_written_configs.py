@@ -34,6 +34,7 @@ PARTS = {
 # Models without a class of this name in transformers.
 CONFIGS = {
     "Glm5NextForCausalLM": transformers.Glm5NextTextConfig,
+    "SarvamMLAForCausalLM": transformers.SarvamMLAConfig,
     "SarvamMoEForCausalLM": transformers.SarvamMoEConfig,
     "Step3p5ForCausalLM": transformers.Step3p7TextConfig,
 }
@@ -149,7 +150,7 @@ OTHERWISE = {
             "glm4-moe-lite",
             "mistral4",
             "kimi-linear",
-            *("youtu", "axk1", "glm-moe-dsa", "bailing-hybrid"),
+            *("youtu", "axk1", "glm-moe-dsa", "bailing-hybrid", "sarvam-mla"),
         ),
         ("kv_heads", "head_dim"),
     ),
@@ -203,7 +204,7 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
 # another, refuses the key (Falcon, Mamba), or drops it (GLM-5.3).
 ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next", "mamba2"}
 ANOTHER_WIDTH |= {"mamba", "falcon-mamba"}
-ANOTHER_WIDTH |= {"sarvam", "step3.5"}  # transformers has no class of their name
+ANOTHER_WIDTH |= {"sarvam", "sarvam-mla", "step3.5"}  # transformers has no class of their name
 
 
 @pytest.mark.parametrize(
