@@ -16,7 +16,7 @@ BUILTIN = {
     "ApertusForCausalLM": "cpuserve.models.apertus:Apertus",
     "ArceeForCausalLM": "cpuserve.models.arcee:Arcee",
     "AXK1ForCausalLM": "cpuserve.models.deepseek:AxK1",
-    "BailingHybridForCausalLM": "cpuserve.models.bailing_hybrid:BailingHybrid",
+    "BailingHybridForCausalLM": "cpuserve.models.bailing:BailingHybrid",
     "BailingMoeForCausalLM": "cpuserve.models.bailing:BailingMoe",
     "BailingMoeV2ForCausalLM": "cpuserve.models.bailing:BailingMoeV2",
     "BambaForCausalLM": "cpuserve.models.bamba:Bamba",

@@ -8,12 +8,17 @@ from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.experts import add_mixture, read_experts
-from cpuserve.models.glm4 import NORMS
 from cpuserve.models.llama import attend, build_sandwich, gated_mlp, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
+NORMS = (
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
 _DEFAULTS = {
     "head_dim": 128,
     "num_key_value_heads": 4,

@@ -1,17 +1,24 @@
-"""GPTQ checkpoints: 2, 3, 4 or 8 bits, with a scale and a zero point per group of inputs.
+"""GPTQ and AutoRound: 2, 3, 4 or 8 bits, with a scale and a zero point per group of inputs.
 
 A matrix of n outputs and k inputs is stored as qweight int32 [k * bits / 32, n]
 (codes of consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32],
 scales fp16 [groups, n] and g_idx int32 [k], the group of each input; w = scale * (q - zero).
 In the checkpoint format "gptq", qzeros has zero - 1 instead of zero.
+
+AutoRound (Intel) packs matrices as GPTQ or as AWQ. Its packing_format says how:
+"auto_round:auto_gptq" as GPTQ, "auto_round:gptqmodel" and "auto_round" as GPTQ with plain
+zero points, "auto_round:auto_awq" as AWQ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cpuserve.errors import ModelError
+from cpuserve.quant.awq import AwqWeights
 from cpuserve.quant.packed import (
     IntWeights,
     column_floats,
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 BITS = (2, 3, 4, 8)
+WHOLE = 16  # bits of matrices that AutoRound has not quantized
 
 
 @weight_format("gptq")
@@ -96,3 +104,34 @@ class GptqWeights(IntWeights):
             return spread_bits(self.packed(stem, rows), self._bits)
 
         return self.from_codes(name, stem, codes, order, self._bits)
+
+
+@weight_format("auto-round")
+def auto_round_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
+    """Return the weights of an AutoRound checkpoint; ModelError for another packing or type."""
+    settings = config.get("quantization_config") or {}
+    expect(settings, "an AutoRound", data_type="int")
+    bits = settings.get("bits", 4)
+    if bits not in BITS:
+        expect(settings, "an AutoRound", bits="2, 3, 4 or 8")
+    own = settings.get("extra_config") or {}
+    others = {
+        name: each.get("bits")
+        for name, each in (own.items() if isinstance(own, Mapping) else ())
+        if isinstance(each, Mapping) and each.get("bits", bits) not in (bits, WHOLE)
+    }
+    if others:
+        name, other = next(iter(others.items()))
+        msg = (
+            f"AutoRound checkpoint with {bits} bits and {other!s:.20} bits in {name!s:.60} is not "
+            "supported; use the unquantized checkpoint with --quantization int4 or int8"
+        )
+        raise ModelError(msg)
+    packing = settings.get("packing_format", "auto_round:auto_gptq")
+    if packing in ("auto_round", "auto_round:gptqmodel"):
+        return GptqWeights(store, bits=bits, zero_offset=0)
+    if packing == "auto_round:auto_gptq":
+        return GptqWeights(store, bits=bits, zero_offset=1)
+    expect({"packing_format": packing}, "an AutoRound", packing_format="auto_round:auto_awq")
+    expect(settings, "an AutoRound", bits=4)
+    return AwqWeights(store)

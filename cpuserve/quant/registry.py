@@ -23,7 +23,7 @@ BUILTIN = {
     "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
     "modelopt": "cpuserve.quant.modelopt:modelopt_weights",
     "modelopt_fp4": "cpuserve.quant.modelopt:modelopt_weights",
-    "auto-round": "cpuserve.quant.auto_round:auto_round_weights",
+    "auto-round": "cpuserve.quant.gptq:auto_round_weights",
     "fbgemm_fp8": "cpuserve.quant.fp8:fp8_weights",
     "torchao": "cpuserve.quant.torchao:torchao_weights",
     "quark": "cpuserve.quant.quark:quark_weights",
