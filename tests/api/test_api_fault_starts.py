@@ -73,6 +73,7 @@ def test_a_killed_engine_with_experts_on_disk_serves_the_same_again(tmp_path):
             return json.loads(body)["choices"]
 
         expected = answer()
+        server.settle()
         for _ in range(2):
             restart(server)
             assert answer() == expected
