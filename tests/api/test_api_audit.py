@@ -309,6 +309,29 @@ def test_a_disk_that_hangs_fails_requests(tmp_path, monkeypatch):
     asyncio.run(main())
 
 
+def test_the_thread_goes_on_after_a_write_without_memory(tmp_path, monkeypatch):
+    file, append = tmp_path / "audit", AuditFile._append
+    failures = [MemoryError]
+
+    def fails_once(self, data):
+        if failures:
+            raise failures.pop()
+        append(self, data)
+
+    monkeypatch.setattr(AuditFile, "_append", fails_once)
+
+    async def main():
+        async with live(audit=str(file)) as server:
+            status, body = await sent(server, CHATS, GENERATING[CHATS])
+            assert (status, json.loads(body)["error"]["code"]) == (503, "audit_unavailable")
+            await server.until(lambda: server.state.unhealthy() is None)
+            assert (await sent(server, CHATS, GENERATING[CHATS]))[0] == 200
+
+    asyncio.run(main())
+    assert failures == []
+    assert len(lines_of(file)) == 2, "the refused request has its line, too"
+
+
 def test_requests_share_writes(tmp_path, monkeypatch):
     """100 requests at the same time: each has a line, and few of them an fsync of their own."""
     file, calls, fsync = tmp_path / "audit", [], os.fsync

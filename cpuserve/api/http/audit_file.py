@@ -188,15 +188,16 @@ class AuditFile:
 
     def _commit(self, batch: Sequence[_Pending]) -> None:
         """Write the lines of `batch` after those that could not be written before."""
-        data = b"".join([*self._owed, *(line.data for line in batch)])
-        if not data:
+        if not self._owed and not batch:
             self.trouble = None if self._keeps else self.trouble  # nothing is left to try with
             return
         why = None
         try:
-            self._append(data)
+            self._append(b"".join([*self._owed, *(line.data for line in batch)]))
         except OSError as error:
             why = error.strerror or type(error).__name__
+        except MemoryError:  # the thread goes on, because all later lines need it
+            why = "there is no memory for the lines"
         if why is None:
             self._owed.clear()
         self._note(why)
