@@ -402,15 +402,17 @@ void ExpertPool::want(size_t route, const Routing& routing) noexcept {
     Group& g = groups_[number];
     last_.push_back(number);
     g.missing = g.waves = false;
-    for (const bool here : {true, false}) {
+    // Units with a slot come first, even those that are still being read: they keep their slots
+    // until they are done, and in waves the units after them wait for these slots.
+    for (const int first : {kReady, kReading, kAbsent}) {
       for (int32_t e = 0; e < g.of.experts; e++) {
         Unit& unit = unit_of(g, e);
         if (routing.rows(e) == 0 || unit.taken) continue;
-        const bool ready = unit.state.load(std::memory_order_relaxed) == kReady;
-        if (here && !ready) continue;
+        const int state = unit.state.load(std::memory_order_relaxed);
+        if (first != kAbsent && state != first) continue;
         g.order[static_cast<size_t>(g.used++)] = e;
         unit.taken = true;
-        take(g, e, ready);
+        take(g, e, state == kReady);
       }
     }
     for (int32_t i = 0; i < g.used; i++) {

@@ -171,6 +171,34 @@ TEST(a_cancelled_wait_ends_and_guesses_are_read_once) {
   EXPECT(pool.counts().guessed == 2 && pool.counts().bytes_read > 0);
 }
 
+TEST(a_unit_that_is_being_read_comes_before_those_that_need_its_slot) {
+  const File file;
+  std::atomic<bool> slow{true};
+  const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    while (slow) std::this_thread::yield();
+    return pread(fd, to, bytes, static_cast<off_t>(offset));
+  };
+  ExpertPool pool(groups(), 1, file.fd(), ExpertPool::least_bytes(groups(), 1), read);
+  pool.begin_step();
+  const std::vector<int32_t> guessed{4};
+  pool.guess(0, guessed);  // its units take the only slots
+  while (pool.counts().guessed < 2) std::this_thread::yield();
+  pool.want(0, routing_of({1, 4}));
+  slow = false;
+  int right = 0;
+  for (const int32_t first : {0, kExperts}) {
+    const std::vector<int32_t> order(pool.order(first).begin(), pool.order(first).end());
+    EXPECT((order == std::vector<int32_t>{4, 1}));
+    if (order.front() != 4) return;  // expert 1 would wait for ever
+    for (const int32_t e : order) {
+      const uint8_t* data = pool.wait(first, e, 0, kGoesOn);
+      if (data && std::equal(data, data + kUnit, file.unit(first + e))) right++;
+      pool.done(first, e, 0, 1, 1);
+    }
+  }
+  EXPECT(right == 4);
+}
+
 // Makes a guess for the next step, waits until its units are read, and does the step.
 int guessed_step(ExpertPool& pool, const File& file, int32_t guess, int32_t used) {
   const std::vector<int32_t> guessed{guess};
