@@ -5,7 +5,7 @@ Ling 3 has five delta nets for each latent attention with gates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,17 +19,16 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import (
-    add_mixture,
+    add_shared_mixture,
     read_dense_layers,
     read_experts,
     read_first_dense,
     read_groups,
 )
-from cpuserve.models.kimi_linear import KINDS, read_row_delta, with_keys
-from cpuserve.models.llama import dense_mlp, finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.kimi_linear import KINDS, gated_rows, read_row_delta, with_keys
+from cpuserve.models.llama import dense_mlp, finish_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import RouterScore, ValueId
 
 
@@ -42,18 +41,19 @@ class BailingMoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Ling 1 config."""
-        extra = {"score": "softmax", "qk_norm": read_bool(config, "use_qk_norm", False)}
+        extra = {
+            "score": "softmax",
+            "groups": None,
+            "expert_scale": 1.0,
+            "expert_bias": False,
+            "qk_norm": read_bool(config, "use_qk_norm", False),
+        }
         return _read({"rope_theta": 6e5, "first_k_dense_replace": 0, **_given(config)}, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        x = b.embed("model.word_embeddings")
-        for layer in range(s.layers):
-            at = f"model.layers.{layer}"
-            _attention(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
-            _routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
-        finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding="model.word_embeddings")
+        _build(b, s, _attention)
 
 
 class BailingMoeV2(BailingMoe):
@@ -158,12 +158,19 @@ class BailingHybrid:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        x = b.embed("model.word_embeddings")
-        for layer in range(s.layers):
-            at = f"model.layers.{layer}"
-            _mix(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
-            _routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
-        finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding="model.word_embeddings")
+        _build(b, s, _mix)
+
+
+def _build(
+    b: Builder, s: ModelSpec, mix: Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
+) -> None:
+    """Append the layers; mix adds the attention or the delta net of a layer."""
+    x = b.embed("model.word_embeddings")
+    for layer in range(s.layers):
+        at = f"model.layers.{layer}"
+        mix(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
+        _routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+    finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding="model.word_embeddings")
 
 
 def _given(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,22 +224,9 @@ def _routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
         dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
-    add_mixture(
-        b,
-        s,
-        at,
-        h,
-        x,
-        parts=("gate_proj", "up_proj", "down_proj"),
-        renormalize=cast("bool", s.extra["renormalize"]),
-        score=cast("RouterScore", s.extra["score"]),
-        scale=cast("float", s.extra.get("expert_scale", 1.0)),
-        bias=f"{at}.gate.expert_bias" if s.extra.get("expert_bias") else None,
-        groups=cast("Groups | None", s.extra.get("groups")),
-    )
-    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
-    if shared:
-        gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
+    bias = "gate.expert_bias" if s.extra["expert_bias"] else None
+    score = cast("RouterScore", s.extra["score"])
+    add_shared_mixture(b, s, at, h, x, score=score, bias=bias)
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -254,18 +248,4 @@ def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     wide = heads * width
     qkvz = b.linear(h, [f"{at}.{part}_proj" for part in "qkvg"], features=[wide] * 4)
     gates = b.linear(h, [f"{at}.b_proj", f"{at}.f_proj"], features=[heads, wide])
-    return b.gated_delta(
-        qkvz,
-        gates,
-        at,
-        key_heads=heads,
-        value_heads=heads,
-        key_width=width,
-        value_width=width,
-        taps=sizes["taps"],
-        split_conv=True,
-        norm="o_norm",
-        by_row=True,
-        sigmoid=True,
-        bound=cast("float", s.extra["bound"]),
-    )
+    return gated_rows(b, s, at, qkvz, gates, bound=cast("float", s.extra["bound"]))

@@ -128,6 +128,7 @@ def add_shared_mixture(
     *,
     score: RouterScore,
     parts: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    bias: str | None = "gate.e_score_correction_bias",
 ) -> ValueId:
     """Return x plus the chosen experts of h plus the shared experts (one wide expert).
 
@@ -135,6 +136,7 @@ def add_shared_mixture(
     The router works as in DeepSeek; its settings are in ModelSpec.extra.
 
     parts: as in add_mixture.
+    bias: the suffix of the biases that a sigmoid router adds to choose; None = it has none.
     """
     out = add_mixture(
         b,
@@ -146,10 +148,12 @@ def add_shared_mixture(
         renormalize=cast("bool", s.extra["renormalize"]),
         score=score,
         scale=cast("float", s.extra["expert_scale"]),
-        bias=f"{at}.gate.e_score_correction_bias" if score == "sigmoid" else None,
+        bias=f"{at}.{bias}" if bias is not None and score == "sigmoid" else None,
         groups=cast("Groups | None", s.extra["groups"]),
     )
     shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    if not shared:
+        return out
     return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out)
 
 

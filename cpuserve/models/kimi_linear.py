@@ -141,9 +141,29 @@ def row_delta(
         b.linear(y, f"{at}.{n}_b_proj", features=wide) for n, y in zip("gf", low, strict=True)
     )
     betas = b.linear(h, f"{at}.b_proj", features=heads)
+    qkvz, gates = b.columns(qkv, 3 * wide, more=z), b.columns(betas, heads, more=decays)
+    return gated_rows(b, s, at, qkvz, gates, bound=bound, rates=rates)
+
+
+def gated_rows(
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    qkvz: ValueId,
+    gates: ValueId,
+    *,
+    bound: float,
+    rates: tuple[int, ...] = (),
+) -> ValueId:
+    """Return the delta net `at` over the columns q, k, v and z, with one decay for each row.
+
+    gates: the columns of the betas and of the decays. bound, rates: as in `row_delta`.
+    """
+    sizes = cast("dict[str, int]", s.extra["delta"])
+    heads, width = sizes["heads"], sizes["width"]
     return b.gated_delta(
-        b.columns(qkv, 3 * wide, more=z),
-        b.columns(betas, heads, more=decays),
+        qkvz,
+        gates,
         at,
         key_heads=heads,
         value_heads=heads,

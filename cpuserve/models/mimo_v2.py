@@ -12,12 +12,16 @@ from cpuserve.models.config import (
     read_int,
     read_windows,
 )
-from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts, read_groups
-from cpuserve.models.llama import build_decoder, dense_mlp, layer_rope, layer_window, read_decoder
+from cpuserve.models.experts import (
+    read_dense_layers,
+    read_experts,
+    read_groups,
+    sigmoid_mixture,
+)
+from cpuserve.models.llama import build_decoder, layer_rope, layer_window, read_decoder
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import ValueId
 
 _DEFAULTS = {
@@ -60,6 +64,7 @@ class MiMoV2Flash:
             "values": read_int(given, "v_head_dim", high=head_dim),
             "value_scale": scale,
             **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
+            "shared": 0,
             "dense_layers": _read_dense(given),
             "groups": read_groups(given, (1, 1), best=2),
             "expert_scale": read_float(given, "routed_scaling_factor", 1.0),
@@ -76,7 +81,7 @@ class MiMoV2Flash:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=_attention, mlp=_mlp)
+        build_decoder(b, s, attention=_attention, mlp=sigmoid_mixture)
 
 
 def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -116,24 +121,3 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         a = b.resize_heads(a, begin=0, heads=s.q_heads, to=values)
     b.multiply_by(a, cast("float", s.extra["value_scale"]))
     b.linear(a, f"{at}.o_proj", add_to=x)
-
-
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add to x the experts of h, or the plain MLP of h."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        dense_mlp(b, s, layer, h, x)
-        return
-    at = f"model.layers.{layer}.mlp"
-    add_mixture(
-        b,
-        s,
-        at,
-        h,
-        x,
-        parts=("gate_proj", "up_proj", "down_proj"),
-        renormalize=cast("bool", s.extra["renormalize"]),
-        score="sigmoid",
-        scale=cast("float", s.extra["expert_scale"]),
-        bias=f"{at}.gate.e_score_correction_bias",
-        groups=cast("Groups | None", s.extra["groups"]),
-    )
