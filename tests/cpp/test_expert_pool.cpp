@@ -260,5 +260,6 @@ TEST(wanted_units_are_read_before_guessed_ones) {
   open = 1;
   while (pool.counts().guessed < 2) std::this_thread::yield();
   while (pool.finished() < 10) std::this_thread::yield();
+  const std::lock_guard lock(mutex);  // `finished` is a number only: it orders no other memory
   EXPECT(order.size() == 10);
 }
