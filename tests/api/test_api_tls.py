@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -238,10 +238,10 @@ async def test_the_watch_reads_files_that_change(tmp_path, monkeypatch):
     pair = [tmp_path / "tls.crt", tmp_path / "tls.key"]
     replace(pair, "first")
     found = certificate_of(ServerOptions(ssl_certfile=str(pair[0]), ssl_keyfile=str(pair[1])))
-    before = found._newest
+    before = found.context.newest
     watching = asyncio.create_task(found.watch())
     replace(pair, "second")
-    await until(lambda: found._newest is not before)
+    await until(lambda: found.context.newest is not before)
     watching.cancel()
 
 
@@ -349,6 +349,57 @@ async def test_clients_need_the_certificates_that_the_options_ask_for(needed, cl
         else:
             with pytest.raises(httpx.TransportError):
                 await asking.get("/health")
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@in_loop
+async def test_a_session_does_not_outlive_the_authorities_of_its_client(tmp_path, newest):
+    """A client that resumes a session shows no certificate, which might be refused by now."""
+    authorities = tmp_path / "authorities.crt"
+    shutil.copyfile(AUTHORITY, authorities)
+    context = context_of("client", newest=newest)
+
+    def ask(server, session):
+        """Return the session of a request and whether it was resumed; None if it was refused."""
+        plain = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+        named = {"server_hostname": "localhost", "session": session}
+        with suppress(OSError), plain, context.wrap_socket(plain, **named) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            return (sock.session, sock.session_reused) if sock.recv(1 << 16) else None
+        return None
+
+    options = options_of(ssl_cert_reqs="required", ssl_ca_certs=str(authorities))
+    async with live(**options) as server:
+        session, _ = await asyncio.to_thread(ask, server, None)
+        _, is_resumed = await asyncio.to_thread(ask, server, session)
+        assert is_resumed
+        authorities.unlink()
+        shutil.copyfile(FILES / "second.crt", authorities)
+        for _ in range(2):
+            server.state.certificate.look()
+        for known in (None, session):
+            assert await asyncio.to_thread(ask, server, known) is None
+
+
+@in_loop
+async def test_a_certificate_with_the_time_and_size_of_the_last_one_is_read(tmp_path):
+    """As `cp -p` and `rsync -t --inplace` write it."""
+    pair = [tmp_path / "tls.crt", tmp_path / "tls.key"]
+    replace(pair, "first")
+    size = max((FILES / f"{name}.crt").stat().st_size for name in ("first", "second")) + 1
+
+    def write(name):
+        for path, suffix in zip(pair, ("crt", "key"), strict=True):
+            data = (FILES / f"{name}.{suffix}").read_bytes()
+            path.write_bytes(data.ljust(size, b"\n"))
+            os.utime(path, (1e9, 1e9))
+
+    write("first")
+    async with live(ssl_certfile=str(pair[0]), ssl_keyfile=str(pair[1])) as server:
+        write("second")
+        for _ in range(2):
+            server.state.certificate.look()
+        assert await certificate(server) == der("second.crt")
 
 
 REFUSED = {

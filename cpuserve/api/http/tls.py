@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.api.callers.key_file import state_of
 from cpuserve.errors import ConfigError
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
@@ -71,10 +72,24 @@ def certificate_of(options: ServerOptions) -> Certificate | None:
     return Certificate(named, options.ssl_keyfile_password, _REQUIREMENTS[options.ssl_cert_reqs])
 
 
+class NewestContext(ssl.SSLContext):
+    """A context that gives each new connection the context `newest`, with its own sessions.
+
+    A client that resumes a session shows no certificate again. So sessions must not outlive the
+    authorities that have signed the certificates of clients.
+    """
+
+    newest: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **named: Any) -> ssl.SSLObject:
+        """Return a new connection, as SSLContext.wrap_bio does; asyncio calls this."""
+        return self.newest.wrap_bio(*args, **named)
+
+
 class Certificate:
     """The certificate and key of the server, which `watch` reads again.
 
-    context: the context of all connections; each handshake takes the newest certificate.
+    context: the context of all servers; each new connection takes the newest certificate.
     valid: from when until when the certificate is valid, in seconds since 1970.
     """
 
@@ -92,14 +107,9 @@ class Certificate:
         self._loaded = self._seen = self._stamp()
         self._told = ""
         self._refused: object = None
-        self.context, self.valid = self._read()
-        self._newest = self.context
-        self.context.sni_callback = self._choose
+        self.context = NewestContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.newest, self.valid = self._read()
         self._warn()
-
-    def _choose(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
-        # OpenSSL calls this in each handshake, whether or not the client sends a name.
-        connection.context = self._newest
 
     async def watch(self) -> None:
         """Look at the files every LOOK_S seconds, until this is cancelled."""
@@ -117,7 +127,7 @@ class Certificate:
         settled, self._seen = stamp == self._seen, stamp
         if settled and stamp != self._loaded:
             try:
-                self._newest, self.valid = self._read()
+                self.context.newest, self.valid = self._read()
             except ConfigError as error:
                 refused = stamp, str(error)
                 if refused != self._refused:
@@ -129,6 +139,7 @@ class Certificate:
         self._warn()
 
     def _stamp(self) -> list[tuple[int, ...]]:
+        """Return numbers that differ if a file was replaced or written; () = it is missing."""
         return [_facts(file) for file in self._files.values()]
 
     def _read(self) -> tuple[ssl.SSLContext, tuple[float, float]]:
@@ -178,12 +189,10 @@ class Certificate:
 
 
 def _facts(file: Path) -> tuple[int, ...]:
-    """Return numbers that differ if a file was replaced or written again; () = it is missing."""
     try:
-        facts = file.stat()
+        return state_of(file.stat())
     except OSError:
         return ()
-    return facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
 def _check_readable(flag: str, file: Path) -> None:
