@@ -248,6 +248,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.loader.pooling import usual_length
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
+    from cpuserve.program.counts import expert_weights_of, selected_floats, weight_counts
 
     files = _ModelFiles(path, options.wanted_mmproj)
     config, size, quantization = _read(files)
@@ -255,7 +256,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
     program = build_program(spec) if has_program else None
-    matrix_weights, parameters = _weight_counts(program) if program else (0, 0)
+    matrix_weights, parameters = weight_counts(program) if program else (0, 0)
     expert_weights, chosen_weights = expert_weights_of(program) if program else (0, 0)
     adapters = _adapters(options, path, config)
     slots = _adapter_slots(options, len(adapters))
@@ -279,7 +280,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         vocab=0 if spec.pooled or program is None else spec.vocab,
         barriers=program.barriers if program else 0,
         activation_width=spec.activation_width,
-        selected_floats=_selected_floats(program) if program else 0,
+        selected_floats=selected_floats(program) if program else 0,
         has_program=has_program,
         matrix_weights=matrix_weights,
         expert_weights=expert_weights,
@@ -570,29 +571,3 @@ def _tower_facts(tower: TowerSpec, path: Path, config: Mapping[str, Any]) -> Tow
         *(4 * tower.row_width, tower.step_bytes, most, page.rows, len(page.tiles), operations),
         span=most if tower.spans else 0,
     )
-
-
-def _weight_counts(program: Program) -> tuple[int, int]:
-    """Return the number of weights (in matrices, in all tensors), from the Program's shapes."""
-    matrices = sum(math.prod(need.shape) for need in program.weights if need.role == "matrix")
-    return matrices, sum(math.prod(need.shape) for need in program.weights)
-
-
-def expert_weights_of(program: Program) -> tuple[int, int]:
-    """Return (number of weights in all experts, number of expert weights that one token reads)."""
-    from cpuserve.program.operations.experts import ExpertLinear
-
-    linears = [op for op in program.ops if isinstance(op, ExpertLinear)]
-    sizes = [sum(op.features) * op.in_features for op in linears]
-    every = sum(size * len(op.weights) for size, op in zip(sizes, linears, strict=True))
-    return every, sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
-
-
-def _selected_floats(program: Program) -> int:
-    """Return the floats of the keys and values of a head that a token reads in selected layers."""
-    from cpuserve.program.operations.attention import Attention
-
-    attentions = [op for op in program.ops if isinstance(op, Attention)]
-    halves = [1 if program.cache[op.layer].latent else 2 for op in attentions]
-    sizes = (op.keep * op.head_dim * n for op, n in zip(attentions, halves, strict=True))
-    return max(sizes, default=0)

@@ -21,7 +21,7 @@ from cpuserve.config.values import aligned, format_bytes
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.memory import BLOCK, kv_layer_bytes
-from cpuserve.prepare import expert_weights_of, kv_cache_bytes, model_name
+from cpuserve.prepare import kv_cache_bytes, model_name
 
 if TYPE_CHECKING:
     from cpuserve.bench.measure import Work
@@ -276,6 +276,7 @@ def weights_of(args: argparse.Namespace) -> ModelWeights:
 
 def count_weights(name: str, program: Program, max_position: int) -> ModelWeights:
     """Count the weights and the KV cache bytes of a Program."""
+    from cpuserve.program.counts import expert_weights_of
     from cpuserve.program.operations.dense import Embed, Logits
 
     sizes = {need.name: math.prod(need.shape) for need in program.weights}

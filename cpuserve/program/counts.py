@@ -1,0 +1,31 @@
+"""The numbers of weights of a Program, and the floats that a token of selected layers reads."""
+
+from __future__ import annotations
+
+import math
+
+from cpuserve.program.operations.attention import Attention
+from cpuserve.program.operations.experts import ExpertLinear
+from cpuserve.program.program import Program
+
+
+def weight_counts(program: Program) -> tuple[int, int]:
+    """Return the number of weights (in matrices, in all tensors), from the Program's shapes."""
+    matrices = sum(math.prod(need.shape) for need in program.weights if need.role == "matrix")
+    return matrices, sum(math.prod(need.shape) for need in program.weights)
+
+
+def expert_weights_of(program: Program) -> tuple[int, int]:
+    """Return (number of weights in all experts, number of expert weights that one token reads)."""
+    linears = [op for op in program.ops if isinstance(op, ExpertLinear)]
+    sizes = [sum(op.features) * op.in_features for op in linears]
+    every = sum(size * len(op.weights) for size, op in zip(sizes, linears, strict=True))
+    return every, sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
+
+
+def selected_floats(program: Program) -> int:
+    """Return the floats of the keys and values of a head that a token reads in selected layers."""
+    attentions = [op for op in program.ops if isinstance(op, Attention)]
+    halves = [1 if program.cache[op.layer].latent else 2 for op in attentions]
+    sizes = (op.keep * op.head_dim * n for op, n in zip(attentions, halves, strict=True))
+    return max(sizes, default=0)
