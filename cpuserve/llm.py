@@ -340,4 +340,5 @@ def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, 
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
     details = ModelDetails(path=prepared.facts.path)
-    return one_engine(prepared), details, PictureRules.of(asked.server)
+    config = one_engine(prepared)
+    return config, details, PictureRules.of(asked.server, config.picture_tokens)

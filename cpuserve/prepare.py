@@ -248,16 +248,16 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.loader.pooling import usual_length
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
-    from cpuserve.program.counts import expert_weights_of, selected_floats, weight_counts
 
     files = _ModelFiles(path, options.wanted_mmproj)
     config, size, quantization = _read(files)
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
+    if spec.tower is not None and options.image_max_tokens:
+        spec = replace(spec, tower=spec.tower.limited(options.image_max_tokens))
     program = build_program(spec) if has_program else None
-    matrix_weights, parameters = weight_counts(program) if program else (0, 0)
-    expert_weights, chosen_weights = expert_weights_of(program) if program else (0, 0)
+    counts = _counts(program) if program else {}  # without adapters
     adapters = _adapters(options, path, config)
     slots = _adapter_slots(options, len(adapters))
     if program is not None and (adapters or slots):
@@ -280,11 +280,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         vocab=0 if spec.pooled or program is None else spec.vocab,
         barriers=program.barriers if program else 0,
         activation_width=spec.activation_width,
-        selected_floats=selected_floats(program) if program else 0,
         has_program=has_program,
-        matrix_weights=matrix_weights,
-        expert_weights=expert_weights,
-        chosen_weights=chosen_weights,
         fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
@@ -299,10 +295,24 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         own_head=bool(config.get("own_head")),
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
-        parameters=parameters,
+        **counts,
         **{**_parts(options, spec.tower if has_program else None, path, config), **files.pictures},
     )
     return spec, facts
+
+
+def _counts(program: Program) -> dict[str, Any]:
+    """Return the members of ModelFacts that count the weights of a Program."""
+    from cpuserve.program.counts import expert_weights_of, selected_floats, weight_counts
+
+    (matrices, every), (experts, chosen) = weight_counts(program), expert_weights_of(program)
+    return {
+        "matrix_weights": matrices,
+        "parameters": every,
+        "expert_weights": experts,
+        "chosen_weights": chosen,
+        "selected_floats": selected_floats(program),
+    }
 
 
 def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -546,28 +556,42 @@ def _parts(
     from cpuserve.models.generic import parts_beside_text
 
     found, why = None, "--language-model-only" if options.language_model_only else ""
+    most = options.image_max_tokens or 0
     try:
-        found = None if why or tower is None else _tower_facts(tower, path, config)
+        found = None if why or tower is None else _tower_facts(tower, most, path, config)
     except ModelError as error:  # the tower is known, but not how a picture is prepared for it
         why = str(error)
     unserved = parts_beside_text(config, pictures=found is not None)
     return {"tower": found, "unserved": unserved, "unread_why": why}
 
 
-def _tower_facts(tower: TowerSpec, path: Path, config: Mapping[str, Any]) -> TowerFacts | None:
+def _tower_facts(
+    tower: TowerSpec, most_tokens: int, path: Path, config: Mapping[str, Any]
+) -> TowerFacts | None:
     """Return the numbers of a tower; None if cpuserve cannot prepare pictures for it.
 
-    Raises ModelError if the settings of the image processor are not complete.
+    most_tokens: the most tokens of a picture, 0 = as the model says.
+
+    Raises:
+        ModelError: the settings of the image processor are not complete.
+        ConfigError: a picture cannot have so few tokens.
     """
     from cpuserve.media.families.table import family_of, family_with
 
     family = family_of(path) if path.is_dir() else family_with(config)
     if family is None:
         return None
+    if most_tokens:
+        try:
+            family = family.changed({"max_tokens": most_tokens})
+        except InvalidRequest as error:
+            msg = f"--image-max-tokens {most_tokens}: {error.message}"
+            raise ConfigError(msg) from None
     page = family.layout(1275, 1650)
     operations = sum(tower.operations(rows * columns) for rows, columns in page.tiles)
     most = tower.tile_patches // tower.merge**2
     return TowerFacts(
         *(4 * tower.row_width, tower.step_bytes, most, page.rows, len(page.tiles), operations),
         span=most if tower.spans else 0,
+        most_tokens=most_tokens,
     )

@@ -103,6 +103,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
     mmproj: the GGUF file with the tower of the model in a GGUF file.
+    picture_tokens: the most tokens of a picture; 0 = as the model says.
     sources: the files of the model, its tokenizer and its adapters;
       an engine that starts later refuses to read other files at these paths.
     long_rope: whether a LongRoPE or dynamic NTK has its factors for long sequences; else false.
@@ -173,6 +174,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     long_rope: bool = False
     sources: list[SourceFile] = []
     mmproj: str | None = None
+    picture_tokens: int = 0
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:

@@ -107,6 +107,17 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             ),
         ),
     ] = None
+    image_max_tokens: Annotated[
+        int | None,
+        _model(
+            "Most tokens of a picture, which is scaled down to have at most as many; fewer need "
+            "less memory for the step that encodes a picture of any size. 0 = as the model says.",
+            default="0",
+            aliases="LLAMA_ARG_IMAGE_MAX_TOKENS",
+            check=at_least(0, 1 << 20),
+            metavar="TOKENS",
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         _model(

@@ -560,16 +560,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="JSON",
         ),
     ] = None
-    image_max_tokens: Annotated[
-        int,
-        _option(
-            "Most tokens of a picture, which is scaled down to have at most as many; 0 = as the "
-            "model says.",
-            aliases="LLAMA_ARG_IMAGE_MAX_TOKENS",
-            check=at_least(0, 1 << 20),
-            metavar="TOKENS",
-        ),
-    ] = 0
     image_min_tokens: Annotated[
         int,
         _option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from cpuserve.core.pictures import MOST_PATCHES
@@ -101,6 +101,15 @@ class TowerSpec:
         if self.side:
             return self.side**2
         return (self.most or MOST_PATCHES) // self.merge**2 * self.merge**2
+
+    def limited(self, rows: int) -> TowerSpec:
+        """Return the tower for pictures of at most `rows` rows; 0 = as many as the model has.
+
+        Tiles of one size keep it.
+        """
+        if self.side or not rows:
+            return self
+        return replace(self, most=min(self.tile_patches, rows * self.merge**2))
 
     @property
     def levels(self) -> int:

@@ -38,6 +38,7 @@ class TowerFacts:
       multiplications of a page of 1275 x 1650 pixels.
     span: the tokens of a picture that see each other in both directions, so that one step has them;
       0 = a token sees no later token.
+    most_tokens: the most tokens of a picture, as requested; 0 = as the model says.
     """
 
     row_bytes: int
@@ -47,6 +48,7 @@ class TowerFacts:
     page_tiles: int
     page_operations: int
     span: int = 0
+    most_tokens: int = 0
 
     @property
     def span_note(self) -> str:
@@ -146,6 +148,11 @@ class ModelFacts:
     def picture_span(self) -> int:
         """The most tokens of a picture that one step must have; 0 = a step may cut a picture."""
         return 0 if self.tower is None else self.tower.span
+
+    @property
+    def picture_tokens(self) -> int:
+        """The most tokens of a picture, as requested; 0 = as the model says."""
+        return 0 if self.tower is None else self.tower.most_tokens
 
 
 @dataclass(frozen=True, slots=True)

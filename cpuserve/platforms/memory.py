@@ -248,7 +248,7 @@ def plan_memory(
     other += decode_bytes(options, facts, executor, max_num_seqs, wanted, threads)
     extra, draft_block = _draft_model(facts.draft, dtype, kv_dtype, quantize, max_num_seqs, wanted)
     block += -(-draft_block // len(groups))
-    media_rows, media_bytes = _media(ledger, facts)
+    media_rows, media_bytes = _media(options, ledger, facts)
     other += written_bytes(options, max(block, state), engines) + media_bytes + extra
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.picture_span)
@@ -290,14 +290,20 @@ def _draft_model(
     return weights + draft_bytes(draft, requests, longest), sum(kv_layer_bytes(draft, kv_dtype))
 
 
-def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
+def _media(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
     """Decide how many rows of encoded pictures the media buffer holds; 0 without a tower.
 
     Returns (number of rows, bytes of the buffer, of a step of the tower and of patches).
     """
     tower = facts.tower
+    asked = options.image_max_tokens or 0
     if tower is None:
+        if asked:
+            ledger.decide("image_max_tokens", 0, "no effect: this model reads no pictures")
         return 0, 0
+    step = f"a step that encodes a picture has {format_bytes(tower.step_bytes)} of values"
+    scaled = f"larger pictures are scaled; {step}" if asked else f"as the model says; {step}"
+    ledger.decide("image_max_tokens", asked, scaled)
     fitting = max(tower.most_rows, MEDIA_BYTES // tower.row_bytes)
     most = min(MEDIA_ROWS, fitting)
     tiles = f"{tower.page_tiles} tiles" if tower.page_tiles > 1 else "1 tile"

@@ -105,6 +105,7 @@ def _model(facts: ModelFacts) -> dict[str, Any]:
         "architecture": facts.architecture,
         "whole_prompts": facts.whole_prompts,
         "picture_span": facts.picture_span,
+        "picture_tokens": facts.picture_tokens,
         "adapters": dict(facts.adapters),
         "adapter_slots": facts.adapter_slots,
         "adapter_rank": facts.adapter_rank,

@@ -52,11 +52,11 @@ class PictureRules:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: ServerOptions) -> PictureRules:
-        """Return the rules that options set."""
+    def of(cls, options: ServerOptions, most_tokens: int) -> PictureRules:
+        """Return the rules that options set; most_tokens: EngineConfig.picture_tokens."""
         settings = dict(options.mm_processor_kwargs or {})
-        if options.image_max_tokens:
-            settings["max_tokens"] = options.image_max_tokens
+        if most_tokens:
+            settings["max_tokens"] = most_tokens
         if options.image_min_tokens:
             settings["min_tokens"] = options.image_min_tokens
         return cls(

@@ -90,6 +90,14 @@ def test_a_gguf_file_reads_pictures_with_the_mmproj_file_beside_it(model, tmp_pa
             check(model, ask(server, parts), parts)
 
 
+def test_no_picture_has_more_tokens_than_the_server_allows(model):
+    with running_server(model.path, *OPTIONS, "--image-max-tokens", "4") as server:
+        for more in ({}, {"mm_processor_kwargs": {"max_tokens": 1000}}):
+            reply = ask(server, CASES["one"], **more)
+            found = reply["usage"]["prompt_tokens_details"]["multimodal_tokens"]
+            assert found == {"image": 7}, "4 tokens, and 3 around them"
+
+
 def test_a_picture_is_encoded_once_and_found_in_the_prefix_cache(server, model):
     def counted():
         names = "mm_cache_queries_total", "prefix_cache_hits_total"

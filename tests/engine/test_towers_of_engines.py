@@ -12,6 +12,7 @@ import pytest
 from cpuserve.cli import main as cli
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
+from cpuserve.errors import ConfigError
 from cpuserve.loader.load import read_config
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.platforms.memory import MEDIA_ROWS
@@ -19,7 +20,18 @@ from cpuserve.prepare import prepare
 from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.dense import Linear
 from cpuserve.runtime.native import make_team
-from tests.helpers.pictures import GEMMA3, patches_of, random_tiles, write_tower_model
+from tests.helpers.pictures import (
+    GEMMA3,
+    GEMMA4,
+    LFM2,
+    MISTRAL3,
+    PATCH,
+    patches_of,
+    random_grid,
+    random_tiles,
+    write_grid_model,
+    write_tower_model,
+)
 from tests.helpers.tiny import tiny_model
 
 SIDE, MERGE = 4, 2
@@ -73,6 +85,60 @@ def test_a_model_with_incomplete_settings_of_pictures_starts_as_a_text_model(mod
     team = make_team(config)
     team.run(lambda: built.append(build_engine(config, None, team).executor.tower))
     assert built == [None]
+
+
+GRIDS = [GEMMA4, f"{GEMMA4} whole", LFM2, MISTRAL3, "Qwen3VLForConditionalGeneration"]
+
+
+def grid_model(architecture, to):
+    write_grid_model(architecture, to)
+    for file in tiny_model("llama").glob("tokenizer*"):
+        shutil.copy(file, to)
+    return to
+
+
+@pytest.mark.parametrize("architecture", GRIDS)
+def test_the_most_tokens_of_a_picture_reach_the_plan_of_the_tower(architecture, tmp_path):
+    path, most = grid_model(architecture, tmp_path), 70 if GEMMA4 in architecture else 24
+    usual, less = prepared(path), prepared(path, image_max_tokens=str(most))
+    assert less.facts.tower.most_rows == min(most, usual.facts.tower.most_rows)
+    assert less.facts.tower.page_rows <= most
+    if architecture != f"{GEMMA4} whole":  # the files of this one say 70 already
+        assert less.facts.tower.most_rows < usual.facts.tower.most_rows
+        assert less.facts.tower.step_bytes < usual.facts.tower.step_bytes
+    (row,) = [d for d in less.resolved.decisions if d.field == "image_max_tokens"]
+    assert (row.asked, row.got) == (most, most)
+    assert row.source.startswith("flag")
+    assert "a step that encodes a picture has" in row.why
+    (row,) = [d for d in usual.resolved.decisions if d.field == "image_max_tokens"]
+    assert row.got == 0
+    rows = {}
+
+    def use(name, executor):
+        tower = executor.tower
+        rows[name] = tower.encode(patches_of(grid, 2), [(4, 6)])
+        merged = tower.spec.tile_patches // 4 + 1
+        wide = np.zeros((merged * 4, 3 * PATCH**2), np.uint8)
+        with pytest.raises(ValueError, match="at most"):
+            tower.start(wide, [(2, 2 * merged)])
+        rows[name, "most"] = tower.spec.tile_patches // 4
+
+    grid = random_grid(4, 6)
+    for found in (usual, less):
+        on_team(found.resolved.config, lambda made, _, name=found: use(id(name), made))
+    assert np.array_equal(rows[id(usual)], rows[id(less)])
+    assert rows[id(less), "most"] == less.facts.tower.most_rows
+
+
+def test_a_number_of_tokens_that_no_picture_can_have_ends_the_start(model, tmp_path):
+    with pytest.raises(ConfigError, match="--image-max-tokens 3: max_tokens must be at least 4"):
+        prepared(model, image_max_tokens="3")
+    assert prepared(model, image_max_tokens="8").facts.tower.page_rows == 4
+    with pytest.raises(ConfigError, match="--image-max-tokens 69: max_tokens must be at least 70"):
+        prepared(grid_model(GEMMA4, tmp_path), image_max_tokens="69")
+    texts = prepared(tiny_model("llama"), image_max_tokens="8")
+    (row,) = [d for d in texts.resolved.decisions if d.field == "image_max_tokens"]
+    assert (row.got, row.why) == (0, "no effect: this model reads no pictures")
 
 
 def test_only_the_part_for_text_is_loaded_if_it_is_asked_for(model):

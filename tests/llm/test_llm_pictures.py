@@ -94,6 +94,19 @@ def test_prompts_have_pictures_in_place_of_markers(llm, model):
         assert len(less.prompt_token_ids) < len(prompt)
 
 
+def test_the_most_tokens_of_a_picture_are_an_argument(model):
+    image = {"type": "image", "image": picture(200, 120)}
+    options = {"dtype": "float32", "max_model_len": 512, "image_max_tokens": 4}
+    with LLM(str(model.path), **options) as llm:
+        more = [None, {"max_tokens": 1000}, {"size": {"longest_edge": 256}}]
+        found = [
+            llm.chat(turn(image), GREEDY, use_tqdm=False, mm_processor_kwargs=each)[0]
+            for each in more
+        ]
+    sign = model.theirs.config.image_token_id
+    assert [each.prompt_token_ids.count(sign) for each in found] == [4] * len(more)
+
+
 def test_pictures_that_cannot_be_read_are_refused(llm, tmp_path):
     image = {"type": "image", "image": picture()}
     for parts, why in (

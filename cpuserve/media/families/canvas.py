@@ -116,7 +116,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
                 made = made._with(**{"least" if name == "min_patches" else "most": number})
             elif name == "max_tokens":
                 number = _number(name, value, self.rows_of_tile)
-                made = made._with(most_rows=number)
+                made = made._with(most_rows=min(number, made.most_rows or number))
             elif name == "fine_route" and value is False:
                 continue
             else:

@@ -80,7 +80,8 @@ class Gemma4Pictures(OneMarker, frozen=True, kw_only=True, tag="gemma4"):
                 fitting = [n for n in BUDGETS if isinstance(value, int) and n <= value]
                 if not fitting:
                     refuse_setting(name, f"must be at least {BUDGETS[0]}, got {value!r:.40}")
-                made = made._with(min(made.budget, fitting[-1]))
+                limit = min(made.limit, fitting[-1])
+                made = msgspec.structs.replace(made, budget=min(made.budget, limit), limit=limit)
             else:
                 refuse_setting(
                     name,
@@ -99,9 +100,9 @@ class Gemma4Pictures(OneMarker, frozen=True, kw_only=True, tag="gemma4"):
         if budget > self.limit:
             refuse_setting(
                 "max_soft_tokens",
-                f"can be at most {self.limit}, got {budget}: tokens of a picture see each other, "
-                "so one step computes them all, and max_soft_tokens in the model's files says how "
-                "many a step has to have",
+                f"can be at most {self.limit}, got {budget}: for more, the server needs a larger "
+                "--image-max-tokens; in models that see a picture in both directions, one step "
+                "computes all of its tokens, and max_soft_tokens in their files is the most",
             )
         return budget
 

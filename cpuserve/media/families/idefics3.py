@@ -143,7 +143,7 @@ class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
                 "max_tokens",
                 f"must be at least {self.rows_of_tile}, the tokens of one tile, got {most!r:.40}",
             )
-        return msgspec.structs.replace(self, most_rows=most)
+        return msgspec.structs.replace(self, most_rows=min(most, self.most_rows or most))
 
     def _fitting(self, width: int, height: int) -> Idefics3:
         """Return the family with the largest size at which the picture has at most most_rows."""

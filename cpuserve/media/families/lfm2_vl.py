@@ -127,6 +127,8 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
                 if not known or not 1 <= value <= most:
                     refuse_setting(name, f"must be a number from 1 to {most}, got {value!r:.40}")
                 changes[field] = value
+                if name == "max_tokens" and self.most_rows:
+                    changes[field] = min(value, self.most_rows)
             else:
                 refuse_setting(
                     name,
