@@ -1,6 +1,8 @@
 """The command line: exit codes, errors on one line, and imported modules."""
 
 import argparse
+import ast
+import importlib.util
 import json
 import re
 import shlex
@@ -8,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -583,6 +586,35 @@ def test_importing_the_routes_loads_neither_numpy_nor_torch():
     command = [sys.executable, "-c", code]
     out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+FRONT_END = ("api", "serving", "tokenizer", "metrics", "sampling", "core")
+
+
+def test_no_request_loads_a_heavy_library_into_the_front_end():
+    """It would keep megabytes and threads for ever after one request with a rare field."""
+    code = (
+        "import sys, cpuserve.api.app; print(*[m for m, module in sys.modules.items() "
+        "if m[:9] == 'cpuserve.' and getattr(module, '__file__', None)])"
+    )
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
+    own = [name for name in out.stdout.split() if name.split(".")[1] in FRONT_END]
+    assert "cpuserve.serving.calls.sampler_ids" in own
+    heavy = {"numpy", "torch", "transformers"}
+    assert not [(name, found) for name in own if (found := heavy & imported_when_run(name))]
+
+
+def imported_when_run(module):
+    """The libraries that a module imports, in its functions too, but not for types alone."""
+    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    nodes = list(ast.walk(tree))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])

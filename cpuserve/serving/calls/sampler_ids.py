@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -205,9 +206,8 @@ def prefixes(words: Sequence[bytes]) -> bytes:
     words: the text of each token. The result is int32 little-endian. If several tokens
     have the same text, the result for each such token is the token with the next lower id.
     """
-    import numpy as np
-
-    links = np.full(len(words), -1, "<i4")
+    # An array of Python: numpy would stay in the front end, with 4 MB and its own threads.
+    links = array("i", [-1]) * len(words)
     open_: list[int] = []  # tokens that are prefixes of the current token's text, shortest first
     for token in sorted(range(len(words)), key=lambda i: (words[i], i)):
         if not words[token]:
@@ -217,4 +217,6 @@ def prefixes(words: Sequence[bytes]) -> bytes:
         if open_:
             links[token] = open_[-1]
         open_.append(token)
+    if sys.byteorder == "big":
+        links.byteswap()
     return links.tobytes()
