@@ -140,6 +140,7 @@ BUILTIN = {
     "VaultGemmaForCausalLM": "cpuserve.models.gemma:VaultGemma",
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
     "YoutuForCausalLM": "cpuserve.models.deepseek:Youtu",
+    "Zamba2ForCausalLM": "cpuserve.models.zamba2:Zamba2",
 }
 
 # Synonyms of architectures, each with the one that messages and reports show.

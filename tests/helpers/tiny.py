@@ -114,7 +114,7 @@ FAMILIES = (
     *("gpt-bigcode", "gptj", "gpt-neo"),
     *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
     *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
-    *("mamba", "falcon-mamba", "mamba2", "jamba"),
+    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba2"),
     *("glm-moe-dsa", "phimoe", "flint"),
     *(
         "llama4",

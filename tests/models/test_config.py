@@ -558,6 +558,10 @@ COUNTED |= {
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
         "mimo-v2": ("num_experts_per_tok", "moe_intermediate_size"),
         "longcat": ("num_layers",),
+        "zamba2": (
+            *("intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            "num_mem_blocks",
+        ),
         "bailing-hybrid": ("layer_group_size", "num_expert_group", "moe_intermediate_size"),
     }.items()
     for key in keys

@@ -201,9 +201,9 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
 
 
 # transformers makes projections of that width and norms (OLMoE, BitNet) or outputs (Helium) of
-# another, refuses the key (Falcon, Mamba), or drops it (GLM-5.3).
+# another or adapters (Zamba2), refuses the key (Falcon, Mamba), or drops it (GLM-5.3).
 ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next", "mamba2"}
-ANOTHER_WIDTH |= {"mamba", "falcon-mamba"}
+ANOTHER_WIDTH |= {"mamba", "falcon-mamba", "zamba2"}
 ANOTHER_WIDTH |= {"sarvam", "sarvam-mla", "step3.5"}  # transformers has no class of their name
 
 

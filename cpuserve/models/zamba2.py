@@ -1,0 +1,156 @@
+"""Zamba2: Mamba2 layers, and a few transformer blocks that several layers share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
+from cpuserve.models.llama import finish_decoder, read_decoder
+from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
+from cpuserve.models.opt import GATED
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+_MAMBA = ("linear_attention", "mamba")  # the newer and the older name
+_HYBRID = "hybrid"
+_EPS = 1e-5  # of the norm in a Mamba2 layer; configs have no key for it
+
+
+class Zamba2:
+    """Zamba2 1.2B, 2.7B and 7B. Source: transformers modeling_zamba2.
+
+    Keys of spec.extra: "mamba"; "blocks": for each layer the layer that has the tensors of its
+    transformer block, or -1 (a Mamba2 layer); "rank" of the adapters of each use of a block;
+    "adapted" (whether queries, keys and values have adapters as well).
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Zamba2 config."""
+        width = read_int(config, "hidden_size", high=1 << 20)
+        heads = read_int(config, "num_attention_heads", 32, high=65536)
+        if 2 * width % heads:
+            refuse("num_attention_heads", heads, f"a divisor of 2 x hidden_size ({2 * width})")
+        for key in ("attention_head_dim", "head_dim"):
+            if config.get(key) not in (None, 2 * width // heads):
+                refuse(
+                    key,
+                    config[key],
+                    f"2 x hidden_size / num_attention_heads ({2 * width // heads})",
+                )
+        adapted = read_bool(config, "use_shared_attention_adapter", False)
+        kv_heads = config.get("num_key_value_heads")
+        if adapted and kv_heads not in (None, heads):
+            refuse("num_key_value_heads", kv_heads, f"{heads}, because keys have adapters")
+        bias = read_bool(config, "add_bias_linear", False)
+        far = 16384 if read_bool(config, "use_long_context", False) else None
+        layers = read_int(config, "num_hidden_layers", 54, high=4096)
+        return read_decoder(
+            {
+                "num_attention_heads": heads,
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": True,
+                **config,
+                "num_hidden_layers": layers,
+                "head_dim": 2 * width // heads,
+                "intermediate_size": config.get("intermediate_size") or 4 * width,
+                "max_position_embeddings": far or config.get("max_position_embeddings"),
+                "hidden_act": "silu",  # of the Mamba2 layers
+            },
+            positions=4096,
+            mlp_bias=bias,
+            extra={
+                "mamba": _read_mamba(config, bias),
+                "blocks": _read_blocks(config, layers),
+                "rank": read_int(config, "adapter_rank", 128, high=1 << 20),
+                "adapted": adapted,
+                "rotated": read_bool(config, "use_mem_rope", False),
+                "act": read_choice(config, "hidden_act", "gelu", GATED),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        sizes = cast("Mamba2Sizes", s.extra["mamba"])
+        blocks = cast("tuple[int, ...]", s.extra["blocks"])
+        x = b.embed("model.embed_tokens")
+        first = b.columns(x, s.width)
+        use = 0
+        for i, block in enumerate(blocks):
+            at, h = f"model.layers.{i}", x
+            if block >= 0:
+                shared = f"model.layers.{block}.shared_transformer"
+                h = b.linear(
+                    _transform(b, s, shared, x, first, use), f"{at}.linear", features=s.width
+                )
+                b.add(x, to=h)
+                at, use = f"{at}.mamba_decoder", use + 1
+            h = b.rms_norm(h, f"{at}.input_layernorm")
+            add_mamba2(b, sizes, f"{at}.mamba", h, x)
+        finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
+
+
+def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, use: int) -> ValueId:
+    """Return use number `use` of the transformer block `at`, of x beside the embeddings `first`."""
+    h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
+    widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
+    attention = f"{at}.self_attn"
+    qkv = b.linear(h, [f"{attention}.{part}_proj" for part in "qkv"], features=widths)
+    if s.extra["adapted"]:
+        for n, part in enumerate("qkv"):
+            adapter = _adapter(b, s, h, f"{attention}.linear_{part}_adapter_list.{use}", widths[n])
+            b.add(adapter, to=qkv, column=sum(widths[:n]))
+    b.rope_store_kv(qkv, layer=use, rope=s.rope if s.extra["rotated"] else None)
+    a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
+    h = b.linear(a, f"{attention}.o_proj", features=s.width)
+    h = b.rms_norm(h, f"{at}.pre_ff_layernorm")
+    mlp, wide = f"{at}.feed_forward", 2 * s.intermediate
+    both = b.linear(h, f"{mlp}.gate_up_proj", features=wide, bias=s.mlp_bias)
+    b.add(_adapter(b, s, h, f"{mlp}.gate_up_proj_adapter_list.{use}", wide), to=both)
+    g = b.activation(both, cast("Then", s.extra["act"]))
+    return b.linear(g, f"{mlp}.down_proj", features=s.width, bias=s.mlp_bias)
+
+
+def _adapter(b: Builder, s: ModelSpec, h: ValueId, at: str, features: int) -> ValueId:
+    low = b.linear(h, f"{at}.0", features=cast("int", s.extra["rank"]))
+    return b.linear(low, f"{at}.1", features=features)
+
+
+def _read_mamba(config: Mapping[str, Any], bias: bool) -> Mamba2Sizes:
+    least = read_float(config, "time_step_min", 0.001, low=-1.0)
+    return read_mamba2(
+        {
+            **config,
+            "mamba_n_heads": read_int(config, "n_mamba_heads", 8, high=65536),
+            "mamba_n_groups": read_int(config, "mamba_ngroups", 1, high=65536),
+            "mamba_d_state": read_int(config, "mamba_d_state", 64, high=65536),
+            "mamba_d_head": None,
+            "mamba_d_ssm": None,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": bias,
+            "rms_norm_eps": _EPS,
+            "hidden_act": "silu",
+            "time_step_limit": [least, math.inf],
+        }
+    )
+
+
+def _read_blocks(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return for each layer the layer that has the tensors of its transformer block, or -1."""
+    kinds = config.get("layers_block_type") or config.get("layer_types")
+    if kinds is None:  # as in Zamba2 2.7B
+        hybrid = {6, 12, 18, 24, 30, 36, 42, 47, 51}
+        kinds = [_HYBRID if i in hybrid else _MAMBA[0] for i in range(54)]
+    known = (*_MAMBA, _HYBRID)
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        refuse("layers_block_type", kinds, f"{layers} entries of {' or '.join(known)}")
+    hybrids = [i for i, kind in enumerate(kinds) if kind == _HYBRID]
+    if not hybrids:
+        refuse("layers_block_type", kinds, f"a list with at least one {_HYBRID}")
+    count = read_int(config, "num_mem_blocks", 1, high=4096)
+    owners = {i: hybrids[n % count] for n, i in enumerate(hybrids)}
+    return tuple(owners.get(i, -1) for i in range(layers))
