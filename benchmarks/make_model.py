@@ -1496,6 +1496,36 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_every_n_layers=2,
         moe_bias=False,  # files with a matrix for each expert have no bias that experts share
     ),
+    "tiny-deberta": _encoder(
+        "DebertaV2",
+        (512, 64, 96, 3, 4),
+        model_type="deberta-v2",
+        max_position_embeddings=320,
+        type_vocab_size=0,
+        relative_attention=True,
+        max_relative_positions=-1,
+        position_buckets=32,
+        pos_att_type="p2c|c2p",
+        position_biased_input=False,
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+    ),
+    "tiny-mpnet": _encoder(
+        "MPNet", (512, 64, 160, 3, 4), model_type="mpnet", max_position_embeddings=322
+    ),
+    "tiny-t5": {
+        "architectures": ["T5EncoderModel"],
+        "model_type": "t5",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "d_model": 64,
+        "d_kv": 4,  # scores are not scaled, so wide heads with random weights differ too much
+        "d_ff": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "n_positions": 320,
+        "feed_forward_proj": "gated-gelu",
+    },
     "tiny-gte": _encoder("Gte", (512, 64, 96, 2, 4), model_type="gte", max_position_embeddings=320),
     "tiny-jina-v2": _encoder(
         "JinaBert",

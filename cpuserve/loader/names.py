@@ -25,7 +25,9 @@ _GGUF_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
+_GGUF_NAME = re.compile(
+    r"(?:(?:enc\.)?blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)"
+)
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Hugging Face tensors that end with one of these texts have no suffix ".weight" or ".bias".
@@ -89,7 +91,8 @@ def gguf_to_hf(
     if part not in table:
         return name
     prefix, found = "" if layer is None else f"{layers}.{int(layer)}.", table[part]
-    return f"{prefix}{found}" if found.endswith(_BARE) else f"{prefix}{found}{kind}"
+    bare = found.endswith(_BARE) and not found.endswith("relative_attention_bias")  # T5's table
+    return f"{prefix}{found}" if bare else f"{prefix}{found}{kind}"
 
 
 def checkpoint_to_hf(name: str) -> str:
@@ -98,8 +101,8 @@ def checkpoint_to_hf(name: str) -> str:
     Checkpoints without an output head (embedding models) and older OPT files omit "model.",
     and GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model"
     or "text_model" in the names of their text tensors. Tensors of BERT and its relatives begin
-    with "bert.", "roberta." or "distilbert." if the checkpoint has a head. The parts of Gemma 3 for
-    images have names of three kinds, depending on the version that wrote them.
+    with "bert.", "roberta.", "deberta." and so on if the checkpoint has a head. The parts of
+    Gemma 3 for images have names of three kinds, depending on the version that wrote them.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("model.text_model."):
@@ -115,7 +118,7 @@ def checkpoint_to_hf(name: str) -> str:
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
     name = _NOMIC_STACK.sub(r"\g<0>.weight", name)
-    for prefix in ("bert.", "roberta.", "distilbert.", "new."):
+    for prefix in ("bert.", "roberta.", "distilbert.", "new.", "deberta.", "mpnet."):
         name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):

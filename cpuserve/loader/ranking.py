@@ -87,6 +87,12 @@ def _bert(read: Read, config: Mapping[str, Any]) -> Head:
     return Head("first", layers, unit=False)
 
 
+def _deberta(read: Read, config: Mapping[str, Any]) -> Head:
+    then = read_choice(config, "pooler_hidden_act", "gelu", {"gelu": "gelu", "tanh": "tanh"})
+    layers = _dense(read, POOLER, then), _dense(read, "classifier", _activation(config))
+    return Head("first", layers, unit=False)
+
+
 def _roberta(read: Read, config: Mapping[str, Any]) -> Head:
     first = _dense(read, "classifier.dense", "tanh")
     layers = first, _dense(read, "classifier.out_proj", _activation(config))
@@ -144,6 +150,7 @@ HEADS = {
     "ModernBertModel": _gguf_modernbert,
     "Qwen3ForCausalLM": _gguf_decoder,
     "BertForSequenceClassification": _bert,
+    "DebertaV2ForSequenceClassification": _deberta,
     "LlamaForSequenceClassification": _decoder,
     "ModernBertForSequenceClassification": _modernbert,
     "Qwen2ForSequenceClassification": _decoder,
@@ -153,6 +160,7 @@ HEADS = {
 }
 TAGGER_HEADS = {
     "BertForTokenClassification": _tagger,
+    "DebertaV2ForTokenClassification": _tagger,
     "LlamaForTokenClassification": _decoder_tagger,
     "ModernBertForTokenClassification": _modernbert_tagger,
     "Qwen2ForTokenClassification": _decoder_tagger,

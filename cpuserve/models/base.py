@@ -28,6 +28,7 @@ BUILTIN = {
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
     "CwmForCausalLM": "cpuserve.models.llama:Cwm",
+    "DebertaV2Model": "cpuserve.models.deberta:DebertaV2",
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV32ForCausalLM": "cpuserve.models.deepseek:DeepseekV32",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
@@ -105,6 +106,8 @@ BUILTIN = {
     "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
     "ModernBertModel": "cpuserve.models.modernbert:ModernBert",
     "MptForCausalLM": "cpuserve.models.mpt:Mpt",
+    "MPNetModel": "cpuserve.models.mpnet:MpNet",
+    "MT5EncoderModel": "cpuserve.models.t5:T5Encoder",
     "NanoChatForCausalLM": "cpuserve.models.nanochat:NanoChat",
     "NemotronForCausalLM": "cpuserve.models.nemotron:Nemotron",
     "NemotronHForCausalLM": "cpuserve.models.nemotron_h:NemotronH",
@@ -137,6 +140,7 @@ BUILTIN = {
     "StableLmForCausalLM": "cpuserve.models.stablelm:StableLm",
     "Starcoder2ForCausalLM": "cpuserve.models.starcoder2:Starcoder2",
     "Step3p5ForCausalLM": "cpuserve.models.step3:Step35",
+    "T5EncoderModel": "cpuserve.models.t5:T5Encoder",
     "VaultGemmaForCausalLM": "cpuserve.models.gemma:VaultGemma",
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
     "YoutuForCausalLM": "cpuserve.models.deepseek:Youtu",
@@ -156,6 +160,7 @@ SAME = {
 # label are rerankers, which score pairs of texts. loader/ranking.py reads the heads.
 RERANKERS = {
     "BertForSequenceClassification": "BertModel",
+    "DebertaV2ForSequenceClassification": "DebertaV2Model",
     "ModernBertForSequenceClassification": "ModernBertModel",
     "Qwen3ForSequenceClassification": "Qwen3ForCausalLM",
     "RobertaForSequenceClassification": "RobertaModel",
@@ -169,6 +174,7 @@ CLASSIFIERS = {
 # Classifiers of single tokens.
 TAGGERS = {
     "BertForTokenClassification": "BertModel",
+    "DebertaV2ForTokenClassification": "DebertaV2Model",
     "LlamaForTokenClassification": "LlamaForCausalLM",
     "ModernBertForTokenClassification": "ModernBertModel",
     "Qwen2ForTokenClassification": "Qwen2ForCausalLM",

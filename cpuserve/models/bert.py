@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -201,10 +201,21 @@ _LAYER = LayerNames(
 )
 
 
-def encoder_layer(b: Builder, s: ModelSpec, at: str, x: ValueId, names: LayerNames) -> ValueId:
-    """Change x to norm(x + attention(x)) in place, and return norm(x + mlp(x))."""
+def encoder_layer(
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    x: ValueId,
+    names: LayerNames,
+    attend: Callable[[ValueId], ValueId] | None = None,
+) -> ValueId:
+    """Change x to norm(x + attention(x)) in place, and return norm(x + mlp(x)).
+
+    attend: a function that returns the attention of qkv; by default attend_both_sides.
+    """
     qkv = b.linear(x, [f"{at}.{n}" for n in names.qkv], features=s.width, bias=s.qkv_bias)
-    b.linear(b.attend_both_sides(qkv), f"{at}.{names.out}", bias=s.out_bias, add_to=x)
+    attend = attend or b.attend_both_sides
+    b.linear(attend(qkv), f"{at}.{names.out}", bias=s.out_bias, add_to=x)
     x = b.layer_norm(x, f"{at}.{names.first_norm}")
     then = cast("Then", s.activation)
     g = b.linear(x, f"{at}.{names.up}", features=s.intermediate, bias=s.mlp_bias, then=then)

@@ -13,6 +13,7 @@ from cpuserve.program.operations.ngrams import NgramsBuilder
 from cpuserve.program.operations.norms import NormsBuilder
 from cpuserve.program.operations.patches import PatchesBuilder
 from cpuserve.program.operations.recurrent import RecurrentBuilder
+from cpuserve.program.operations.relative import RelativeBuilder
 from cpuserve.program.operations.streams import StreamsBuilder
 from cpuserve.program.program import Program
 
@@ -26,6 +27,7 @@ class Builder(
     StreamsBuilder,
     NgramsBuilder,
     PatchesBuilder,
+    RelativeBuilder,
 ):
     """Appends ops, tracks the width of every value, and collects the weights that the ops read.
 

@@ -366,9 +366,10 @@ class Interpreter:
         return weight.to(DENSE_DTYPES[self.kinds.get(name, "dense_f32")])
 
     def vector(self, name: Joined) -> Tensor:
-        """Return a weight (a vector or a table) in fp32."""
+        """Return a weight (a vector, a table, or a matrix that an op transforms) in fp32."""
         if isinstance(name, str):
-            return cast("Tensor", self._tensors[name]).float()
+            weight = self._tensors[name]
+            return weight.rows(slice(None)) if isinstance(weight, QuantMatrix) else weight.float()
         return torch.cat([self.vector(each) for each in name])
 
     def set_weight(self, name: str, tensor: Matrix) -> None:

@@ -24,7 +24,8 @@ Families that these ops cover, with ops that a family added:
   gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
   Gemma 4 (Scale, Route `factors`, layers that share a cache; Clip in its tower)
   Gemma 3n (Columns, MixParts, MatchRms, KeepTop)
-  Qwen4-Exp (NgramEmbed, SpreadStreams), encoders (Attention without `causal`, Hidden)
+  Qwen4-Exp (NgramEmbed, SpreadStreams), encoders (Attention without `causal`, Hidden),
+  DeBERTa, MPNet and T5 (RelativeAttention)
 
 docs/design/programs.md says which family uses which operations.
 

@@ -21,6 +21,7 @@
 #include "kernels/generic/convert.h"
 #include "kernels/generic/gated_norm.h"
 #include "kernels/generic/norm.h"
+#include "kernels/generic/relative_attention.h"
 #include "kernels/generic/selective_scan.h"
 #include "kernels/generic/short_conv.h"
 #include "kernels/table/attention.h"
@@ -40,17 +41,18 @@ enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 // The kernels that have exactly one entry in the table: X(name, types of the arguments).
 // The file with the arguments of a kernel has the kernel's line X(...) of this list. In an ISA unit
 // with all kernels (isa/unit.h), the entry is the function of this name in kernels/generic/.
-#define CPUSERVE_KERNELS(X)          \
-  CPUSERVE_NORM_KERNELS(X)           \
-  CPUSERVE_CONVERT_KERNELS(X)        \
-  CPUSERVE_ADD_KERNELS(X)            \
-  CPUSERVE_ACTIVATION_KERNELS(X)     \
-  CPUSERVE_STORE_KERNELS(X)          \
-  CPUSERVE_INDEX_KERNELS(X)          \
-  CPUSERVE_RECURRENT_KERNELS(X)      \
-  CPUSERVE_SHORT_CONV_KERNELS(X)     \
-  CPUSERVE_SELECTIVE_SCAN_KERNELS(X) \
-  CPUSERVE_GATED_NORM_KERNELS(X)     \
+#define CPUSERVE_KERNELS(X)              \
+  CPUSERVE_NORM_KERNELS(X)               \
+  CPUSERVE_CONVERT_KERNELS(X)            \
+  CPUSERVE_ADD_KERNELS(X)                \
+  CPUSERVE_ACTIVATION_KERNELS(X)         \
+  CPUSERVE_STORE_KERNELS(X)              \
+  CPUSERVE_INDEX_KERNELS(X)              \
+  CPUSERVE_RECURRENT_KERNELS(X)          \
+  CPUSERVE_SHORT_CONV_KERNELS(X)         \
+  CPUSERVE_SELECTIVE_SCAN_KERNELS(X)     \
+  CPUSERVE_GATED_NORM_KERNELS(X)         \
+  CPUSERVE_RELATIVE_ATTENTION_KERNELS(X) \
   CPUSERVE_SAMPLING_KERNELS(X)
 
 // The kernels of one ISA level.

@@ -41,6 +41,7 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     # These stay fp32, as vectors do.
     others = ("embed_positions.weight", "wpe.weight", "position_embeddings.weight")
     others += ("token_type_embeddings.weight", "_coefs.weight")
+    others += ("relative_attention_bias.weight", "rel_embeddings.weight")
     others += ("moe_statics.e_score_correction_bias", "index_kpool_compress_ape", ".A_log")
     shapes = [store.get(n).shape for n in store.names() if not n.endswith(others)]
     # A stack of matrices has three dimensions, and so has a convolution, of one column.

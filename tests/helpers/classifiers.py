@@ -16,6 +16,7 @@ TEXTS = {
     "roberta": ("xlm-roberta", "RobertaForSequenceClassification"),
     "xlm-roberta": ("xlm-roberta", "XLMRobertaForSequenceClassification"),
     "modernbert": ("modernbert", "ModernBertForSequenceClassification"),
+    "deberta": ("deberta", "DebertaV2ForSequenceClassification"),
     "llama": ("llama", "LlamaForSequenceClassification"),
     "qwen2": ("qwen2", "Qwen2ForSequenceClassification"),
     "qwen3": ("qwen3", "Qwen3ForSequenceClassification"),

@@ -34,6 +34,7 @@ KINDS = {
         "ModernBertForSequenceClassification",
         {"classifier_pooling": "mean"},
     ),
+    "deberta": ("deberta", "DebertaV2ForSequenceClassification", {}),
     "qwen3": ("qwen3", "Qwen3ForSequenceClassification", {}),
     "qwen3-judge": ("qwen3", "Qwen3ForCausalLM", {}),
 }

@@ -133,6 +133,7 @@ FAMILIES = (
 ENCODERS = (
     *("bert", "xlm-roberta", "modernbert", "nomic-bert", "embeddinggemma"),
     *("gte", "jina-v3", "eurobert", "distilbert"),
+    *("deberta", "mpnet", "t5"),
 )
 
 

@@ -73,6 +73,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested.add("NewModel")  # the older name of GteModel
     tested.add("LlamaBidirectionalModel")  # tests/llm/test_encoders.py
     tested.add("JinaEmbeddingsV5Model")  # tests/llm/test_tasks.py
+    tested.add("MT5EncoderModel")  # tests/llm/test_relative.py
     tested |= {"JinaBertModel", "JinaBertForMaskedLM"}  # tests/llm/test_jina_v2.py
     tested |= {"MiniCPMForCausalLM", "InternLM2ForCausalLM"}  # tests/models/test_published_code.py
     tested |= {"BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"}  # there, too

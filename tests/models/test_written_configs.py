@@ -75,6 +75,7 @@ OTHERS = {
         {"model_type": "granitemoeshared", "shared_intermediate_size": 64},
     ),
     "RobertaModel": ("xlm-roberta", {"model_type": "roberta"}),
+    "MT5EncoderModel": ("t5", {"model_type": "mt5"}),
 }
 
 
@@ -164,12 +165,10 @@ OTHERWISE = {
     "mamba2": {"head_dim"},  # of its states
     "gemma3n": {"intermediate"},  # a list
     **dict.fromkeys(("gemma4", "gemma4-moe"), ("head_dim",)),  # those of two kinds of layers
-    **dict.fromkeys(("modernbert", "jina-v3", "gte"), ("bos_ids", "eos_ids")),  # these end no text
-    "xlm-roberta": {
-        "max_position",
-        "bos_ids",
-        "eos_ids",
-    },  # the first two rows of its table are no positions
+    # these end no text
+    **dict.fromkeys(("modernbert", "jina-v3", "gte", "t5"), ("bos_ids", "eos_ids")),
+    # the first two rows of their tables are no positions
+    **dict.fromkeys(("xlm-roberta", "mpnet"), ("max_position", "bos_ids", "eos_ids")),
 }
 # Defaults with which transformers' own class makes no model, and the published values.
 MENDED = {

@@ -413,4 +413,65 @@ void run(const ResizeHeadsOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(RelativeAttentionOp& op, Program& p) {
+  p.check_tokens(op.kName, {op.qkv, op.out});
+  const int64_t all = p.f32_value(op.out, "relative_attention out").width;
+  check_argument(op.heads >= 1 && all % op.heads == 0, "relative_attention: ", all,
+                 " columns are not those of ", op.heads, " heads");
+  check_argument(p.f32_value(op.qkv, "relative_attention qkv").width == 3 * all && op.qkv != op.out,
+                 "relative_attention: qkv must have ", 3 * all, " columns");
+  check_argument(op.places != kNone, "relative_attention: the rows of the distances are missing");
+  op.width = static_cast<int32_t>(all / op.heads);
+  op.most = (p.vector(op.places).count + 1) / 2;
+  p.check_vector(op.places, 2 * op.most - 1, "relative_attention places");
+  for (const Id id : {op.key_table, op.query_table, op.bias_table}) {
+    if (id == kNone) continue;
+    const int64_t row = id == op.bias_table ? op.heads : all, count = p.vector(id).count;
+    check_argument(count % row == 0 && (op.rows == 0 || op.rows == count / row),
+                   "relative_attention: tables of ", count, " elements and of ", op.rows,
+                   " rows do not fit");
+    op.rows = count / row;
+  }
+  check_argument(op.rows > 0, "relative_attention: there must be a table");
+  p.limits().max_positions = std::min(p.limits().max_positions, op.most);
+}
+
+// A task is a head of a sequence and some of its rows.
+void run(const RelativeAttentionOp& op, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  const Rows &qkv = w.value(op.qkv), &out = w.value(op.out);
+  const int64_t parts = ceil_div(w.tokens(), kRelativeRows) + in.seqs;
+  const int64_t width = op.width, all = op.heads * width, table = width * op.rows;
+  const auto at_head = [](const float* of, int64_t at) { return of ? of + at : nullptr; };
+  w.drain(w.everyone(), parts * op.heads, 1, [&](int64_t i, int64_t) {
+    const int64_t head = i % op.heads;
+    int64_t part = i / op.heads, seq = 0;
+    const auto parts_of = [&](int64_t s) {
+      return ceil_div(in.query_start[s + 1] - in.query_start[s], kRelativeRows);
+    };
+    while (seq < in.seqs && part >= parts_of(seq)) part -= parts_of(seq++);
+    if (seq == in.seqs) return;  // there may be fewer parts than ceil_div counts
+    const int64_t t0 = in.query_start[seq];
+    RelativeAttentionArgs args{};
+    args.n = in.query_start[seq + 1] - t0;
+    args.row0 = part * kRelativeRows;
+    args.rows = std::min(kRelativeRows, args.n - args.row0);
+    args.q = floats_of(qkv, t0) + head * width;
+    args.k = args.q + all;
+    args.v = args.k + all;
+    args.stride = float_stride(qkv);
+    args.width = op.width;
+    args.key_table = at_head(w.vector(op.key_table), head * table);
+    args.query_table = at_head(w.vector(op.query_table), head * table);
+    args.bias_table = at_head(w.vector(op.bias_table), head * op.rows);
+    args.count = op.rows;
+    args.places = w.vector(op.places) + op.most - 1;
+    args.scale = op.scale;
+    args.out = floats_of(out, t0) + head * width;
+    args.out_stride = float_stride(out);
+    args.scratch = w.scratch;
+    w.kernels().relative_attention(args);
+  });
+}
+
 }  // namespace cpuserve

@@ -1,5 +1,6 @@
 // Attention, and the operations that prepare its queries, keys and values.
 #pragma once
+#include "kernels/generic/relative_attention.h"
 #include "runtime/operations/operation.h"
 
 namespace cpuserve {
@@ -111,12 +112,37 @@ inline Accesses accesses(const ResizeHeadsOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
+// Attention of whole sequences, where all tokens see each other and a score depends on the distance
+// of the tokens: relative_attention() in kernels/generic/relative_attention.h has the formula.
+// qkv [T, 3 * heads * width] has the queries, then the keys, then the values; nothing is cached.
+// key_table, query_table: vectors [heads][width][rows] or kNone. bias_table: [heads][rows] or
+// kNone. places: the row of each distance, from a key most - 1 tokens before the query to one as
+// far after it, where `most` positions are the longest sequence.
+struct RelativeAttentionOp {
+  static constexpr const char* kName = "relative_attention";
+  Id qkv, out;
+  int32_t heads;
+  float scale;
+  Id key_table, query_table, bias_table, places;
+  int32_t width = 0;           // columns of a head
+  int64_t rows = 0, most = 0;  // rows of a table; positions
+  CPUSERVE_FIELDS(qkv, out, heads, scale, key_table, query_table, bias_table, places)
+};
+void prepare(RelativeAttentionOp& op, Program& p);
+void run(const RelativeAttentionOp& op, Worker& w) noexcept;
+inline size_t scratch_bytes(const RelativeAttentionOp& op) {
+  return relative_attention_scratch(op.most, op.width);
+}
+inline Accesses accesses(const RelativeAttentionOp& op, const Program&) {
+  return claimed({any(op.qkv)}, {any(op.out)});
+}
+
 // Checks the cos and sin tables [positions][rotary / 2], and limits the positions of later steps
 // to less than `positions`. Throws std::invalid_argument
 // if a table does not consist of whole rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
-using AttentionOps =
-    Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp, ResizeHeadsOp>;
+using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp,
+                            ResizeHeadsOp, RelativeAttentionOp>;
 
 }  // namespace cpuserve

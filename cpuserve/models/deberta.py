@@ -1,0 +1,156 @@
+"""DeBERTa V2 and V3: encoders, and scores with terms for the distance of two tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.bert import (
+    POOLER,
+    WORDS,
+    LayerNames,
+    encoder_layer,
+    leave_linears,
+    read_encoder_heads,
+)
+from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.relative import Distances, RelativeRows
+
+_SELF = "attention.self"
+_LAYER = LayerNames(
+    (f"{_SELF}.query_proj", f"{_SELF}.key_proj", f"{_SELF}.value_proj"),
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+_TERMS = ("c2p", "p2c")  # of queries and distances, of keys and distances
+# Heads of the pretraining, which published files have.
+_PRETRAINING = (
+    *("lm_predictions.lm_head", "lm_predictions.lm_head.dense"),
+    *("lm_predictions.lm_head.LayerNorm", "mask_predictions.LayerNorm"),
+    *("mask_predictions.classifier", "mask_predictions.dense"),
+)
+
+
+class DebertaV2:
+    """DeBERTa V2 and V3, mDeBERTa (mxbai-rerank, Prompt Guard). Source: modeling_deberta_v2.
+
+    Keys of spec.extra: "distances" (None: no term of a distance), "terms", "shared" (whether the
+    vectors of distances have the projections of the tokens), "norm" (whether they have a norm),
+    and "places" (whether tokens have learned positions).
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a DeBERTa V2 config."""
+        width, heads = read_encoder_heads(config)
+        for key, value, allowed in (
+            ("type_vocab_size", 0, "0: token types are not supported"),
+            ("conv_kernel_size", 0, "0: the convolution of DeBERTa V2 XLarge is not supported"),
+            ("embedding_size", width, f"hidden_size ({width})"),
+            ("attention_head_size", width // heads, f"{width // heads}"),
+        ):
+            if config.get(key) not in (None, value):
+                refuse(key, config[key], allowed)
+        positions = read_int(config, "max_position_embeddings", 512)
+        return ModelSpec(
+            vocab=read_int(config, "vocab_size"),
+            width=width,
+            layers=read_int(config, "num_hidden_layers", high=4096),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+            max_position=positions,
+            norm_eps=read_float(config, "layer_norm_eps", 1e-7),
+            tied=read_bool(config, "tie_word_embeddings", True),
+            dtype=read_dtype(config),
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            activation=read_choice(config, "hidden_act", "gelu", ACTIVATIONS),
+            pooled=True,
+            encoder=True,
+            extra={
+                "distances": _distances(config, positions),
+                "terms": _terms(config),
+                "shared": read_bool(config, "share_att_key", False),
+                "norm": "layer_norm" in _words(config, "norm_rel_ebd"),
+                "places": read_bool(config, "position_biased_input", True),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed(WORDS)
+        if s.extra["places"]:
+            b.position_embed(x, "embeddings.position_embeddings", rows=s.max_position)
+        x = b.layer_norm(x, "embeddings.LayerNorm")
+        terms = cast("tuple[str, ...]", s.extra["terms"])
+        scale = (s.head_dim * (1 + len(terms))) ** -0.5
+        distances = cast("Distances | None", s.extra["distances"])
+        for i in range(s.layers):
+            at = f"encoder.layer.{i}"
+            attend = functools.partial(b.attend_both_sides, scale=scale)
+            if distances is not None:
+                vectors = _vectors(s, f"{at}.{_SELF}", terms)
+                attend = functools.partial(
+                    b.attend_by_distance, distances=distances, vectors=vectors, scale=scale
+                )
+            x = encoder_layer(b, s, at, x, _LAYER, attend)
+        leave_linears(b, POOLER, "classifier", *_PRETRAINING)
+        b.hidden(x)
+
+
+def _vectors(s: ModelSpec, at: str, terms: tuple[str, ...]) -> RelativeRows:
+    """Return the vectors of distances of the attention called `at`."""
+    prefix = "" if s.extra["shared"] else "pos_"
+    return RelativeRows(
+        "encoder.rel_embeddings",
+        "encoder.LayerNorm" if s.extra["norm"] else None,
+        f"{at}.{prefix}key_proj" if "c2p" in terms else None,
+        f"{at}.{prefix}query_proj" if "p2c" in terms else None,
+        s.norm_eps,
+    )
+
+
+def _words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return config[key], which is a list of words or words with "|" between them."""
+    value = config.get(key) or ()
+    if isinstance(value, str):
+        value = value.lower().split("|")
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        refuse(key, value, "words with | between them, or a list of words")
+    return tuple(word.strip() for word in value)
+
+
+def _terms(config: Mapping[str, Any]) -> tuple[str, ...]:
+    terms = _words(config, "pos_att_type")
+    if not {*terms} <= {*_TERMS} or len({*terms}) != len(terms):
+        refuse("pos_att_type", config["pos_att_type"], f"of {', '.join(_TERMS)}")
+    return terms
+
+
+def _distances(config: Mapping[str, Any], positions: int) -> Distances | None:
+    if not read_bool(config, "relative_attention", False):
+        return None
+    if not _terms(config):
+        refuse("pos_att_type", config.get("pos_att_type"), f"of {', '.join(_TERMS)}")
+    reach = config.get("max_relative_positions")
+    if reach is None or (isinstance(reach, int) and reach < 1):
+        reach = positions
+    reach = read_int({"max_relative_positions": reach}, "max_relative_positions", high=1 << 20)
+    buckets = config.get("position_buckets")
+    if buckets is None or (isinstance(buckets, int) and buckets < 1):
+        return Distances("logarithmic", 2 * reach, 0)
+    buckets = read_int(config, "position_buckets", high=1 << 20)
+    if buckets % 2 or reach <= buckets // 2 + 1:
+        refuse("position_buckets", buckets, f"even and less than 2 x {reach}")
+    return Distances("logarithmic", 2 * buckets, reach)

@@ -1,0 +1,81 @@
+"""The encoder of T5: scores have a bias for the distance of two tokens, and no scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.bert import leave_linears
+from cpuserve.models.config import read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.relative import Distances
+from cpuserve.program.ops import Then
+
+# "gated-gelu" is the approximation with tanh, as in transformers.
+_MLPS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "gated-gelu": "gelu_tanh_mul",
+    "gated-gelu_new": "gelu_tanh_mul",
+    "gated-silu": "silu_mul",
+}
+
+
+class T5Encoder:
+    """The encoder of T5, mT5 and Flan-T5 (sentence-T5, GTR). Source: transformers modeling_t5.
+
+    Keys of spec.extra: "distances".
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a T5 config."""
+        buckets = read_int(config, "relative_attention_num_buckets", 32, high=1 << 20)
+        reach = read_int(config, "relative_attention_max_distance", 128, high=1 << 20)
+        if buckets % 4:
+            refuse("relative_attention_num_buckets", buckets, "a multiple of 4")
+        if reach <= buckets // 4:
+            refuse("relative_attention_max_distance", reach, f"above {buckets // 4}")
+        heads = read_int(config, "num_heads", 8, high=65536)
+        return ModelSpec(
+            vocab=read_int(config, "vocab_size", 32128),
+            width=read_int(config, "d_model", 512, high=1 << 20),
+            layers=read_int(config, "num_layers", 6, high=4096),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=read_int(config, "d_kv", 64, high=65536),
+            intermediate=read_int(config, "d_ff", 2048, high=1 << 24),
+            max_position=read_int(config, "n_positions", 512),
+            norm_eps=read_float(config, "layer_norm_epsilon", 1e-6),
+            tied=True,
+            dtype=read_dtype(config),
+            activation=read_choice(config, "feed_forward_proj", "relu", _MLPS),
+            pooled=True,
+            encoder=True,
+            extra={"distances": Distances("halving", buckets, reach)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("shared")
+        distances = cast("Distances", s.extra["distances"])
+        biases = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
+        inner, then = s.q_heads * s.head_dim, cast("Then", s.activation)
+        for i in range(s.layers):
+            at = f"encoder.block.{i}.layer.0"
+            h = b.rms_norm(x, f"{at}.layer_norm")
+            qkv = b.linear(h, [f"{at}.SelfAttention.{part}" for part in "qkv"], features=inner)
+            a = b.attend_by_distance(qkv, distances, biases=biases, scale=1.0)
+            b.linear(a, f"{at}.SelfAttention.o", add_to=x)
+            at = f"encoder.block.{i}.layer.1"
+            h = b.rms_norm(x, f"{at}.layer_norm")
+            mlp = f"{at}.DenseReluDense"
+            up = [f"{mlp}.wi_0", f"{mlp}.wi_1"] if then.endswith("_mul") else [f"{mlp}.wi"]
+            g = b.linear(h, up, features=s.intermediate, then=then)
+            b.linear(g, f"{mlp}.wo", add_to=x)
+        leave_linears(b, "encoder.embed_tokens")
+        b.hidden(b.rms_norm(x, "encoder.final_layer_norm"))
