@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from cpuserve.models.bert import POOLER, TYPES, WORDS, leave_linears, read_encoder_heads
-from cpuserve.models.config import read_choice, read_dtype, read_float, read_int
+from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
+from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
 _HEAD = ("transform.dense", "transform.LayerNorm", "decoder")  # of masked tokens
 
 
+class _Mlp(NamedTuple):
+    """The names in an MLP; halves: which half of the rows of `up` is the gates, and which not."""
+
+    up: str
+    down: str
+    norm: str
+    halves: tuple[int, int]
+
+
+_PLAIN = _Mlp("gated_layers", "wo", "mlp.layernorm", (0, 1))
+_CODE = _Mlp("up_gated_layer", "down_layer", "layer_norm_2", (1, 0))
+
+
 class JinaV2:
-    """jina-embeddings v2, small and base. Source: modeling_bert of jina-bert-implementation."""
+    """jina-embeddings v2: small, base, and base for code.
+
+    Sources: modeling_bert of jina-bert-implementation and of jina-bert-v2-qk-post-norm.
+    Keys of spec.extra: "types", and "code" (whether it is for code).
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -39,7 +56,10 @@ class JinaV2:
             activation=read_choice(config, "feed_forward_type", "geglu", gates),
             pooled=True,
             encoder=True,
-            extra={"types": read_int(config, "type_vocab_size", 2, high=1 << 16)},
+            extra={
+                "types": read_int(config, "type_vocab_size", 2, high=1 << 16),
+                "code": _is_for_code(config),
+            },
         )
 
     @staticmethod
@@ -49,18 +69,38 @@ class JinaV2:
         types = TYPES, cast("int", s.extra["types"])
         b.position_embed(x, None, rows=s.max_position, types=types)
         x = b.layer_norm(x, "embeddings.LayerNorm")
+        names = _CODE if s.extra["code"] else _PLAIN
         for i in range(s.layers):
             at = f"encoder.layer.{i}"
-            names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
-            qkv = b.linear(x, names, features=s.width, bias=True)
-            a = b.attend_both_sides(qkv, alibi=True)
-            b.linear(a, f"{at}.attention.output.dense", bias=True, add_to=x)
-            x = b.layer_norm(x, f"{at}.attention.output.LayerNorm")
-            both = [
-                rows(f"{at}.mlp.gated_layers", i * s.intermediate, s.intermediate) for i in range(2)
-            ]
-            g = b.linear(x, both, features=s.intermediate, then=cast("Then", s.activation))
-            b.linear(g, f"{at}.mlp.wo", bias=True, add_to=x)
-            x = b.layer_norm(x, f"{at}.mlp.layernorm")
+            a = b.attend_both_sides(_queries(b, s, f"{at}.attention.self", x), alibi=True)
+            y = b.columns(x, s.width) if s.extra["code"] else x
+            b.linear(a, f"{at}.attention.output.dense", bias=True, add_to=y)
+            y = b.layer_norm(y, f"{at}.attention.output.LayerNorm")
+            if s.extra["code"]:
+                b.add(x, to=y)
+                y = b.layer_norm(y, f"{at}.layer_norm_1")
+            n = s.intermediate
+            both = [rows(f"{at}.mlp.{names.up}", half * n, n) for half in names.halves]
+            g = b.linear(y, both, features=n, then=cast("Then", s.activation))
+            b.linear(g, f"{at}.mlp.{names.down}", bias=True, add_to=y)
+            x = b.layer_norm(y, f"{at}.{names.norm}")
         leave_linears(b, POOLER, "cls.predictions", *(f"cls.predictions.{n}" for n in _HEAD))
         b.hidden(x)
+
+
+def _queries(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+    """Return queries, keys and values; in models for code, queries and keys have norms."""
+    names = [f"{at}.{part}" for part in ("query", "key", "value")]
+    if not s.extra["code"]:
+        return b.linear(x, names, features=s.width, bias=True)
+    q, k, v = (b.linear(x, name, features=s.width, bias=True) for name in names)
+    q, k = b.layer_norm(q, f"{at}.layer_norm_q"), b.layer_norm(k, f"{at}.layer_norm_k")
+    return b.columns(b.columns(q, s.width, more=k), 2 * s.width, more=v)
+
+
+def _is_for_code(config: Mapping[str, Any]) -> bool:
+    """Return whether a config names the published code for models of program text.
+
+    No other key of config.json says so. GGUF files have tensors that tell.
+    """
+    return read_bool(config, "qk_post_norm", False) or "qk-post-norm" in str(config.get("auto_map"))

@@ -20,7 +20,12 @@ FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
 SLOPES = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
 
 
-def rows_of(path, prompt):
+# As in the config of the published model for code.
+CODE = {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}
+KINDS = {"text": {}, "code": CODE}
+
+
+def rows_of(path, prompt, kind="text"):
     """The last hidden state [tokens, width] by the definition, in fp64."""
     t = {k: v.double() for k, v in load_file(path / "model.safetensors").items()}
 
@@ -36,13 +41,19 @@ def rows_of(path, prompt):
     away = (places[:, None] - places).abs()
     for layer in range(2):
         at = f"encoder.layer.{layer}"
-        q, k, v = (
-            of(f"{at}.attention.self.{part}", x).view(len(prompt), 6, 16).transpose(0, 1)
-            for part in ("query", "key", "value")
-        )
+        q, k, v = (of(f"{at}.attention.self.{part}", x) for part in ("query", "key", "value"))
+        if kind == "code":
+            q, k = (norm(f"{at}.attention.self.layer_norm_{n}", y) for n, y in (("q", q), ("k", k)))
+        q, k, v = (y.view(len(prompt), 6, 16).transpose(0, 1) for y in (q, k, v))
         scores = q @ k.mT / 4 - torch.tensor(SLOPES).double()[:, None, None] * away
         mixed = (scores.softmax(dim=-1) @ v).transpose(0, 1).reshape(len(prompt), -1)
-        x = norm(f"{at}.attention.output.LayerNorm", x + of(f"{at}.attention.output.dense", mixed))
+        y = norm(f"{at}.attention.output.LayerNorm", x + of(f"{at}.attention.output.dense", mixed))
+        if kind == "code":
+            x = norm(f"{at}.layer_norm_1", x + y)
+            ups, gates = of(f"{at}.mlp.up_gated_layer", x).chunk(2, dim=1)
+            x = norm(f"{at}.layer_norm_2", x + of(f"{at}.mlp.down_layer", gelu(gates) * ups))
+            continue
+        x = y
         gates, ups = of(f"{at}.mlp.gated_layers", x).chunk(2, dim=1)
         x = norm(f"{at}.mlp.layernorm", x + of(f"{at}.mlp.wo", gelu(gates) * ups))
     return x
@@ -58,22 +69,25 @@ def make(path=None, **options):
 
 
 @pytest.mark.parametrize("executor", ["native", "torch"])
-def test_vectors_are_those_of_a_plain_torch_model(executor):
-    path = tiny_model("jina-v2")
-    with make(executor=executor) as llm:
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_are_those_of_a_plain_torch_model(kind, executor):
+    path = tiny_model("jina-v2", **KINDS[kind])
+    with make(path, executor=executor) as llm:
         pooling = {"cls": "first"}.get(llm.config.pooling, llm.config.pooling)
         got = vectors(llm, PROMPTS)
     for prompt, vector in zip(PROMPTS, got, strict=True):
-        assert vector @ pooled(rows_of(path, prompt), pooling) > 1 - sum_bound(len(vector))
+        assert vector @ pooled(rows_of(path, prompt, kind), pooling) > 1 - sum_bound(len(vector))
 
 
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16", "kv_cache_dtype": "auto"}])
-def test_vectors_do_not_depend_on_neighbours_threads_or_ranks(types):
-    with make(omp_threads_bind="0", **types) as llm:
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_do_not_depend_on_neighbours_threads_or_ranks(kind, types):
+    path = tiny_model("jina-v2", **KINDS[kind])
+    with make(path, omp_threads_bind="0", **types) as llm:
         alone = [vectors(llm, [prompt])[0].tolist() for prompt in PROMPTS]
     many = {"max_num_batched_tokens": 1100, "max_num_seqs": 16, "omp_threads_bind": "nobind"}
     for options in ({"omp_num_threads": 3}, {"tensor_parallel_size": 2, "omp_num_threads": 1}):
-        with make(**many, **options, **types) as llm:
+        with make(path, **many, **options, **types) as llm:
             assert [v.tolist() for v in vectors(llm, PROMPTS)] == alone
 
 
