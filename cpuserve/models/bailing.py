@@ -47,6 +47,7 @@ class BailingMoe:
             "expert_scale": 1.0,
             "expert_bias": False,
             "qk_norm": read_bool(config, "use_qk_norm", False),
+            "split": read_bool(config, "split_qkv", False),
         }
         return _read({"rope_theta": 6e5, "first_k_dense_replace": 0, **_given(config)}, extra)
 
@@ -210,8 +211,11 @@ def _read(config: Mapping[str, Any], extra: Mapping[str, object]) -> ModelSpec:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
     at = f"model.layers.{layer}.attention"
-    width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
-    qkv = b.linear(h, f"{at}.query_key_value", features=width, bias=s.qkv_bias)
+    widths = [n * s.head_dim for n in (s.q_heads, s.kv_heads, s.kv_heads)]
+    if s.extra.get("split"):  # GGUF files of Ling 1
+        qkv = b.linear(h, [f"{at}.{p}_proj" for p in "qkv"], features=widths, bias=s.qkv_bias)
+    else:
+        qkv = b.linear(h, f"{at}.query_key_value", features=sum(widths), bias=s.qkv_bias)
     q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
     norms = (q_norm, k_norm) if s.extra["qk_norm"] else (None, None)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=norms[0], k_norm=norms[1])

@@ -25,6 +25,8 @@ TOP = {
     "embeddings.token_type_embeddings": "token_types",
     "embeddings.LayerNorm": "token_embd_norm",
     "emb_ln": "token_embd_norm",
+    "shared": "token_embd",
+    "encoder.final_layer_norm": "output_norm",
     "model.embeddings": "token_embd",
     "model.word_embeddings": "token_embd",
     "model.norm_f": "output_norm",
@@ -376,8 +378,35 @@ NAMES["deepseek32"] = {
     "self_attn.indexer.k_norm": "indexer.k_norm",
     "self_attn.indexer.weights_proj": "indexer.proj",
 }
+NAMES["jina-bert-v2"] = {
+    **BERT,
+    "mlp.gated_layers": "ffn_up",
+    "mlp.wo": "ffn_down",
+    "mlp.layernorm": "layer_output_norm",
+}
+NAMES["jina-bert-v2-code"] = {
+    **BERT,
+    "attention.self.layer_norm_q": "attn_q_norm",
+    "attention.self.layer_norm_k": "attn_k_norm",
+    "layer_norm_1": "attn_norm_2",
+    "mlp.up_gated_layer": "ffn_up",
+    "mlp.down_layer": "ffn_down",
+    "layer_norm_2": "layer_output_norm",
+}
+NAMES["t5encoder"] = NAMES["t5encoder-relu"] = {
+    "layer.0.layer_norm": "attn_norm",
+    **{f"layer.0.SelfAttention.{part}": f"attn_{part}" for part in "qkvo"},
+    "layer.0.SelfAttention.relative_attention_bias": "attn_rel_b",
+    "layer.1.layer_norm": "ffn_norm",
+    "layer.1.DenseReluDense.wi_0": "ffn_gate",
+    "layer.1.DenseReluDense.wi_1": "ffn_up",
+    "layer.1.DenseReluDense.wi": "ffn_up",
+    "layer.1.DenseReluDense.wo": "ffn_down",
+}
+NAMES["glm-dsa"] = NAMES["deepseek32"]
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
-NAMES["minimax-m2"] = NAMES["mixtral"]
+NAMES["minimax-m2"] = NAMES["phimoe"] = NAMES["mixtral"]
+NAMES["bailingmoe"] = NAMES["bailingmoe2"]
 FULL = ["full_attention"] * 4
 # In files of llama.cpp, the last layer before the layers that share caches has no window.
 GEMMA_KINDS = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"]
@@ -882,6 +911,53 @@ ARCHS = {
             "expert_gating_func": 2,
         },
     ),
+    "glm-dsa": (
+        "glm-moe-dsa",
+        {},
+        {
+            **DEEPSEEK_KEYS,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "attention.key_length_mla": 96,
+            "attention.value_length_mla": 32,
+            "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 64,
+            "attention.indexer.top_k": 64,
+        },
+    ),
+    "bailingmoe": (
+        "ling",
+        {},
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+        },
+    ),
+    "minicpm3": (
+        "minicpm3",
+        {"dim_model_base": 256, "v_head_dim": 16},
+        {},
+    ),
+    "jina-bert-v2": ("jina-v2", {}, {"pooling_type": 1}),
+    "jina-bert-v2-code": (
+        "jina-v2",
+        {
+            "auto_map": {
+                "AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"
+            }
+        },
+        {"pooling_type": 1},
+    ),
+    "t5encoder": ("t5", {}, {"attention.relative_buckets_count": 32, "pooling_type": 1}),
+    "t5encoder-relu": (
+        "t5",
+        {"feed_forward_proj": "relu"},
+        {"attention.relative_buckets_count": 32},
+    ),
+    "phimoe": ("phimoe", {"router_jitter_noise": 0.01}, {}),
     "minimax-m2": (
         "minimax-m2",
         {},
@@ -905,6 +981,8 @@ FILE_ARCHS = {
     "mamba-falcon": "mamba",
     "jamba-dense": "jamba",
     "mistral3-plain": "mistral3",
+    "jina-bert-v2-code": "jina-bert-v2",
+    "t5encoder-relu": "t5encoder",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 CHOSEN_KEYS = (
@@ -916,7 +994,10 @@ CHOSEN_KEYS = (
     "moe_topk",
 )
 # The architectures with interleaved rows in q and k; the ones of Granite have them as well.
-INTERLEAVED = ("llama", "internlm2", "minicpm", "arcee", "mistral3", "mixtral", "smollm3")
+INTERLEAVED = (
+    *("llama", "internlm2", "minicpm", "arcee", "mistral3", "mixtral", "smollm3"),
+    "bailingmoe",
+)
 ADDED_NORMS = (
     "gemma",
     "gemma2",
@@ -936,8 +1017,10 @@ BERTS = (
     "nomic-bert",
     "nomic-bert-moe",
     "jina-bert-v3",
+    *("jina-bert-v2", "jina-bert-v2-code"),
 )
-ENCODERS = (*BERTS, "gemma-embedding", "eurobert", "llama-embed")
+T5S = ("t5encoder", "t5encoder-relu")
+ENCODERS = (*BERTS, *T5S, "gemma-embedding", "eurobert", "llama-embed")
 LAYER_NORM = (
     *BERTS,
     *(
@@ -956,4 +1039,4 @@ LAYER_NORM = (
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.
-OTHER_KEYS = (*STATES, "gpt2", "starcoder", "bloom", "mpt", "falcon", "falcon-40b", *BERTS)
+OTHER_KEYS = (*STATES, "gpt2", "starcoder", "bloom", "mpt", "falcon", "falcon-40b", *BERTS, *T5S)

@@ -45,6 +45,7 @@ from tests.helpers.gguf_archs import (
 )
 from tests.helpers.tiny import tiny_model
 
+JOINED = ("deepseek2-joined", "minicpm3")  # keys and values have one matrix
 _EXPERT = re.compile(r"(?:model|encoder)\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)")
 
 
@@ -70,7 +71,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     file_arch = FILE_ARCHS.get(arch, arch)
     writer = gguf.GGUFWriter(path, file_arch)
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim", config["hidden_size"] // max(heads, 1))
+    head_dim = config.get("d_kv") or config.get("head_dim", config["hidden_size"] // max(heads, 1))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_embedding_length(config["hidden_size"])
     if config.get("intermediate_size") and arch not in STATES:
@@ -91,12 +92,13 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         attends = [i % config["attn_layer_period"] == config["attn_layer_offset"] for i in range(4)]
     hybrid = arch.startswith(("granitehybrid", "lfm2", "jamba"))
     if "kv_lora_rank" in config:
-        head_dim = _add_latent(writer, config, attends, joined=arch == "deepseek2-joined")
+        head_dim = _add_latent(writer, config, attends, joined=arch in JOINED)
     elif arch != "gpt2" and arch not in STATES:
         writer.add_head_count_kv([kv * has for has in attends] if hybrid else kv)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     eps = spec_from_config(config).norm_eps * config.get("residual_multiplier", 1.0) ** 2
+    eps = config.get("rms_norm_eps", 1e-5) if arch == "minicpm3" else eps
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
     bases = {
         "mixtral": 1e6,
@@ -120,7 +122,9 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "minimax-m2": 5e6,
         "bitnet": 5e5,
         "llama4": 5e5,
+        "bailingmoe": 6e5,
         "bailingmoe2": 6e5,
+        "phimoe": 1e6,
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
@@ -282,6 +286,11 @@ def renamed(arch, tensors, heads, kv):
     out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
     if arch == "internlm2":
         out = {n: part for name, value in out.items() for n, part in _split_qkv(name, value, kv)}
+    if arch == "bailingmoe":
+        for name in [name for name in out if "attn_qkv" in name]:
+            parts = np.split(out.pop(name), [heads * 16, (heads + kv) * 16])  # 16 a head
+            for part, rows in zip("qkv", parts, strict=True):
+                out[name.replace("attn_qkv", f"attn_{part}")] = rows
     for name, value in out.items():
         interleaved = arch.startswith(("granite", *INTERLEAVED)) or arch == "olmo"
         interleaved = interleaved and arch != "llama4"
@@ -312,10 +321,13 @@ def renamed(arch, tensors, heads, kv):
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
     if (
-        arch.startswith(("deepseek2", "deepseek32", "mistral4", "kimi"))
+        arch.startswith(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "kimi"))
         and arch != "deepseek2-joined"
     ):
         out = _split_kv_b(out, heads, len(out["blk.1.attn_output.weight"][0]) // heads)
+    if arch.startswith("t5encoder"):
+        own = ("blk.", "output_norm.")
+        out = {f"enc.{name}" if name.startswith(own) else name: x for name, x in out.items()}
     return _split_qkvz(out) if arch == "qwen3next" else out
 
 

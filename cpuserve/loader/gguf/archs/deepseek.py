@@ -71,6 +71,12 @@ def _deepseek32(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _glm_dsa(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for GLM-5; layers without an indexer share one."""
+    own = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
+    return {**_deepseek32(keys), "indexer_types": ["full" if has else "shared" for has in own]}
+
+
 def _kimi_linear(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for latent attention, and for delta nets (without KV heads)."""
     need_sigmoid(keys)
@@ -187,6 +193,7 @@ ARCHS = {
     "deepseek32": GgufArch(
         "DeepseekV32ForCausalLM", "deepseek_v32", {**LATENT, **_INDEXER}, _deepseek32
     ),
+    "glm-dsa": GgufArch("GlmMoeDsaForCausalLM", "glm_moe_dsa", {**LATENT, **_INDEXER}, _glm_dsa),
     "deepseek2": GgufArch(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cpuserve.loader.gguf.archs.record import GgufArch
@@ -56,6 +57,38 @@ def _nomic_bert_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _jina_bert_v2(keys: Keys) -> dict[str, Any]:
+    """Return the entries of config.json for jina v2; only the model for code has norms of keys."""
+    return {**_bert(keys), "qk_post_norm": keys.has("blk.0.attn_k_norm.weight")}
+
+
+def _t5(keys: Keys) -> dict[str, Any]:
+    """Return the entries of config.json for the encoder of T5; llama.cpp has its constants."""
+    return {
+        "d_model": keys.count("embedding_length"),
+        "d_kv": keys.count("attention.key_length"),
+        "d_ff": keys.count("feed_forward_length"),
+        "num_layers": keys.layers(),
+        "num_heads": keys.count("attention.head_count"),
+        "n_positions": keys.count("context_length"),
+        "relative_attention_num_buckets": keys.count("attention.relative_buckets_count"),
+        "relative_attention_max_distance": 128,
+        "feed_forward_proj": "gated-gelu" if keys.has("enc.blk.0.ffn_gate.weight") else "relu",
+    }
+
+
+_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+}
+_BERT_TOP = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    "token_types": "embeddings.token_type_embeddings",
+}
 _NOMIC_TOP = {
     "token_embd": "embeddings.word_embeddings",
     "token_embd_norm": "emb_ln",
@@ -87,11 +120,7 @@ ARCHS = {
         "BertModel",
         "bert",
         {
-            "attn_q": "attention.self.query",
-            "attn_k": "attention.self.key",
-            "attn_v": "attention.self.value",
-            "attn_output": "attention.output.dense",
-            "attn_output_norm": "attention.output.LayerNorm",
+            **_BERT,
             "ffn_up": "intermediate.dense",
             "ffn_down": "output.dense",
             "layer_output_norm": "output.LayerNorm",
@@ -99,13 +128,40 @@ ARCHS = {
         _bert,
         eps="layer_norm_eps",
         layer_norm=True,
-        top={
-            "token_embd": "embeddings.word_embeddings",
-            "token_embd_norm": "embeddings.LayerNorm",
-            "token_types": "embeddings.token_type_embeddings",
-            "position_embd": "embeddings.position_embeddings",
-        },
+        top={**_BERT_TOP, "position_embd": "embeddings.position_embeddings"},
         layers="encoder.layer",
+    ),
+    "jina-bert-v2": GgufArch(
+        "JinaBertModel",
+        "bert",
+        {
+            **_BERT,
+            "ffn_up": "mlp.gated_layers",
+            "ffn_down": "mlp.wo",
+            "layer_output_norm": "mlp.layernorm",
+        },
+        _jina_bert_v2,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top=_BERT_TOP,
+        layers="encoder.layer",
+    ),
+    "t5encoder": GgufArch(
+        "T5EncoderModel",
+        "t5",
+        {
+            "attn_norm": "layer.0.layer_norm",
+            **{f"attn_{part}": f"layer.0.SelfAttention.{part}" for part in "qkvo"},
+            "attn_rel_b": "layer.0.SelfAttention.relative_attention_bias",
+            "ffn_norm": "layer.1.layer_norm",
+            "ffn_gate": "layer.1.DenseReluDense.wi_0",
+            "ffn_up": "layer.1.DenseReluDense.wi_1",
+            "ffn_down": "layer.1.DenseReluDense.wo",
+        },
+        _t5,
+        eps="layer_norm_epsilon",
+        top={"token_embd": "shared", "enc.output_norm": "encoder.final_layer_norm"},
+        layers="encoder.block",
     ),
     "modern-bert": GgufArch(
         "ModernBertModel",
@@ -166,3 +222,22 @@ ARCHS = {
         layers="encoder.layers",
     ),
 }
+
+# The model for code has other norms, and its MLPs have the gates last.
+JINA_CODE = replace(
+    ARCHS["jina-bert-v2"],
+    blocks={
+        **_BERT,
+        "attn_q_norm": "attention.self.layer_norm_q",
+        "attn_k_norm": "attention.self.layer_norm_k",
+        "attn_norm_2": "layer_norm_1",
+        "ffn_up": "mlp.up_gated_layer",
+        "ffn_down": "mlp.down_layer",
+        "layer_output_norm": "layer_norm_2",
+    },
+)
+# The first T5 has MLPs without gates.
+T5_PLAIN = replace(
+    ARCHS["t5encoder"],
+    blocks={**ARCHS["t5encoder"].blocks, "ffn_up": "layer.1.DenseReluDense.wi"},
+)

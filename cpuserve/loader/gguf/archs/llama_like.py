@@ -268,6 +268,48 @@ def _bailing_moe2(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _bailing_moe(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Ling 1; the converter splits queries, keys and values."""
+    return {
+        **experts(keys),
+        "num_shared_experts": keys.whole("expert_shared_count"),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "use_qk_norm": False,
+        "use_qkv_bias": keys.has("blk.0.attn_q.bias"),
+        "split_qkv": True,
+    }
+
+
+def _minicpm3(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for MiniCPM 3; llama.cpp has constants for the multipliers.
+
+    Files do not have the width of values: it is the width of the model for each head.
+    """
+    rotary, key = keys.count("rope.dimension_count"), keys.count("attention.key_length")
+    if key <= rotary:
+        keys.fail("attention.key_length", key, f"more than rope.dimension_count, {rotary}")
+    return {
+        "q_lora_rank": keys.count("attention.q_lora_rank"),
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": key - rotary,
+        "scale_emb": 12.0,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        **longrope(keys),
+    }
+
+
+def _phimoe(keys: Keys) -> dict[str, Any]:
+    return {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "lm_head_bias": keys.has("output.bias"),
+        **longrope(keys),
+    }
+
+
 def _minimax_m2(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
     settings = experts(keys)
@@ -316,6 +358,7 @@ MIXTRAL = GgufArch(
     },
     interleaved=True,
 )
+_LATENT_ALONE = {name: hf for name, hf in LATENT.items() if "self_attn" in hf}
 # The norms for queries and keys of Hunyuan.
 _HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
@@ -499,6 +542,21 @@ ARCHS = {
         _bailing_moe2,
         top={"token_embd": "model.word_embeddings"},
     ),
+    "bailingmoe": GgufArch(
+        "BailingMoeForCausalLM",
+        "bailing_moe",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"},
+            "attn_output": "attention.dense",
+        },
+        _bailing_moe,
+        top={"token_embd": "model.word_embeddings"},
+        interleaved=True,
+    ),
+    "minicpm3": GgufArch("MiniCPM3ForCausalLM", "minicpm3", _LATENT_ALONE, _minicpm3),
+    "phimoe": GgufArch("PhimoeForCausalLM", "phimoe", MIXTRAL.blocks, _phimoe),
     "minimax-m2": GgufArch(
         "MiniMaxM2ForCausalLM",
         "minimax_m2",

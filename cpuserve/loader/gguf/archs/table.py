@@ -41,15 +41,14 @@ REASONS = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     **dict.fromkeys(("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl"), _PICTURES),
     "wavtokenizer-dec": _PICTURES,
-    **dict.fromkeys(("t5", "t5encoder"), _PAIR),
+    "t5": _PAIR,
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     **dict.fromkeys(
-        (*("bailingmoe", "gptj", "jina-bert-v2", "mimo2", "minicpm3", "phimoe", "step35"),),
+        ("gptj", "mimo2", "step35"),
         "give the safetensors of the model, which run",
     ),
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
-    "glm-dsa": "of its kind, DeepSeek V3.2 and GLM-4.7-Flash run",
     "jais": "of its kind, GPT-2 runs",
     "qwen": "of its kind, Qwen2, Qwen3 and Qwen3.5 run",
     **dict.fromkeys(
@@ -107,4 +106,8 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
         return Keys(file, name), gpt.FALCON_TWO_NORMS
     if name == "mamba" and file.value("mamba.ssm.dt_b_c_rms"):
         return Keys(file, name), hybrids.FALCON_MAMBA
+    if name == "jina-bert-v2" and "blk.0.attn_k_norm.weight" in file.tensors:
+        return Keys(file, name), encoders.JINA_CODE
+    if name == "t5encoder" and "enc.blk.0.ffn_gate.weight" not in file.tensors:
+        return Keys(file, name), encoders.T5_PLAIN
     return Keys(file, name, mixed=ARCHS[name].mixed), ARCHS[name]
