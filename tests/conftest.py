@@ -178,6 +178,8 @@ def eager(monkeypatch):
     What drafts are worth follows from measured times, so without this their number would differ
     from machine to machine.
     """
+    from cpuserve.core import ngram_drafts
+    from cpuserve.core.cost import CostModel
     from cpuserve.core.drafts import DraftBudget
 
     def count(budget, chances):
@@ -185,6 +187,8 @@ def eager(monkeypatch):
 
     monkeypatch.setattr(DraftBudget, "count", count)
     monkeypatch.setattr(DraftBudget, "is_worth", True)
+    monkeypatch.setattr(CostModel, "lacks_plain_steps", False)
+    monkeypatch.setattr(ngram_drafts, "FEW_MISSES", 1 << 40)  # look for guesses in each step
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,12 +62,11 @@ _PASS = 8
 # The times of rows are known for steps of at most this number of rows. Every further row does
 # as much work as a row of the upper half on average.
 _MOST_ROWS = 256
-# If every step has equally many drafts, only the sum of `base` and their time is measured. After 4,
-# 8, 16 and so on up to _EQUAL_STEPS such steps, _OTHER_STEPS steps therefore have at most half as
-# many drafts, which costs about 1 % of the rate. There are two, because an error is corrected only
-# if two steps in a row have it.
-_FIRST_EQUAL, _EQUAL_STEPS, _OTHER_STEPS = 4, 64, 2
-_SHARE_GAIN, _EQUAL_SHARE = 0.8, 4
+# A step with drafts says what drafts add to the predicted time of a step without any, so that time
+# must be right. After 4, 8, 16 and so on up to _DRAFT_STEPS steps in a row with drafts,
+# _PLAIN_STEPS steps therefore have none, which costs about 1 % of the rate. There are two, because
+# an error is corrected only if two steps in a row have it.
+_FIRST_DRAFT_STEPS, _DRAFT_STEPS, _PLAIN_STEPS = 4, 64, 2
 # Drafts that cost too much are not tried, so a price that slow steps raised would stay for ever. It
 # falls by this factor in each step that leaves out likely drafts: by a third in 80 steps. A draft
 # is a row of the step, so its price does not fall below the price of a decode row.
@@ -142,6 +142,11 @@ class RowWork:
         return self._work[min(rows, known)] + self._last * max(rows - known, 0)
 
 
+# Prices of drafts are compared with each other, so time that other programs took must not be in
+# them: they are the CPU time of the thread that runs the steps, where a clock can measure it.
+_FINE_CLOCK = time.get_clock_info("thread_time").resolution < 1e-5
+price_clock: Callable[[], float] = time.thread_time if _FINE_CLOCK else time.perf_counter
+
 # Products with these numbers of rows are timed, with as many matrices as take ROWS_S with one row.
 # Each is timed ROW_ROUNDS times, and the least time counts, because other programs can only slow
 # a product down. All parts together take 0.4 s for a small model, and 1 s for a large one.
@@ -150,23 +155,32 @@ ROWS_S, ROW_ROUNDS = 0.005, 8
 
 
 def row_times(
-    probe: Callable[[int, int, int], float], matrices: int, most: int
+    probe: Callable[[int, int, int], object],
+    matrices: int,
+    most: int,
+    clock: Callable[[], float] = price_clock,
 ) -> Iterator[list[tuple[int, float]]]:
     """Measure the same matrix products with 1 row and with more (Executor.row_times).
 
-    probe: a function that returns the seconds of products; it takes the number of rows,
+    probe: a function that runs products on this thread and others; it takes the number of rows,
       the first matrix and the number of matrices.
     most: the most rows.
     """
     if not matrices:
         return
-    each = probe(1, 0, matrices) / matrices
+
+    def seconds(rows: int, count: int) -> float:
+        began = clock()
+        probe(rows, 0, count)
+        return clock() - began
+
+    each = seconds(1, matrices) / matrices
     yield []
     count = min(matrices, max(round(ROWS_S / max(each, 1e-9)), 1))
     least = {rows: math.inf for rows in ROW_COUNTS if rows <= most}
     for _ in range(ROW_ROUNDS):
         for rows in least:
-            least[rows] = min(least[rows], probe(rows, 0, count))
+            least[rows] = min(least[rows], seconds(rows, count))
             yield []
     yield sorted(least.items())
 
@@ -192,8 +206,7 @@ class CostModel:
         self._measured = 1.0  # the part of the measured price that is still believed
         self.drafts: dict[DraftClass, float] = {}
         self._forgiven = False
-        self._usual_drafts = self._equal_steps = 0
-        self._equal_limit = _FIRST_EQUAL
+        self._draft_steps, self._most_draft_steps = 0, _FIRST_DRAFT_STEPS  # in a row, and at most
         self.longest_chunk = 0
         self.prompt_rate = 0.0
         self._rate_weight = 0.0
@@ -204,7 +217,6 @@ class CostModel:
         self._share_error = _Agreed()
         self._decode_error = _Agreed()
         self._draft_errors: defaultdict[DraftClass, _Agreed] = defaultdict(_Agreed)
-        self._draft_share = _Agreed(_SHARE_GAIN)
         self._prompt_error = _Agreed()
 
     def decode_seconds(self, rows: int, keys: int, drafts: int = 0) -> float:
@@ -271,31 +283,25 @@ class CostModel:
         """Correct the weights after a step without prompt tokens."""
         # An error is corrected only if two steps in a row have it. A step with drafts is compared
         # with the last one of its class, as other steps often run between them.
-        agreed = self._decode_error
+        error = seconds / decode - 1.0
         if work.drafts:
-            kind = class_of(work.rows, work.keys, work.drafts, slow=work.slow)
-            agreed = self._draft_errors[kind]
-        if self._equal_steps >= self._equal_limit and work.drafts < self._usual_drafts:
-            self._fit_draft_share(work, seconds - decode)
-        elif work.drafts and self._forgiven:  # steps without drafts have taught the other weights
             self._forgiven = False
-            error = agreed(seconds / decode - 1.0) * decode
-            self._learn_draft(work, error / (self.row_work.of(work.rows, work.drafts) / _DRAFTS))
+            kind = class_of(work.rows, work.keys, work.drafts, slow=work.slow)
+            draft = self.row_work.of(work.rows, work.drafts) / _DRAFTS
+            self._learn_draft(kind, self._draft_errors[kind](error) * decode / draft)
         else:
-            self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
-        if work.drafts or self._usual_drafts:
-            self._count_equal_drafts(work.drafts)
+            self._fit_decode(work, self._decode_error(error) * decode)
+        self._draft_steps += self.lacks_plain_steps or work.drafts > 0
+        if self._draft_steps >= self._most_draft_steps + _PLAIN_STEPS:
+            self._draft_steps = 0
+            self._most_draft_steps = min(2 * self._most_draft_steps, _DRAFT_STEPS)
+        elif not (work.drafts or self.lacks_plain_steps):
+            self._draft_steps = 0
 
-    def _fit_draft_share(self, work: StepWork, error: float) -> None:
-        # The prediction is right for steps with the usual drafts, and has to stay so. The time of a
-        # draft is therefore multiplied by (1 + turn), and the time of the other work is reduced.
-        usual = self.draft_seconds(work.rows, work.keys, self._usual_drafts, slow=work.slow)
-        less = self.draft_seconds(work.rows, work.keys, work.drafts, slow=work.slow)
-        if less >= usual:  # prices of different classes tell nothing apart
-            return
-        turn = -self._draft_share(error / (usual - less))
-        self._scale_drafts(1.0 + turn)
-        self.base = max(self.base - turn * usual, 1e-5)
+    @property
+    def lacks_plain_steps(self) -> bool:
+        """Whether the next step should have no drafts, so that its time without them is known."""
+        return self._draft_steps >= self._most_draft_steps
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
         # Short chunks say little about prompt throughput, so they have less weight. The first chunk
@@ -312,26 +318,17 @@ class CostModel:
 
     def _fit_decode(self, work: StepWork, error: float) -> None:
         row, key = work.rows / _ROWS, work.keys / _KEYS
-        draft = self.row_work.of(work.rows, work.drafts) / _DRAFTS if work.drafts else 0.0
-        step = error / (1.0 + row * row + key * key + draft * draft)
+        step = error / (1.0 + row * row + key * key)
         self.base = max(self.base + step, 1e-5)
         self.row = max(self.row + step * row, 0.0)
         self.key = max(self.key + step * key, 0.0)
-        if work.drafts:
-            self._learn_draft(work, step * draft)
 
-    def _learn_draft(self, work: StepWork, change: float) -> None:
-        """Add `change` to the price of drafts in the class of this step."""
-        kind = class_of(work.rows, work.keys, work.drafts, slow=work.slow)
+    def _learn_draft(self, kind: DraftClass, change: float) -> None:
+        """Add `change` to the price of drafts in a class."""
         self.draft = max(self._draft_weight(kind) + change, 1e-3 * self.base * _DRAFTS)
         for other, weight in self.drafts.items():
             self.drafts[other] = weight + _OTHER_CLASSES * (self.draft - weight)
         self.drafts[kind] = self.draft
-
-    def _scale_drafts(self, factor: float) -> None:
-        self.draft *= factor
-        for kind in self.drafts:
-            self.drafts[kind] *= factor
 
     def forgive_drafts(self, steps: int = 1) -> None:
         """Reduce the learned time of drafts a little, after steps left out likely drafts."""
@@ -345,23 +342,13 @@ class CostModel:
         self._forgiven = True
 
     def most_drafts(self, rows: int) -> int:
-        """Return the most drafts of the next step: few if their time is to be measured.
+        """Return the most drafts of the next step; 0 if its time without drafts is to be measured.
 
         A step that measures a forgiven price has the rows of one pass of the kernels.
         """
         if self._forgiven:
             return min(range(1, _PASS + 1), key=lambda n: self.row_work.of(rows, n) / n)
-        return self._usual_drafts // 2 if self._equal_steps >= self._equal_limit else sys.maxsize
-
-    def _count_equal_drafts(self, drafts: int) -> None:
-        # Numbers that differ a little show no more than equal ones.
-        equal = drafts > 0 and _EQUAL_SHARE * abs(drafts - self._usual_drafts) <= self._usual_drafts
-        if self._equal_steps >= self._equal_limit or equal:
-            self._equal_steps += 1
-        else:
-            self._usual_drafts, self._equal_steps = drafts, 0
-        if self._equal_steps >= self._equal_limit + _OTHER_STEPS:
-            self._equal_steps, self._equal_limit = 0, min(2 * self._equal_limit, _EQUAL_STEPS)
+        return 0 if self.lacks_plain_steps else sys.maxsize
 
     def _fit_prompt(self, work: StepWork, error: float, *, with_base: bool) -> None:
         token, pair, score = work.tokens / _TOKENS, work.pairs / _PAIRS, work.scores / _SCORES

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.core.cost import CostModel, RowWork, StepWork
+from cpuserve.core.cost import CostModel, RowWork, StepWork, price_clock
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import LONGEST_WAIT, NgramDrafts
 from cpuserve.core.request import Request
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _LIKELY = 0.25
 # Whether any draft can pay is asked for these numbers of certain drafts.
 CERTAIN = (1, 2, 3, 4, 6, 8, 12, 16)
+# Drafts have to pay although they take CAUTION times as long as predicted: prices and chances are
+# measured with errors of 10 to 20 %, and drafts that seem to pay are more often those with errors.
+CAUTION = 1.2
 MOST_JUMPS = 128  # the most tokens of grammars that need no sampling in a step
 # Beside prompts, drafts take at most a fourth of the tokens and of the time that prompts may take.
 BESIDE_PROMPTS = 4
@@ -38,11 +41,26 @@ class StepLimits:
     """The limits of every step: the cost model, the most tokens, and the longest time.
 
     target_s: the longest time of a step with decode rows in seconds, 0 = no limit.
+    prices: the cost model that decides which drafts pay; None = `cost` does.
     """
 
     cost: CostModel
     tokens: int
     target_s: float = 0.0
+    prices: CostModel | None = None
+
+    @property
+    def price(self) -> CostModel:
+        """The cost model that decides which drafts pay."""
+        return self.prices or self.cost
+
+    def seconds(self, rows: int, keys: int) -> float:
+        """Return the seconds of `price` that drafts may add to a step with these decode rows."""
+        if not self.target_s:
+            return math.inf
+        step_s = self.cost.decode_seconds(rows, keys)
+        share = self.cost.allowance(rows, keys, self.target_s) / step_s
+        return share * self.price.decode_seconds(rows, keys)
 
 
 @dataclass(slots=True)
@@ -74,12 +92,11 @@ class DraftBudget:
     @classmethod
     def after(cls, work: StepWork, limits: StepLimits) -> DraftBudget:
         """Return the budget that the decode rows and the sure tokens of `work` leave."""
-        cost, rows = limits.cost, work.rows + work.drafts
-        target = limits.target_s
+        cost, rows = limits.price, work.rows + work.drafts
         return cls(
             cost,
             min(limits.tokens - rows, cost.most_drafts(rows)),
-            seconds=cost.allowance(work.rows, work.keys, target) if target else math.inf,
+            seconds=limits.seconds(work.rows, work.keys),
             rows=rows,
             keys=work.keys,
             given=rows,
@@ -104,10 +121,7 @@ class DraftBudget:
     @property
     def is_worth(self) -> bool:
         """Whether a draft that is certainly right would be worth its time in the step."""
-        return any(
-            (self.given + n) * self.base_s > self.given * (self.base_s + self._seconds_of(n))
-            for n in CERTAIN
-        )
+        return any(n * self.base_s > self.given * CAUTION * self._seconds_of(n) for n in CERTAIN)
 
     def seconds_for(self, drafts: int) -> float:
         """Return the seconds that this number of further draft tokens adds to the step."""
@@ -133,7 +147,7 @@ class DraftBudget:
             longest = max(longest, self._seconds_of(self.spent + count) - before)
             if longest > self.seconds:
                 break
-            seconds = self.base_s + before + longest
+            seconds = self.base_s + before + CAUTION * longest
             if given * best_s > best_given * seconds:
                 best, best_given, best_s = count, given, seconds
         return best
@@ -178,21 +192,36 @@ class Drafter:
     num_drafts: how often a sequence got draft tokens that were verified.
     num_draft_tokens: the number of draft tokens that were verified or certain.
     num_accepted_tokens: the number of draft tokens that were sampled or certain.
-    limits: the limits of a step; the scheduler sets them.
+    limits: the limits of a step; the scheduler sets them (`limit`).
+    prices: what steps with and without drafts take by `clock`; None without a clock.
     has_model: whether a draft model adds drafts after `propose`, up to Request.most_drafts.
     """
 
-    def __init__(self, kv: KvManager, num_tokens: int, source: NgramDrafts) -> None:
+    def __init__(
+        self,
+        kv: KvManager,
+        num_tokens: int,
+        source: NgramDrafts,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.source = source
         self.has_model = False
         self.limits = StepLimits(CostModel(), sys.maxsize)
+        self.prices = None if clock is None else CostModel()
+        self._clock = clock
+        self._began = 0.0  # when the step with `_work` began
+        self._work: StepWork | None = None
         self.budget: DraftBudget | None = None  # of the next step, for drafts of a model
         self._rows = self._keys = 0  # of the next step, if it has the same requests
         self._kv = kv
         self._num_tokens = num_tokens
         self._drafted = False  # whether a request may have drafts
-        self._rest = 0  # how many more steps propose nothing
+        self._rest = self._rested = 0  # how many more steps propose nothing, and how many did not
+
+    def limit(self, cost: CostModel, tokens: int, target_s: float) -> None:
+        """Set the limits of a step (StepLimits)."""
+        self.limits = StepLimits(cost, tokens, target_s, self.prices)
 
     @property
     def most_jumps(self) -> int:
@@ -204,14 +233,20 @@ class Drafter:
 
         running, keys: the number of requests of the next step, and of the keys that they read.
         """
+        self._propose_all(requests, running, keys)
+        self._observe(keys)
+
+    def _propose_all(self, requests: Sequence[Request], running: int, keys: int) -> None:
         self._rows, self._keys = running, keys
-        if self._rest > 0 and not self._drafted:
+        if self._rests:
             self._rest -= 1
+            self._rested += 1
             return
         budget = self.budget = DraftBudget.after(StepWork(running, keys), self.limits)
         worth = budget.is_worth
         self._drafted, self._rest = self.has_model, 0 if self.has_model else LONGEST_WAIT
-        self.source.begin()
+        self.source.begin(self._rested)
+        self._rested = 0
         for request in requests:
             if request.drafts or request.most_drafts:
                 request.drafts, request.chances, request.most_drafts = [], [], 0
@@ -224,8 +259,34 @@ class Drafter:
                 self._rest = min(self._rest, self._propose(request, most, budget))
             else:  # the next token ends the response, or a chunk of states
                 self._rest = 0
+        if not (self._drafted or self.has_model):
+            self._leave_out(requests, forgives=budget.tokens > 0)
         if not worth:
-            self.limits.cost.forgive_drafts(1 + self._rest)
+            self.limits.price.forgive_drafts(1 + self._rest)
+
+    @property
+    def _rests(self) -> bool:
+        return self._rest > 0 and not self._drafted
+
+    def _leave_out(self, requests: Iterable[Request], *, forgives: bool) -> None:
+        """Drop all drafts: none pays. If some are likely, their price may be too high."""
+        drafted = [request for request in requests if request.drafts]
+        if forgives and any(request.chances[0] >= _LIKELY for request in drafted):
+            self.limits.price.forgive_drafts()
+        for request in drafted:
+            request.drafts, request.chances = [], []
+
+    def _observe(self, keys: int) -> None:
+        """Learn from the step that has ended, if it had decode rows and no prompts.
+
+        Its time includes the proposals after it, which also cost something where drafts do not pay.
+        """
+        work, self._work = self._work, None
+        if work is None or self._clock is None or self.prices is None:
+            return
+        if work.tokens or work.keys != keys:  # it had prompts, or the step of `work` failed
+            return
+        self.prices.observe(work, self._clock() - self._began)
 
     def _propose(self, request: Request, most: int, budget: DraftBudget) -> int:
         """Set the draft tokens of one request; return for how many steps it needs no look."""
@@ -238,7 +299,7 @@ class Drafter:
             count, self._drafted = paying, True
         if count:
             request.drafts, request.chances = drafts[:count], chances[:count]
-            self._drafted = True
+        self._drafted |= paying > 0
         return self.source.look_again(request, found=paying > 0)
 
     def extend(
@@ -254,6 +315,10 @@ class Drafter:
         work: the work of the step; the drafts are added to it.
         prompts: whether prompts follow in the step.
         """
+        if self._rests:
+            return
+        if self._clock is not None:
+            self._work, self._began = work, self._clock()
         if not self._drafted:
             return
         budget = DraftBudget.after(work, self.limits)
@@ -317,7 +382,8 @@ def learned_rows(
         return
     for times in measured:
         if times:
-            drafter.limits.cost.row_work = RowWork(times)
+            limits = drafter.limits
+            limits.cost.row_work = limits.price.row_work = RowWork(times)
         yield True
 
 
@@ -340,6 +406,7 @@ def make_drafter(
         return None
     make_index = text_indexes(asked.prompt_lookup_min, asked.prompt_lookup_max)
     tokens = asked.indexed_tokens(config.max_num_seqs, config.max_model_len)
-    drafter = Drafter(kv, asked.num_speculative_tokens, NgramDrafts(make_index, tokens))
+    source = NgramDrafts(make_index, tokens)
+    drafter = Drafter(kv, asked.num_speculative_tokens, source, price_clock)
     drafter.has_model = config.draft is not None
     return drafter

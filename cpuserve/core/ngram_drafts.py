@@ -15,8 +15,10 @@ LATE = 128
 # An index is dropped after this number of steps in a row without drafts that could pay.
 RESTS = 64
 # After FEW_MISSES looks in a row without a draft that pays, an index is asked in every second step,
-# after STEP more in every fourth one, and after as many more in every eighth one.
+# after STEP more in every fourth one, and after as many more in every eighth one. A draft that pays
+# halves the number of misses: where such drafts are rare, looking for them costs too much.
 FEW_MISSES, STEP = 8, 4
+MOST_MISSES = FEW_MISSES + 3 * STEP
 LONGEST_WAIT = 7
 # The memory of an index is reserved for at least this number of tokens (kLeastTokens in C++).
 LEAST_RESERVED = 256
@@ -40,12 +42,14 @@ class NgramDrafts:
         self._make_index = make_index
         self._most_tokens = most_tokens
         self._slice = 0
+        self._step = 0
         self._indexed: dict[RequestId, Request] = {}
         self._denied: set[RequestId] = set()  # requests that get no index any more
 
-    def begin(self) -> None:
-        """Begin the proposals after a step."""
+    def begin(self, rested: int = 0) -> None:
+        """Begin the proposals after a step; `rested` steps before it had none."""
         self._slice = SLICE
+        self._step += 1 + rested
 
     def propose(self, request: Request, count: int) -> tuple[list[int], list[float]]:
         """Return up to `count` draft tokens of a request, and their chances (TextIndex.chances)."""
@@ -69,11 +73,13 @@ class NgramDrafts:
             return LONGEST_WAIT
         if text.tokens < tokens:  # the index is being built, or waits
             return max(text.due - tokens - 1, 0)
-        text.misses = 0 if found else text.misses + 1
+        text.misses = min(text.misses, MOST_MISSES) // 2 if found else text.misses + 1
         if text.misses <= FEW_MISSES:
             return 0
         doublings = 1 + (text.misses - FEW_MISSES - 1) // STEP
-        wait = min((1 << doublings) - 1, LONGEST_WAIT)
+        # All texts that wait are looked at in the same steps, so that other steps do nothing.
+        longest = min((1 << doublings) - 1, LONGEST_WAIT)
+        wait = longest - self._step % (longest + 1)
         text.due = tokens + 1 + wait
         return wait
 

@@ -34,7 +34,7 @@ from cpuserve.core.budget import PromptBudget, loss_allowed
 from cpuserve.core.callers import CallerShares
 from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
-from cpuserve.core.drafts import Drafter, StepLimits
+from cpuserve.core.drafts import Drafter
 from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
@@ -96,7 +96,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._itl_target_s = itl_target_s
         if drafter is not None:
-            drafter.limits = StepLimits(self.cost, max_num_batched_tokens, itl_target_s)
+            drafter.limit(self.cost, max_num_batched_tokens, itl_target_s)
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
         if whole_prompts:
             self._chunk_limit = max_num_batched_tokens

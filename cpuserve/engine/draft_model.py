@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpuserve.core.cost import CostModel, StepWork
+from cpuserve.core.cost import CostModel, StepWork, price_clock
 from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager, Tables
 from cpuserve.core.kv.prefix import PrefixChain
@@ -394,10 +394,10 @@ class DraftModel:
                 work.rows += 1
                 work.keys += chunk.start
                 work.drafts += count - 1
-        began = time.perf_counter()
+        began = price_clock()
         arrays = pack(StepBatch(chunks))
         results = unpack(self.executor.step(arrays), arrays.tops)
-        self.cost.observe(work, time.perf_counter() - began)
+        self.cost.observe(work, price_clock() - began)
         self.num_steps += 1
         return results
 

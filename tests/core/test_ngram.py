@@ -9,7 +9,6 @@ from cpuserve.config.speculation import read_speculation
 from cpuserve.core.ngram import GAIN, LONGEST, first_chances, in_python
 from cpuserve.core.ngram_drafts import (
     LATE,
-    LONGEST_WAIT,
     MANY_MISSES,
     RESTS,
     SLICE,
@@ -225,26 +224,35 @@ def test_a_text_without_drafts_that_pay_gives_its_memory_to_another_one():
     assert first.text is None
 
 
-def test_an_index_without_drafts_that_pay_is_asked_more_rarely():
+def test_texts_without_drafts_that_pay_are_looked_at_more_rarely_and_in_the_same_steps():
+    source, requests = drafts_of(), [request_of(300), request_of(310)]
+    asked = {0: [], 1: []}
+    for step in range(1, 200):
+        source.begin()
+        for number, request in enumerate(requests[: 1 + (step > 40)]):
+            request.id = number
+            request.token_ids.append(10_000 + step)
+            if request.text is None or len(request.token_ids) >= request.text.due:
+                asked[number].append(step)
+                source.propose(request, 3)
+                source.look_again(request, found=False)
+    assert asked[0][:9] == list(range(1, 10))
+    assert len(asked[0]) < 40
+    assert asked[0][-5:] == asked[1][-5:] == [160, 168, 176, 184, 192]
+    assert asked[1][:9] == list(range(41, 50))
+
+
+def test_a_draft_that_pays_lets_a_text_be_looked_at_twice_as_often():
     source, request = drafts_of(), request_of(300)
-    asked = []
-    for step in range(200):
-        request.token_ids.append(10_000 + step)
-        text = request.text
-        if text is None or len(request.token_ids) >= text.due:
-            asked.append(step)
-        propose(source, request)
-        source.look_again(request, found=False)
-    assert asked[:9] == list(range(9))
-    assert len(asked) < 40
-    assert {b - a for a, b in zip(asked[-5:], asked[-4:], strict=False)} == {1 + LONGEST_WAIT}
-    request.token_ids += request.token_ids[10 : 12 + LONGEST_WAIT]
-    at = request.token_ids[12 + LONGEST_WAIT : 14 + LONGEST_WAIT]
-    assert propose(source, request, count=2) == [at]
-    source.look_again(request, found=True)
-    request.token_ids.append(7)
     propose(source, request)
-    assert request.text.tokens == len(request.token_ids)
+    for _ in range(100):
+        source.look_again(request, found=False)
+    waits = []
+    for _ in range(3):
+        source.begin()
+        waits.append(source.look_again(request, found=True))
+    assert waits[1:] == [0, 0]
+    assert waits[0] in (0, 1)
 
 
 def test_an_index_is_dropped_while_no_draft_pays_and_built_again():

@@ -7,6 +7,6 @@ from cpuserve.core.ngram import in_python
 from cpuserve.core.ngram_drafts import NgramDrafts
 
 
-def make_drafter(kv, num_tokens, least, most, *, most_tokens=10_000):
+def make_drafter(kv, num_tokens, least, most, *, most_tokens=10_000, clock=None):
     """A drafter with indexes in Python."""
-    return Drafter(kv, num_tokens, NgramDrafts(in_python(least, most), most_tokens))
+    return Drafter(kv, num_tokens, NgramDrafts(in_python(least, most), most_tokens), clock)
