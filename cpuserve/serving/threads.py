@@ -29,9 +29,13 @@ WORKS_FOR: ContextVar[str] = ContextVar("works_for", default="")
 
 
 class TurnThreads:
-    """Threads for work of many callers: a caller with much work does not delay another's."""
+    """Threads for work of many callers: a caller with much work does not delay another's.
+
+    count: how many there are at most. name: each thread is called NAME_0, NAME_1 and so on.
+    """
 
     def __init__(self, count: int, name: str) -> None:
+        self.count, self.name = count, name
         self._pool = ThreadPoolExecutor(count, name)
         self._lock = threading.Lock()
         self._turns: CallerTurns[tuple[Future[Any], Callable[[], Any]]] = CallerTurns()

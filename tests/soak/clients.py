@@ -69,8 +69,11 @@ async def _dialects(client: Client) -> list[int]:
         "/v1/messages": {"messages": hi, "max_tokens": most},
         "/api/chat": {"messages": hi, "options": {"num_predict": most, "temperature": 0}},
         "/api/generate": {"prompt": said, "options": {"num_predict": most}},
-        "/completion": {"prompt": said, "n_predict": most, "n_probs": 1},
-    }
+        "/completion": {
+            "prompt": said, "n_predict": most, "n_probs": 1, "dry_multiplier": 0.5,
+            "samplers": ["dry", "top_k", "infill", "temperature"],
+        },
+    }  # fmt: skip
     path = client.rng.choice([*asked])
     found = [(await client.post(path, **asked[path], stream=stream)).status_code]
     if path == "/v1/responses" and not stream:
@@ -201,7 +204,7 @@ def _results(told: dict[str, Any], said: str, *, own: bool) -> list[dict[str, An
 
 
 async def _batch(client: Client) -> list[int]:
-    """A batch of lines, of which one is wrong; its files are deleted."""
+    """A batch of lines, of which one is wrong; its files are read and deleted."""
     lines = [
         {
             "custom_id": str(number),
@@ -231,7 +234,33 @@ async def _batch(client: Client) -> list[int]:
         batch = (await client.http.get(f"/v1/batches/{batch['id']}")).json()
     files += [batch[name] for name in ("output_file_id", "error_file_id") if batch.get(name)]
     for each in files:
+        found.append((await client.http.get(f"/v1/files/{each}/content")).status_code)
         found.append((await client.http.delete(f"/v1/files/{each}")).status_code)
+    return found
+
+
+async def _message_batch(client: Client) -> list[int]:
+    """A batch of messages, of which one is wrong; its results are read, and it is deleted."""
+    lines = [
+        {
+            "custom_id": str(number),
+            "params": {
+                "model": client.model,
+                "messages": [{"role": "user", "content": client.text()}],
+                "max_tokens": 4 if number else -4,
+            },
+        }
+        for number in range(4)
+    ]
+    begun = await client.http.post("/v1/messages/batches", json={"requests": lines})
+    found = [begun.status_code]
+    if begun.status_code != 200:
+        return found
+    place = f"/v1/messages/batches/{begun.json()['id']}"
+    while (await client.http.get(place)).json()["processing_status"] != "ended":
+        await asyncio.sleep(0.5)
+    found.append((await client.http.get(f"{place}/results")).status_code)
+    found.append((await client.http.delete(place)).status_code)
     return found
 
 
@@ -245,11 +274,11 @@ Doing = Callable[[Client], Awaitable[list[int]]]
 # What clients do, and how often.
 DOINGS: dict[Doing, int] = {
     _dialects: 8, _leaves: 4, _malformed: 8, _bad_upload: 1, _grammar: 3, _agent: 2, _batch: 1,
-    _looks: 1,
+    _message_batch: 1, _looks: 1,
 }  # fmt: skip
 # How often they do each, until what the server keeps of it has reached its bound: more grammars
 # than are cached, more batches and responses than are stored (driver.py: SMALL), and many others.
 FILLS: dict[Doing, int] = {
     _dialects: 100, _leaves: 30, _malformed: 300, _bad_upload: 30,
-    _grammar: 2 * MAX_GRAMMARS, _agent: 80, _batch: 60, _looks: 5,
+    _grammar: 2 * MAX_GRAMMARS, _agent: 80, _batch: 60, _message_batch: 20, _looks: 5,
 }  # fmt: skip

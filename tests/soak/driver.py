@@ -6,12 +6,17 @@
 Clients do what clients.py has, at once, to a server on the loopback interface. Before and after,
 the server is idle, and what its processes have is compared: descriptors, threads, processes, shared
 memory. During the load, samples give slopes with their errors. The exit code is 1 if the server has
-faults: a response of 500, a traceback in its log, or more of anything than its pools may hold.
+faults: a response of 500, a traceback in its log, more of anything than its pools may hold, a
+thread of the front end that nothing explains, or a figure that grows.
 
-What is bounded is full before the first measurement: stores have small bounds, clients do each
-thing as often as its store needs, and requests at the same time start the threads of all pools.
+A figure grows if its slope is more than SURE of its errors above zero. A run must be able to tell:
+an error above that of FINEST is a fault too, so that neither noise nor a short run passes.
+
+What is bounded is full before the first measurement: requests at the same time start the threads of
+all pools, stores have small bounds, and clients do each thing as often as its store needs.
 Then --warm-up random things follow, however long they take, because heaps and caches grow until
-each has held its longest jobs: what is left of this growth depends on requests, and not on time.
+each thread has held its longest jobs: what is left of this growth depends on requests, and not on
+time.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import re
 import signal
@@ -28,26 +32,31 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 
 from tests.api.server_process import free_port
 from tests.api.tools import TEMPLATE
 from tests.fuzz.dialects import REFUSALS
 from tests.helpers.children import child_options
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model
 from tests.soak.clients import DOINGS, FILLS, Client, Doing
+from tests.soak.inside import Inside
 from tests.soak.processes import (
+    FRONT_END,
     NAMES,
+    ROLES,
     Held,
     Slope,
     held,
     resident,
+    slope,
     slopes,
     slopes_of_roles,
 )
@@ -59,16 +68,20 @@ WARM_UP = 20_000  # what clients do before the first measurement, each with one 
 # Stores that are full before the first measurement, so that growth after it is a fault: the server
 # remembers at most as many batches as files, and evicted blocks at most as many as the cache has.
 SMALL = ("--kv-cache-memory", "8M", "--stored-responses", "50", "--files-count", "50")
-# Threads of the front end: its own (main, starter of processes, stderr of the engine), the pools of
-# asyncio, of long work, and of small and large renders (serving/threads.py), and the library of the
-# tokenizer's, one for each CPU.
-CPUS = os.cpu_count() or 1
-MOST_THREADS = 3 + 2 * min(32, CPUS + 4) + 4 + 2 + CPUS
 # The pools of threads are full when so many rounds of requests have started no thread.
 STEADY_ROUNDS, MOST_ROUNDS = 3, 30
 # What the server may have more of after the load than before: processes that render (4), with their
 # sockets, and threads of pools that the rounds have not started. A leak grows with the requests.
-MAY_GROW = Held(rss=400 << 20, fds=32, threads=MOST_THREADS, processes=6, shm=4)
+MAY_GROW = Held(rss=128 << 20, fds=32, threads=32, processes=6, shm=4)
+# A figure grows if its slope is so many errors above zero: noise does that once in 700 slopes.
+SURE = 3.0
+# The most error of a slope, in an hour, of a run that can tell whether its figure grows. For bytes:
+# 10 bytes a request, at 200 requests a second. The sum of all processes has the noise of all.
+FINEST: Mapping[str, float] = {
+    "rss": 20 << 20, "fds": 20.0, "threads": 10.0, "processes": 10.0, "shm": 5.0,
+    FRONT_END: 8 << 20, **dict.fromkeys(ROLES.values(), 8 << 20),
+    "blocks": 60_000.0, "malloc": 8 << 20,
+}  # fmt: skip
 # The status of a request that ended without a response, and the share of them that may: a server
 # that refuses a body early may close the connection while the client still sends.
 LOST, MOST_LOST = -1, 0.01
@@ -79,7 +92,9 @@ FAULT = re.compile(r"Traceback|^\S+ \S+ (ERROR|CRITICAL) ", re.MULTILINE)
 class Soaked:
     """What a run has found. statuses: of responses, by what the client did.
 
-    roles: the slopes of the memory of each kind of process. threads: of the front end, at the end.
+    slopes: also of the memory of each kind of process, and of what the front end tells of itself.
+    judges: whether a slope is a fault if it is above zero, or if nobody can tell that.
+    inside: what the front end tells at the end.
     """
 
     before: Held
@@ -88,8 +103,8 @@ class Soaked:
     statuses: dict[str, Counter[int]]
     log: str
     seconds: float
-    roles: list[Slope] = field(default_factory=list)
-    threads: int = 0
+    judges: bool = False
+    inside: Inside = field(default_factory=lambda: Inside([], 0, 0))
 
     @property
     def requests(self) -> int:
@@ -112,9 +127,20 @@ class Soaked:
             grown = getattr(self.after, name) - getattr(self.before, name)
             if grown > getattr(MAY_GROW, name):
                 found.append(f"{name} grew by {grown}, from {getattr(self.before, name)}")
-        if self.threads > MOST_THREADS:
-            found.append(f"{self.threads} threads of the front end, at most {MOST_THREADS} allowed")
+        found += self.inside.strange_threads
+        if self.judges:
+            found += [fault for each in self.slopes for fault in _faults_of(each)]
         return found[:20]
+
+
+def _faults_of(slope: Slope) -> list[str]:
+    """Return why a slope is a fault: it is above zero, or its error is too large to tell that."""
+    told = f"{slope.name} grows by {slope.an_hour:.4g} an hour, with an error of {slope.error:.4g}"
+    if slope.an_hour > SURE * slope.error:
+        return [told]
+    if slope.error > FINEST[slope.name]:
+        return [f"nobody can tell whether {told}: more than {FINEST[slope.name]:.4g}"]
+    return []
 
 
 @dataclass(slots=True)
@@ -124,7 +150,20 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    told: Path  # what the front end tells of itself (inside.py)
     statuses: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def inside(self) -> Inside:
+        """Return what the front end tells of itself now."""
+        known = self._told()
+        self.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: len(self._told()) > len(known), "the front end told nothing of itself")
+        return msgspec.json.decode(self._told()[-1], type=Inside)
+
+    def _told(self) -> list[bytes]:
+        """Return all whole lines."""
+        found = self.told.read_bytes() if self.told.exists() else b""
+        return found[: found.rfind(b"\n") + 1].splitlines()
 
     async def idle(self, http: httpx.AsyncClient) -> Held:
         """Wait until nothing runs; return what the processes have then."""
@@ -155,20 +194,17 @@ async def running(model: str, *options: str) -> AsyncIterator[Server]:
     """Run `cpuserve serve MODEL` until the block ends; it must end with 0 at SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="cpuserve-soak-") as place:
         home, port = Path(place), free_port()
+        told = home / "told"
         (home / "template.jinja").write_text(TEMPLATE)
-        command = [sys.executable, "-m", "cpuserve", "serve", model, "--port", str(port)]
-        command += [
-            "--files-dir",
-            str(home / "files"),
-            "--chat-template",
-            str(home / "template.jinja"),
-        ]
+        command = [sys.executable, "-m", "tests.soak.inside", str(told), "serve", model]
+        command += ["--port", str(port), "--files-dir", str(home / "files")]
+        command += ["--chat-template", str(home / "template.jinja")]
         log = home / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*command, *options], **child_options(), stdout=file, stderr=subprocess.STDOUT
             )
-        server = Server(f"http://127.0.0.1:{port}", process, log)
+        server = Server(f"http://127.0.0.1:{port}", process, log, told)
         try:
             async with httpx.AsyncClient() as http:
                 await _ready(server, http)
@@ -265,8 +301,8 @@ async def fill_words(server: Server, model: str) -> None:
             assert response.status_code == 200, response.text
 
 
-async def fill_pools(server: Server, model: str) -> int:
-    """Send requests at the same time until no new thread comes; return how many there are."""
+async def fill_pools(server: Server, model: str) -> None:
+    """Send requests at the same time until no new thread comes."""
     front_end = psutil.Process(server.process.pid)
     long, longer = "word " * 1000, "word " * 14_000
     posts = [
@@ -285,7 +321,6 @@ async def fill_pools(server: Server, model: str) -> int:
             most, steady = max(most, now), 0 if now > most else steady + 1
             if steady == STEADY_ROUNDS:
                 break
-    return most
 
 
 async def soak(
@@ -296,28 +331,28 @@ async def soak(
     clients: int = 6,
     seed: int = 0,
     options: tuple[str, ...] = SMALL,
+    judges: bool = True,
 ) -> Soaked:
-    """Run a server under load for `seconds`, after its stores are full and `warm_up` things."""
+    """Run a server under load for `seconds`, after its stores are full and `warm_up` things.
+
+    judges: see Soaked.
+    """
     async with running(model, *options) as server:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             name = (await http.get(f"{server.url}/v1/models")).json()["data"][0]["id"]
             await fill_words(server, name)
+            # Each thread has its own stack, and caches for the jobs that it has seen.
+            await fill_pools(server, name)
             await load(server, name, clients, seed + 2, filling())
             await load(server, name, clients, seed + 1, for_count(warm_up))
-            await fill_pools(server, name)
             before = await server.idle(http)
         server.statuses.clear()
-        samples: list[tuple[float, Held]] = []
-        memory: list[Counter[str]] = []
+        samples: list[Sample] = []
         begun = time.monotonic()
 
         async def sample() -> None:
-            pid = server.process.pid
             while True:
-                at = time.monotonic() - begun
-                both = await asyncio.to_thread(lambda: (held(pid), resident(pid)))
-                samples.append((at, both[0]))
-                memory.append(both[1])
+                samples.append(await asyncio.to_thread(Sample.of, server, begun))
                 await asyncio.sleep(seconds / SAMPLES)
 
         sampling = asyncio.create_task(sample())
@@ -326,12 +361,39 @@ async def soak(
         took = time.monotonic() - begun
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             after = await server.idle(http)
-        threads = psutil.Process(server.process.pid).num_threads()
+        inside = await asyncio.to_thread(server.inside)
         log = server.log.read_text(errors="replace")
-    roles = slopes_of_roles([at for at, _ in samples], memory)
     return Soaked(
-        before, after, slopes(samples), server.statuses, log, took, roles=roles, threads=threads
+        before, after, slopes_of(samples), server.statuses, log, took, judges=judges, inside=inside
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a server has `at` so many seconds."""
+
+    at: float
+    held: Held
+    resident: Counter[str]
+    inside: Inside
+
+    @classmethod
+    def of(cls, server: Server, begun: float) -> Sample:
+        """Return what the server has now."""
+        pid = server.process.pid
+        return cls(time.monotonic() - begun, held(pid), resident(pid), server.inside())
+
+
+def slopes_of(samples: Sequence[Sample]) -> list[Slope]:
+    """Return the slopes of all figures of a server."""
+    times = [each.at for each in samples]
+    blocks, malloc = ([getattr(each.inside, n) for each in samples] for n in ("blocks", "malloc"))
+    return [
+        *slopes([(each.at, each.held) for each in samples]),
+        *slopes_of_roles(times, [each.resident for each in samples]),
+        slope("blocks", times, blocks),
+        slope("malloc", times, malloc),
+    ]
 
 
 def report(found: Soaked) -> str:
@@ -339,18 +401,15 @@ def report(found: Soaked) -> str:
     lines = [f"{found.requests} requests in {found.seconds:.0f} s"]
     for doing, statuses in sorted(found.statuses.items()):
         lines.append(f"  {doing:<12} {dict(sorted(statuses.items()))}")
-    lines.append(f"{'':<12}{'idle before':>14}{'idle after':>14}{'slope an hour':>18}{'error':>14}")
-    for slope in found.slopes:
-        before, after = (getattr(each, slope.name) for each in (found.before, found.after))
-        lines.append(
-            f"  {slope.name:<10}{before:>14}{after:>14}{slope.an_hour:>18.1f}{slope.error:>14.1f}"
-        )
-    lines.append(f"{'rss of':<12}{'first':>14}{'last':>14}{'slope an hour':>18}{'error':>14}")
-    for of in found.roles:
-        lines.append(
-            f"  {of.name:<10}{of.first:>14}{of.last:>14}{of.an_hour:>18.1f}{of.error:>14.1f}"
-        )
-    lines.append(f"threads of the front end: {found.threads} of at most {MOST_THREADS}")
+    lines.append(f"{'':<10}{'idle before':>14}{'idle after':>14}")
+    for name in NAMES:
+        before, after = (getattr(each, name) for each in (found.before, found.after))
+        lines.append(f"{name:<10}{before:>14}{after:>14}")
+    lines.append(f"{'':<10}{'first':>14}{'last':>14}{'slope an hour':>18}{'error':>14}")
+    for of in found.slopes:
+        first, last = (f"{value:>14.0f}" for value in (of.first, of.last))
+        lines.append(f"{of.name:<10}{first}{last}{of.an_hour:>18.1f}{of.error:>14.1f}")
+    lines.append(f"threads of the front end: {dict(sorted(Counter(found.inside.threads).items()))}")
     return "\n".join([*lines, *(f"FAULT: {each}" for each in found.faults)])
 
 

@@ -6,15 +6,33 @@ The driver also runs by hand, for longer and with another model: python -m tests
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import json
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
+from tests.helpers.children import child_options
 from tests.helpers.tiny import tiny_model
 from tests.soak.clients import DOINGS
-from tests.soak.driver import LOST, MAY_GROW, Soaked, for_count, report, soak
-from tests.soak.processes import NAMES, Held, slopes
+from tests.soak.driver import (
+    FINEST,
+    LOST,
+    MAY_GROW,
+    SAMPLES,
+    SURE,
+    Sample,
+    Soaked,
+    for_count,
+    report,
+    slopes_of,
+    soak,
+)
+from tests.soak.inside import CPUS, THREADS, Inside
+from tests.soak.processes import FRONT_END, NAMES, ROLES, Held, Slope, slopes
 
 NOTHING = Held(0, 0, 0, 0, 0)
 
@@ -22,7 +40,8 @@ NOTHING = Held(0, 0, 0, 0, 0)
 @pytest.mark.deep
 def test_after_three_minutes_of_load_a_server_has_what_it_had_before():
     model = str(tiny_model("llama", max_position_embeddings=4096))
-    found = asyncio.run(soak(model, 160, warm_up=1500))
+    # Heaps still grow after so short a warm-up, so slopes are for the driver's longer runs.
+    found = asyncio.run(soak(model, 160, warm_up=1500, judges=False))
     assert not found.faults, report(found)
     assert found.statuses.keys() <= {doing.__name__.strip("_") for doing in DOINGS}
     print(report(found))
@@ -65,3 +84,81 @@ def test_a_slope_is_that_of_the_line_and_its_error_that_of_the_rest():
     assert (fds.an_hour, fds.error) == (0, 0)
     assert threads.an_hour == pytest.approx(0, abs=1e-9)
     assert 0.01 < threads.error < 0.1
+
+
+def judged(*slopes):
+    return Soaked(NOTHING, NOTHING, [*slopes], {}, "", 1.0, judges=True).faults
+
+
+@pytest.mark.parametrize("name", FINEST)
+def test_a_slope_above_its_noise_is_a_fault_and_so_is_noise_that_hides_slopes(name):
+    most = FINEST[name]
+    assert not judged(Slope(name, 0.9 * SURE * most, most, 0, 0), Slope(name, -most, 0, 0, 0))
+    (grows,) = judged(Slope(name, 1.1 * SURE * most, most, 0, 0))
+    assert grows.startswith(f"{name} grows by ")
+    (hidden,) = judged(Slope(name, 0.0, 1.1 * most, 0, 0))
+    assert hidden.startswith(f"nobody can tell whether {name} grows by ")
+    grown = [Slope(name, 9 * most, most, 0, 0)]
+    assert not Soaked(NOTHING, NOTHING, grown, {}, "", 1.0).faults
+
+
+def samples(*, bytes_per_hour):
+    """Samples of half an hour, in which the front end grows among the noise of its requests."""
+    chance = random.Random(3)
+
+    def noisy(mean, most):
+        return int(mean + most * (2 * chance.random() - 1))
+
+    for number in range(SAMPLES):
+        at = number * 1800 / SAMPLES
+        grown = int(at / 3600 * bytes_per_hour)
+        memory = Counter({role: noisy(30e6, 2e5) for role in (FRONT_END, *ROLES.values())})
+        memory[FRONT_END] += grown
+        has = Held(memory.total(), noisy(60, 5), 40, 8, 2)
+        yield Sample(at, has, memory, Inside([], noisy(4e5, 1e4), noisy(25e6, 1e6) + grown))
+
+
+def test_a_leak_of_twenty_bytes_a_request_is_found_and_noise_alone_is_none():
+    assert judged(*slopes_of([*samples(bytes_per_hour=0)])) == []
+    grows = judged(*slopes_of([*samples(bytes_per_hour=20 * 200 * 3600)]))
+    assert {each.partition(" grows")[0] for each in grows} == {"rss", FRONT_END, "malloc"}
+
+
+def test_every_thread_of_the_front_end_is_explained_by_its_name():
+    known = [name for name, most in THREADS.items() for _ in range(most)]
+    assert Inside(known, 0, 0).strange_threads == []
+    assert THREADS["cpuserve-render_"] == 4
+    assert Inside([*known, ""], 0, 0).strange_threads == [
+        f"{CPUS + 1} threads without a name, at most {CPUS}"
+    ]
+    assert Inside(["cpuserve-render-large_0"] * 3, 0, 0).strange_threads == [
+        "3 threads 'cpuserve-render-large_0', at most 2"
+    ]
+    assert Inside(["OpenBLAS", "MainThread"], 0, 0).strange_threads == [
+        "1 threads 'OpenBLAS', at most 0"
+    ]
+    strange = Soaked(NOTHING, NOTHING, [], {}, "", 1.0, inside=Inside(["new"], 0, 0))
+    assert strange.faults == ["1 threads 'new', at most 0"]
+
+
+THREADS_AND_MEMORY = """
+import _thread, json, threading
+from tests.soak.inside import inside
+ends, started, before = threading.Event(), threading.Event(), inside()
+threading.Thread(target=ends.wait, name="a name", daemon=True).start()
+_thread.start_new_thread(lambda: (started.set(), ends.wait()), ())
+started.wait()
+held = bytearray(64 << 20)
+now = inside()
+print(json.dumps([sorted(now.threads), now.malloc - before.malloc, now.blocks]))
+"""
+
+
+def test_a_process_tells_its_threads_and_its_memory():
+    command = [sys.executable, "-c", THREADS_AND_MEMORY]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
+    threads, malloc, blocks = json.loads(out.stdout)
+    assert threads == ["", "MainThread", "a name"]
+    held = (64 << 20) * hasattr(ctypes.CDLL(None), "mallinfo2")
+    assert abs(malloc - held) < 2 << 20
+    assert blocks > 1000
