@@ -2,7 +2,7 @@
 """Pictures per second of a tower, and the share of the dot-product peak that it reaches.
 
 usage: bench_tower.py [--shape smolvlm-500m] [--rounds 10] [--tiles 4] [--threads N]
-                      [--quantization SCHEME] [--profile] [--least]
+                      [--quantization int8] [--profile] [--least]
 
 The weights are random, in bfloat16. Each round encodes `--tiles` tiles, which differ from round
 to round; the first round does not count. A tower that reads pictures of any size gets pictures of
@@ -142,12 +142,14 @@ def write_bf16(tensors, to):
 def measure(args, path, team, prepared):
     """Return the records of all rounds."""
     config, spec = prepared.resolved.config, prepared.spec
-    weights = quantize_online(open_checkpoint(path).weights, config.quantize, spec.tower.names)
+    weights = quantize_online(
+        open_checkpoint(path).weights, config.quantize, spec.tower.names, config.tower_quantize
+    )
     executor = NativeExecutor(config, build_program(spec), weights, team, tower=spec.tower)
     tower, side = executor.tower, spec.tower.side
     tile = (side, side) if side else GRID
     stream = np.random.default_rng(1)
-    kind = "bf16" if config.quantize == "none" else "int8"
+    kind = "bf16" if config.tower_quantize == "none" else "int8"
     shape = (args.tiles * prod(tile), spec.tower.patch_width)
     rates, peaks, tiles = [], [], []
     tower.native.profile(args.profile or args.least)
@@ -170,7 +172,7 @@ def measure(args, path, team, prepared):
             rates.append(operations * args.tiles / seconds)
             tiles.append(args.tiles / seconds)
             peaks.append((before + executor.native.probe_dot(kind, 0.1)) / 2)
-    weights_are = "bfloat16" if config.quantize == "none" else config.quantize
+    weights_are = "bfloat16" if config.tower_quantize == "none" else config.tower_quantize
     facts = {"tiles": args.tiles, "weights": weights_are}
     more = {"better": "more", "parameters": facts}
     peak_of = {"roofs": peaks, "of": f"the {kind} dot-product peak"}
@@ -222,7 +224,11 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_model(SHAPES[args.shape], path)
-        given = {"model": str(path), "dtype": "bfloat16", "quantization": args.quantization}
+        given = {
+            "model": str(path),
+            "dtype": "bfloat16",
+            "mm_encoder_quantization": args.quantization,
+        }
         if args.threads:
             given |= {"omp_threads_bind": "nobind", "omp_num_threads": args.threads}
         flags = {k: Given(f"--{k}", "flag", v) for k, v in given.items() if v is not None}

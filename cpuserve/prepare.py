@@ -577,6 +577,8 @@ def _tower_facts(
         ConfigError: a picture cannot have so few tokens.
     """
     from cpuserve.media.families.table import family_of, family_with
+    from cpuserve.models import build_tower
+    from cpuserve.program.counts import weight_counts
 
     family = family_of(path) if path.is_dir() else family_with(config)
     if family is None:
@@ -594,4 +596,5 @@ def _tower_facts(
         *(4 * tower.row_width, tower.step_bytes, most, page.rows, len(page.tiles), operations),
         span=most if tower.spans else 0,
         most_tokens=most_tokens,
+        weights=weight_counts(build_tower(tower))[1],
     )

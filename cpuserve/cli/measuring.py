@@ -99,7 +99,7 @@ def picture_decisions(prepared: Prepared) -> list[Decision]:
     from cpuserve.runtime.tower import tower_config
 
     stored = open_checkpoint(Path(prepared.facts.path), config.mmproj).weights
-    weights = quantize_online(stored, config.quantize, tower.names)
+    weights = quantize_online(stored, config.quantize, tower.names, config.tower_quantize)
     kind = lower(tower_config(config, tower), build_tower(tower), weights).dot
     rate = REACHED * _peak(probe, kind)
     got = f"{tower.layers} layers of {tower.width}, patches of {tower.patch} x {tower.patch} pixels"

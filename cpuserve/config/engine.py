@@ -64,6 +64,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     quantize: how dense matrices are quantized while they are loaded:
       "none", "int8", "w8a8" (one activation scale per row), "int4",
       "int4_mixed", or with groups of 32 values "int8_fine", "int4_fine" or "int4_mixed_fine".
+    tower_quantize: how the dense matrices of the tower are quantized: "none" or "int8".
     kv_groups: the cache groups; a sequence has a block table for each group;
       [] = one group of all layers that keeps all tokens.
     state_slots: the number of slots for states of recurrent layers; 0 = the model has no states.
@@ -175,6 +176,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     sources: list[SourceFile] = []
     mmproj: str | None = None
     picture_tokens: int = 0
+    tower_quantize: str = "none"
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:

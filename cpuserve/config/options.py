@@ -154,6 +154,16 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="FORMAT",
         ),
     ] = None
+    mm_encoder_quantization: Annotated[
+        str | None,
+        _model(
+            "Quantization of the part that encodes pictures (the tower), whatever --quantization "
+            "says: auto, none, int8.",
+            default="auto: none, because int8 loses detail of pictures",
+            choices=("auto", "none", "int8"),
+            metavar="SCHEME",
+        ),
+    ] = None
     weight_cache_size: Annotated[
         str | None,
         _model(

@@ -290,7 +290,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     tokenizer = Path(config.tokenizer_path)
     eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)
     names = tower.names if tower else ()
-    weights = quantize_online(checkpoint.weights, config.quantize, names)
+    weights = quantize_online(checkpoint.weights, config.quantize, names, config.tower_quantize)
     adapted = None
     if config.adapters or config.adapter_slots:
         adapted = AdaptedModel(config, spec, program)

@@ -45,6 +45,7 @@ SETTINGS = (
     "dtype",
     "activation_bits",
     "quantize",
+    "tower_quantize",
     "long_rope",
     "kv_dtype",
     "block_size",

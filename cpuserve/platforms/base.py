@@ -39,6 +39,7 @@ class TowerFacts:
     span: the tokens of a picture that see each other in both directions, so that one step has them;
       0 = a token sees no later token.
     most_tokens: the most tokens of a picture, as requested; 0 = as the model says.
+    weights: the number of weights in all tensors.
     """
 
     row_bytes: int
@@ -49,6 +50,7 @@ class TowerFacts:
     page_operations: int
     span: int = 0
     most_tokens: int = 0
+    weights: int = 0
 
     @property
     def span_note(self) -> str:

@@ -51,6 +51,7 @@ class Formats(NamedTuple):
     dtype: str
     activation_bits: int
     quantize: str
+    tower_quantize: str
     kv_dtype: str
 
 
@@ -64,7 +65,8 @@ def choose_formats(
     bits = _activation_bits(options, ledger, facts, executor, quantize)
     kv_dtype = _kv_dtype(options, ledger, dtype, model_impl)
     _quantization(options, ledger, facts, quantize)
-    return Formats(dtype, bits, quantize, kv_dtype)
+    tower = _tower_quantization(options, ledger, facts)
+    return Formats(dtype, bits, quantize, tower, kv_dtype)
 
 
 def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) -> str:
@@ -190,3 +192,16 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
         msg = f"{ledger.asked('quantization')}: {why}; leave the option out"
         raise ConfigError(msg)
     ledger.decide("quantization", have, "read from the checkpoint")
+
+
+def _tower_quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> str:
+    """Return EngineConfig.tower_quantize: how the dense matrices of a tower are quantized."""
+    asked = options.mm_encoder_quantization or "auto"
+    if facts.tower is None:
+        if options.mm_encoder_quantization is not None:
+            why = "no effect: this model reads no pictures"
+            ledger.decide("mm_encoder_quantization", "none", why)
+        return "none"
+    got = "none" if asked == "auto" else asked
+    why = "int8 loses detail of pictures" if asked == "auto" else "as requested"
+    return ledger.decide("mm_encoder_quantization", got, why)

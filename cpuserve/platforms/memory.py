@@ -168,11 +168,16 @@ def _scale_bytes(kv_dtype: str) -> int:
 
 
 def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none") -> int:
-    """Return the bytes of the packed weights: dense weights in `dtype`, or quantized weights."""
+    """Return the bytes of the packed weights: dense weights in `dtype`, or quantized weights.
+
+    A tower counts with weights in `dtype`, which are the most.
+    """
     if facts.quantization is not None:
         return facts.weight_bytes
     if quantize != "none":
-        return int(facts.weight_bytes * QUANTIZED_BYTES[quantize] / DTYPE_BYTES[facts.dtype])
+        tower = 0 if facts.tower is None else facts.tower.weights
+        others = max(0, facts.weight_bytes / DTYPE_BYTES[facts.dtype] - tower)
+        return int(others * QUANTIZED_BYTES[quantize]) + tower * DTYPE_BYTES[dtype]
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 

@@ -35,16 +35,19 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
     return PartWeights(found(store, config))
 
 
-def quantize_online(weights: Weights, scheme: str, tower: tuple[str, ...] = ()) -> Weights:
-    """Return `weights`; unless `scheme` is "none", packing quantizes its dense matrices.
+def quantize_online(
+    weights: Weights, scheme: str, tower: tuple[str, ...] = (), tower_scheme: str = "none"
+) -> Weights:
+    """Return `weights`; packing quantizes its dense matrices with a scheme other than "none".
 
-    tower: the beginnings of the tensor names of the tower, which has int8 with any scheme.
+    tower: the beginnings of the tensor names of the tower, which has a scheme of its own,
+      `tower_scheme`: "none" or "int8".
     """
-    if scheme == "none":
+    if scheme == tower_scheme == "none":
         return weights
     from cpuserve.quant.online import OnlineWeights
 
-    return OnlineWeights(weights, scheme, tower)
+    return OnlineWeights(weights, scheme, tower, tower_scheme)
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:

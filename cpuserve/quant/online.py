@@ -121,14 +121,21 @@ TOWER_KIND: WeightKind = "w8_channel_g128"
 class OnlineWeights:
     """The weights of a checkpoint, with dense matrices packed into quantized kinds."""
 
-    def __init__(self, weights: Weights, scheme: str, tower: tuple[str, ...] = ()) -> None:
-        """scheme: a value of EngineConfig.quantize except "none".
+    def __init__(
+        self,
+        weights: Weights,
+        scheme: str,
+        tower: tuple[str, ...] = (),
+        tower_scheme: str = "none",
+    ) -> None:
+        """scheme: a value of EngineConfig.quantize; tower_scheme: of EngineConfig.tower_quantize.
 
         tower: the beginnings of the tensor names of the tower.
         """
         self._weights = weights
         self._scheme = scheme
         self._tower = tower
+        self._tower_scheme = tower_scheme
 
     def names(self) -> set[str]:
         """Return the name of each tensor in the checkpoint, after renaming."""
@@ -145,7 +152,9 @@ class OnlineWeights:
         if kept or stored not in DENSE_KINDS.values():
             return stored
         if name.startswith(self._tower):
-            return TOWER_KIND
+            return stored if self._tower_scheme == "none" else TOWER_KIND
+        if self._scheme == "none":
+            return stored
         part = parse(name)
         return kind_of(name if part is None else part.tensor, self._scheme)
 

@@ -159,7 +159,8 @@ class PackedCache:
 
         extension: the file of the compiled extension with the code that packs weights.
         """
-        makes = config.quantize != "none" and size >= LEAST_BYTES
+        quantized = {config.quantize, config.tower_quantize} != {"none"}
+        makes = quantized and size >= LEAST_BYTES
         if config.adapters or config.adapter_slots or not config.weight_cache_bytes:
             return None
         if not (makes or config.weights_on_disk):
@@ -362,7 +363,7 @@ def layout_digest(config: EngineConfig, lowered: Sequence[Lowered], extension: P
         "config": read_config(Path(config.model_path), config.mmproj),
         "matrices": [part.native.packed_layout for part in lowered],
         "names": [(m.names, str(m.part)) for part in lowered for m in part.matrices],
-        "scheme": config.quantize,
+        "scheme": (config.quantize, config.tower_quantize),
         "dtype": config.dtype,
         "isa": config.isa,
         "ranks": config.rank_threads if config.tensor_parallel_size > 1 else 1,

@@ -27,6 +27,7 @@ BAD = {
     "limit_mm_per_prompt": ["8", '{"image": -1}', '{"image": 1.5}', '{"video": 1}'],
     "mm_processor_kwargs": ["x", "[1]"],
     "image_max_tokens": ["-1", "many"],
+    "mm_encoder_quantization": ["", "int4", "bf16"],
     "image_min_tokens": ["-1", "many"],
     "allowed_media_domains": ["https://a.example/x", ""],
     "allowed_local_media_path": NO_PATHS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import msgspec
@@ -12,14 +13,16 @@ import pytest
 from cpuserve.cli import main as cli
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
+from cpuserve.engine.offload import fingerprint
 from cpuserve.errors import ConfigError
 from cpuserve.loader.load import read_config
 from cpuserve.models import build_program, build_tower, spec_from_config
-from cpuserve.platforms.memory import MEDIA_ROWS
+from cpuserve.platforms.memory import MEDIA_ROWS, resident_weight_bytes
 from cpuserve.prepare import prepare
 from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.dense import Linear
 from cpuserve.runtime.native import make_team
+from tests.helpers.mmproj import write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
     GEMMA4,
@@ -139,6 +142,68 @@ def test_a_number_of_tokens_that_no_picture_can_have_ends_the_start(model, tmp_p
     texts = prepared(tiny_model("llama"), image_max_tokens="8")
     (row,) = [d for d in texts.resolved.decisions if d.field == "image_max_tokens"]
     assert (row.got, row.why) == (0, "no effect: this model reads no pictures")
+
+
+def test_the_tower_keeps_its_type_unless_int8_is_asked_for(model):
+    tiles, found = random_tiles(2, SIDE), {}
+
+    def use(given, executor):
+        tower = executor.tower
+        found[given] = tower.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)] * 2)
+
+    choices = {
+        "plain": ({}, "none", "int8 loses detail"),
+        "text": ({"quantization": "int8"}, "none", "int8 loses detail"),
+        "tower": ({"mm_encoder_quantization": "int8"}, "int8", "as requested"),
+        "both": ({"quantization": "int4", "mm_encoder_quantization": "int8"}, "int8", "as req"),
+        "none": ({"quantization": "int4", "mm_encoder_quantization": "none"}, "none", "as req"),
+    }
+    for name, (given, got, why) in choices.items():
+        made = prepared(model, dtype="bfloat16", **given)
+        (row,) = [d for d in made.resolved.decisions if d.field == "mm_encoder_quantization"]
+        assert row.got == made.resolved.config.tower_quantize == got
+        assert row.why.startswith(why)
+        on_team(made.resolved.config, lambda executor, _, name=name: use(name, executor))
+    for name, (_, got, _) in choices.items():
+        same = "plain" if got == "none" else "tower"
+        assert np.array_equal(found[name], found[same]), name
+    away = np.abs(found["tower"] - found["plain"]).max()
+    assert 0 < away < 0.05 * np.ptp(found["plain"])
+    texts = prepared(tiny_model("llama"), mm_encoder_quantization="int8").resolved
+    (row,) = [d for d in texts.decisions if d.field == "mm_encoder_quantization"]
+    assert (row.got, texts.config.tower_quantize) == ("none", "none")
+    assert row.why == "no effect: this model reads no pictures"
+
+
+def test_the_tower_of_a_gguf_file_becomes_int8_too(model, tmp_path):
+    file, _ = write_ggufs(model, tmp_path)
+    tiles, found = random_tiles(2, SIDE), {}
+    for name, given in {"plain": {}, "int8": {"mm_encoder_quantization": "int8"}}.items():
+        config = prepared(file, tokenizer=str(model), dtype="bfloat16", **given).resolved.config
+
+        def use(executor, _, name=name):
+            found[name] = executor.tower.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)] * 2)
+
+        on_team(config, use)
+    away = np.abs(found["int8"] - found["plain"]).max()
+    assert 0 < away < 0.05 * np.ptp(found["plain"])
+
+
+def test_a_tower_counts_with_the_bytes_that_it_keeps(model):
+    facts = prepared(model).facts
+    program = build_tower(spec_from_config(read_config(model)).tower)
+    weights = sum(math.prod(need.shape) for need in program.weights)
+    assert facts.tower.weights == weights
+    texts = facts.weight_bytes // 4 - weights
+    assert resident_weight_bytes(facts, "bfloat16", "int8") == int(texts * 1.05) + 2 * weights
+    assert resident_weight_bytes(facts, "bfloat16") == facts.weight_bytes // 2
+
+
+def test_engines_with_other_towers_share_no_files(model):
+    usual = prepared(model).resolved.config
+    other = prepared(model, mm_encoder_quantization="int8").resolved.config
+    assert fingerprint(usual, (1,)) != fingerprint(other, (1,))
+    assert fingerprint(usual, (1,)) == fingerprint(prepared(model).resolved.config, (1,))
 
 
 def test_only_the_part_for_text_is_loaded_if_it_is_asked_for(model):
