@@ -309,9 +309,10 @@ def test_a_disk_that_hangs_fails_requests(tmp_path, monkeypatch):
     asyncio.run(main())
 
 
-def test_the_thread_goes_on_after_a_write_without_memory(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", [MemoryError, ValueError("unexpected")])
+def test_the_thread_goes_on_after_any_failure_of_a_write(tmp_path, monkeypatch, failure):
     file, append = tmp_path / "audit", AuditFile._append
-    failures = [MemoryError]
+    failures = [failure]
 
     def fails_once(self, data):
         if failures:

@@ -38,6 +38,7 @@ CLOSE_S = 5.0
 MOST_WAITING = 16384
 # A line is shorter, so the last line of a file is found in this many bytes.
 _TAIL = 1 << 16
+_NO_MEMORY = "there is no memory for the lines"
 # The beginning of every line, which shows that a file is an audit file.
 BEGINNING = b'{"time": "'
 
@@ -196,8 +197,9 @@ class AuditFile:
             self._append(b"".join([*self._owed, *(line.data for line in batch)]))
         except OSError as error:
             why = error.strerror or type(error).__name__
-        except MemoryError:  # the thread goes on, because all later lines need it
-            why = "there is no memory for the lines"
+        except Exception as error:  # the thread goes on, because all later lines need it
+            why = _NO_MEMORY if isinstance(error, MemoryError) else type(error).__name__
+            log.debug("the write of audit lines failed", exc_info=True)
         if why is None:
             self._owed.clear()
         self._note(why)
