@@ -197,10 +197,11 @@ async def answer(app, *headers, body=b'{"prompt": [7], "max_tokens": 2}', path="
 
 
 @pytest.mark.parametrize("given", [*VALID, *INVALID])
-def test_the_parent_is_the_span_of_the_client_if_its_header_is_valid(collector, given):
+def test_the_parent_is_the_span_of_the_client_if_its_header_is_valid(collector, caplog, given):
     with traced(collector) as records:
         header = (b"traceparent", given.encode("latin-1"))
         assert asyncio.run(answer(Api(records=records).app, header)) == 200
+    assert not caplog.messages
     (root,) = collector.roots
     found = root.trace_id.hex(), root.parent_span_id.hex()
     if given in VALID:
@@ -227,6 +228,35 @@ def test_the_state_of_the_trace_is_kept_and_its_sampling_honoured(collector):
         assert asyncio.run(answer(app, (b"traceparent", PARENT.encode()), *states)) == 200
     (root,) = collector.roots
     assert root.trace_state == "a=1,b=2"
+
+
+LONGEST = f"a={'x' * 256},b={'x' * 251}"
+STATES = {
+    "a=1, \tb@c= 2,,": "a=1,b@c= 2",
+    "4d@nr=7-_*/": "4d@nr=7-_*/",
+    LONGEST: LONGEST,
+    LONGEST + "x": "",
+    "a=" + "x" * 60_000: "",
+    ",".join(f"k{n}=1" for n in range(32)): ",".join(f"k{n}=1" for n in range(32)),
+    ",".join(f"k{n}=1" for n in range(33)): "",
+    "a=1,a=2": "",
+    "a=1,2028-11-28 00:00:00 INFO request forged": "",
+    "a=\x85\xe9": "",
+    "A=1": "",
+    "a": "",
+}
+
+
+@pytest.mark.parametrize("given", STATES)
+def test_a_state_that_is_damaged_or_long_is_dropped(collector, caplog, given):
+    """It waits in memory for the collector, and is in each span; its text goes to no log."""
+    with traced(collector) as records:
+        headers = (b"traceparent", PARENT.encode()), (b"tracestate", given.encode("latin-1"))
+        assert asyncio.run(answer(Api(records=records).app, *headers)) == 200
+    (root,) = collector.roots
+    assert root.trace_id.hex() == TRACE
+    assert {span.trace_state for span in collector.spans} == {STATES[given]}
+    assert not caplog.messages
 
 
 def test_each_of_many_requests_has_its_own_ids(collector):

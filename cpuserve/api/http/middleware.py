@@ -23,7 +23,7 @@ from cpuserve.api.errors.record import RECORD, RequestRecord
 from cpuserve.api.http.guards import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.request.context import LEASES
-from cpuserve.api.request.headers import ALLOWANCE, CALLER, address_of, header
+from cpuserve.api.request.headers import ALLOWANCE, CALLER, address_of, header, trace_parent_of
 from cpuserve.api.stored.disk import disk_error, limit_error
 from cpuserve.errors import InvalidRequest
 from cpuserve.metrics.families import exemplar_labels
@@ -230,8 +230,8 @@ class RequestIds:
         given = header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
-        traceparent = header(scope, b"traceparent").decode("latin-1")
-        SERVED.set(exemplar_labels(request_id, traceparent))
+        parent = trace_parent_of(scope["headers"])
+        SERVED.set(exemplar_labels(request_id, parent.trace if parent else ""))
         scope.setdefault(CALLER, Caller.of_address(address_of(scope)))
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
         record.request_id = request_id

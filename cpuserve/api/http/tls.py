@@ -73,7 +73,7 @@ def certificate_of(options: ServerOptions) -> Certificate | None:
 
 
 class NewestContext(ssl.SSLContext):
-    """A context that gives each new connection the context `newest`, with its own sessions.
+    """A context for servers: each new connection belongs to the context `newest`.
 
     A client that resumes a session shows no certificate again. So sessions must not outlive the
     authorities that have signed the certificates of clients.

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from cpuserve.api.request.headers import trace_parent_of
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 from cpuserve.version import version
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cpuserve.api.errors.record import EndedRequest, RequestRecord
+    from cpuserve.api.request.headers import Headers, TraceParent
     from cpuserve.serving.generation.report import GenerationReport
-
-    Headers = Sequence[tuple[bytes, bytes]]
 
 _INSTALL = "traces need OpenTelemetry: pip install 'cpuserve[traces]'"
 # The variables of the collector begin with the first of these words, else with the second.
@@ -61,14 +61,14 @@ class Trace:
     """The span of a request and its children. Times are nanoseconds since 1970.
 
     children: the name, the start and the end of each child.
-    parent: the headers that describe the parent; {} = there is none.
+    parent: the span of the client; None = there is none.
     """
 
     name: str
     attributes: Mapping[str, Attribute]
     children: Sequence[tuple[str, int, int]]
     failed: bool
-    parent: Mapping[str, str]
+    parent: TraceParent | None
     begun: int
     ended: int
 
@@ -83,7 +83,6 @@ class Encoder:
             from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-            from opentelemetry.trace.propagation import tracecontext
         except ImportError:
             raise ConfigError(_INSTALL) from None
         # Complaints about values of the variables go to our log.
@@ -97,7 +96,6 @@ class Encoder:
         limits: Any = SpanLimits()
         self._most, self._longest = limits.max_span_attributes, limits.max_span_attribute_length
         self._trace: Any = trace
-        self._propagator: Any = tracecontext.TraceContextTextMapPropagator()
         self._request: Any = trace_service_pb2.ExportTraceServiceRequest
         described = {**resource.attributes, **facts}
         self._resource = [_pair(name, value) for name, value in described.items()]
@@ -114,11 +112,10 @@ class Encoder:
 
     def _add(self, trace: Trace, spans: Any) -> None:
         """Add the spans of a trace, unless the sampler leaves it out."""
-        context, parent = None, None
-        if trace.parent:
-            context = self._propagator.extract(trace.parent)
-            found = self._trace.get_current_span(context).get_span_context()
-            parent = found if found.is_valid else None
+        parent = None if trace.parent is None else self._parent_of(trace.parent)
+        context = None
+        if parent is not None:
+            context = self._trace.set_span_in_context(self._trace.NonRecordingSpan(parent))
         number = self._ids.generate_trace_id() if parent is None else parent.trace_id
         kind = self._trace.SpanKind.SERVER
         sampled = self._sampler.should_sample(
@@ -154,6 +151,16 @@ class Encoder:
                 start_time_unix_nano=begun,
                 end_time_unix_nano=max(begun, ended),
             )
+
+    def _parent_of(self, given: TraceParent) -> Any:
+        """Return the span of the client as the sampler takes it."""
+        return self._trace.SpanContext(
+            trace_id=int(given.trace, 16),
+            span_id=int(given.span, 16),
+            is_remote=True,
+            trace_flags=self._trace.TraceFlags(given.flags),
+            trace_state=self._trace.TraceState(given.state),
+        )
 
     def _id(self) -> bytes:
         number: int = self._ids.generate_span_id()
@@ -373,19 +380,6 @@ class Traces:
         self._fails = why is not None
 
 
-def _parent(headers: Headers) -> dict[str, str]:
-    """Return the headers of the span that the client made for this request; {} if there is none.
-
-    Several `traceparent` headers are as invalid as one that cannot be read.
-    """
-    found = [value for name, value in headers if name == b"traceparent"]
-    if len(found) != 1:
-        return {}
-    states = [value for name, value in headers if name == b"tracestate"]
-    shown = {"traceparent": found[0].decode("latin-1")}
-    return shown | ({"tracestate": b",".join(states).decode("latin-1")} if states else {})
-
-
 def _trace_of(record: RequestRecord, request: EndedRequest, headers: Headers) -> Trace:
     """Return the facts for the span of a request, without references to its prompt."""
     report, ended, wall_ns = request.report, time.monotonic(), time.time_ns()
@@ -404,7 +398,9 @@ def _trace_of(record: RequestRecord, request: EndedRequest, headers: Headers) ->
     failed = record.gone or record.status >= 500
     failed = failed or (record.failure is not None and record.failure[0] >= 500)
     known = {key: value for key, value in attributes.items() if value is not None}
-    return Trace(name[:200], known, children, failed, _parent(headers), at(record.begun), wall_ns)
+    return Trace(
+        name[:200], known, children, failed, trace_parent_of(headers), at(record.begun), wall_ns
+    )
 
 
 def _operation(report: GenerationReport, route: str) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from starlette.types import Scope
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 # The key in ASGI scopes for the Caller of the request. RequestIds sets it to the client's address;
 # if the server has API keys, ApiKeys sets it to the caller with the key of the request.
@@ -41,3 +46,55 @@ def address_of(scope: Scope) -> str:
     """Return the address of the client, without its port."""
     host, _ = scope.get("client") or ("local", 0)  # a Unix socket has no address
     return str(host)
+
+
+# Version 00 of W3C Trace Context has four fields, a later version perhaps more, and ff is no
+# version. Ids of zeros only name nothing.
+_IDS = rb"-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
+_PARENT = re.compile(rb"00" + _IDS)
+_LATER_PARENT = re.compile(rb"(?!00|ff)[0-9a-f]{2}" + _IDS + rb"(?:-.*)?")
+# A state is dropped if it is longer or has more members: it waits in memory for the collector,
+# and each span of the request has it. The standard asks for 512 characters at least.
+_MOST_IN_STATE = 512
+_MOST_MEMBERS = 32
+_MEMBER = re.compile(
+    r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    r"=([ -+\--<>-~]{0,255}[!-+\--<>-~])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """The span that a client made for a request: traceparent and tracestate of W3C Trace Context.
+
+    trace, span: their ids as hexadecimal digits. flags: the lowest bit says that it is sampled.
+    state: the members of tracestate; () if there is none, or it is damaged or long.
+    """
+
+    trace: str
+    span: str
+    flags: int
+    state: tuple[tuple[str, str], ...] = ()
+
+
+def trace_parent_of(headers: Headers) -> TraceParent | None:
+    """Return the span of the client; None if it sends none, several, or one that is invalid."""
+    found = [value for name, value in headers if name == b"traceparent"]
+    if len(found) != 1:
+        return None
+    parts = _PARENT.fullmatch(found[0]) or _LATER_PARENT.fullmatch(found[0])
+    if parts is None:
+        return None
+    trace, span, flags = (part.decode() for part in parts.groups())
+    states = b",".join(value for name, value in headers if name == b"tracestate")
+    return TraceParent(trace, span, int(flags, 16), _state(states.decode("latin-1")))
+
+
+def _state(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the members of a tracestate; () if not all of it is valid."""
+    if len(text) > _MOST_IN_STATE:
+        return ()
+    parts = [part for each in text.split(",") if (part := each.strip(" \t"))]
+    members = [_MEMBER.fullmatch(part) for part in parts]
+    found = {member[1]: member[2] for member in members if member is not None}
+    return tuple(found.items()) if len(found) == len(parts) <= _MOST_MEMBERS else ()
