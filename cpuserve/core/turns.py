@@ -66,9 +66,18 @@ class CallerTurns(Generic[T]):
         """Return the next item. Raises ValueError if there is none."""
         return min(self._waiting.values(), key=_place).items[0][1]
 
-    def take(self) -> tuple[str, T]:
-        """Remove the next item; return its caller and the item. Raises ValueError if none waits."""
-        caller = min(self._waiting, key=lambda name: _place(self._waiting[name]))
+    def firsts(self) -> list[tuple[str, T]]:
+        """Return the callers with items, each with its next one, in the order of their turns."""
+        turns = sorted(self._waiting.items(), key=lambda named: _place(named[1]))
+        return [(caller, turn.items[0][1]) for caller, turn in turns]
+
+    def take(self, caller: str | None = None) -> tuple[str, T]:
+        """Remove the next item; return its caller and the item. Raises ValueError if none waits.
+
+        caller: has this item; None = the caller that has had the least work.
+        """
+        if caller is None:
+            caller = min(self._waiting, key=lambda name: _place(self._waiting[name]))
         turn = self._waiting[caller]
         work, item = turn.items.popleft()
         turn.work += work

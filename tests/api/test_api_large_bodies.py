@@ -427,9 +427,9 @@ async def test_room_goes_to_callers_in_turn():
     await budget.take(10, 1)
 
     async def take(name):
-        await budget.take(5, 20, name[0])
+        await budget.take(6, 20, name[0])  # more than a share of the budget
         order.append(name)
-        budget.give_back(5)
+        budget.give_back(6, name[0])
 
     tasks = [asyncio.create_task(take(name)) for name in ("a1", "a2", "a3", "a4", "b1")]
     await asyncio.sleep(0)  # all of them wait
@@ -437,6 +437,55 @@ async def test_room_goes_to_callers_in_turn():
     await asyncio.gather(*tasks)
     assert order == ["a1", "b1", "a2", "a3", "a4"]
     assert budget.held == 0
+
+
+@runs
+async def test_a_caller_with_less_than_its_share_does_not_wait_for_slow_bodies_of_others():
+    budget = BodyBudget(12)
+    for _ in range(3):
+        await budget.take(4, 1, "slow")
+    more = [asyncio.create_task(budget.take(4, 20, "slow")) for _ in range(2)]
+    await asyncio.sleep(0)
+    await budget.take(6, 0, "modest")
+    assert budget.held == 18
+    for size in (1, 12):
+        with pytest.raises(ServerBusy):  # it has its share, and a larger one it does not get
+            await budget.take(size, 0.01, "modest")
+    with pytest.raises(ServerBusy):  # unknown callers have none
+        await budget.take(1, 0.01)
+    waits = asyncio.create_task(budget.take(5, 20, "modest"))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    budget.give_back(6, "modest")
+    await waits
+    assert budget.held == 17
+    others = [asyncio.create_task(budget.take(1, 20, f"caller {n}")) for n in range(20)]
+    await asyncio.sleep(0)
+    assert budget.held == 24, "twice the budget is the most"
+    for task in (*more, *others):
+        task.cancel()
+    await asyncio.gather(*more, *others, return_exceptions=True)
+    assert budget.held <= 24
+
+
+@runs
+async def test_a_slow_upload_of_one_caller_delays_no_body_of_another():
+    keys = ["the-key-of-the-slow-caller", "the-key-of-the-modest-caller"]
+    limits = ClientLimits(max_held_bytes=4 * FREE_BYTES, body_wait_s=0.2)
+    async with live(api_key=keys, limits=limits) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
+        head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        for _ in range(2):
+            _, writer = await server.open()
+            size = 2 * FREE_BYTES
+            writer.write(head % (keys[0].encode(), size) + b" " * (FREE_BYTES + 1))
+        await until(lambda: server.state.bodies.held == 4 * FREE_BYTES)
+        body = b'{"prompt": [7], "max_tokens": 2}'.ljust(size)
+        reader, writer = await server.open()
+        writer.write(head % (keys[1].encode(), size) + body[: FREE_BYTES + 1])
+        await until(lambda: server.state.bodies.held == 6 * FREE_BYTES)
+        writer.write(body[FREE_BYTES + 1 :])
+        assert (await reader.read(15)).startswith(b"HTTP/1.1 200 ")
 
 
 @runs

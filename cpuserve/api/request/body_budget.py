@@ -18,17 +18,22 @@ class BodyBudget:
     A body reserves its whole length before it is read, in turns of the callers (core/turns.py),
     so every body that was started can finish.
     A body larger than the budget is admitted when no other body is in memory.
+
+    A caller with less than its share (the budget divided by the number of callers that hold some)
+    is admitted although others have filled the budget, for example with bodies that they send
+    slowly. So bodies may hold up to twice the budget. The caller "" (unknown) has no share.
     """
 
     def __init__(self, most: int) -> None:
         self.held = 0
         self._most = most
+        self._of: dict[str, int] = {}  # the callers that hold bytes, with how many
         self._waiting: CallerTurns[tuple[int, asyncio.Future[None]]] = CallerTurns()
 
     async def take(self, size: int, wait_s: float, caller: str = "") -> None:
         """Reserve `size` bytes; ServerBusy (503) if they are not free within `wait_s` seconds."""
-        if not self._waiting and self._fits(size):
-            self.held += size
+        if self._has_share(size, caller) if self._waiting else self._fits(size, caller):
+            self._hold(size, caller)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, granted)
@@ -36,34 +41,60 @@ class BodyBudget:
         try:
             await asyncio.wait((granted,), timeout=wait_s)
         except asyncio.CancelledError:
-            self._withdraw(entry)
+            self._withdraw(entry, caller)
             raise
         if not granted.done():
-            self._withdraw(entry)
+            self._withdraw(entry, caller)
             msg = (
                 f"The server holds {self.held} bytes of other request bodies, and the limit is "
                 f"{self._most} bytes: try again later"
             )
             raise ServerBusy(msg, retry_after_s=wait_s)
 
-    def give_back(self, size: int) -> None:
-        """Free `size` reserved bytes, and admit bodies that wait for memory."""
-        self.held -= size
-        while self._waiting and self._fits(self._waiting.first()[0]):
-            _, (wanted, granted) = self._waiting.take()
-            self.held += wanted
+    def give_back(self, size: int, caller: str = "") -> None:
+        """Free `size` bytes that `caller` has reserved, and admit bodies that wait for memory."""
+        self._hold(-size, caller)
+        while (name := self._next()) is not None:
+            _, (wanted, granted) = self._waiting.take(name)
+            self._hold(wanted, name)
             granted.set_result(None)
 
-    def _fits(self, size: int) -> bool:
-        return self.held == 0 or self.held + size <= self._most
+    def _next(self) -> str | None:
+        """Return the caller of the waiting body that may be read now; None = no body may be."""
+        firsts = self._waiting.firsts()
+        if firsts and self._fits(firsts[0][1][0], firsts[0][0]):
+            return firsts[0][0]
+        shares = (name for name, (size, _) in firsts if self._has_share(size, name))
+        return next(shares, None)
 
-    def _withdraw(self, entry: tuple[int, asyncio.Future[None]]) -> None:
+    def _hold(self, size: int, caller: str) -> None:
+        self.held += size
+        self._of[caller] = self._of.get(caller, 0) + size
+        if not self._of[caller]:
+            del self._of[caller]
+
+    def _fits(self, size: int, caller: str) -> bool:
+        if self.held == 0 or self.held + size <= self._most:
+            return True
+        return self._has_share(size, caller)
+
+    def _has_share(self, size: int, caller: str) -> bool:
+        """Return whether others hold bytes, and this caller has less than its share with `size`."""
+        callers = len(self._of) + (caller not in self._of)
+        return (
+            bool(caller)
+            and callers > 1
+            and self._of.get(caller, 0) + size <= self._most // callers
+            and self.held + size <= 2 * self._most
+        )
+
+    def _withdraw(self, entry: tuple[int, asyncio.Future[None]], caller: str) -> None:
         size, granted = entry
         if granted.done():
-            self.give_back(size)
+            self.give_back(size, caller)
         else:
             self._waiting.remove(entry)
-            self.give_back(0)  # smaller bodies later in the queue may fit now
+            self.give_back(0, caller)  # smaller bodies later in the queue may fit now
 
 
 class Reservation:
@@ -82,7 +113,7 @@ class Reservation:
     def shrink(self, size: int) -> None:
         """Free all reserved bytes except the first `size` bytes."""
         if size < self.size:
-            self._budget.give_back(self.size - size)
+            self._budget.give_back(self.size - size, self._caller)
             self.size = size
 
     def __enter__(self) -> Reservation:

@@ -34,8 +34,9 @@ class ClientLimits:
 
     max_body_bytes: int = LEAST_BODY_BYTES
     body_timeout_s: float = 60.0
-    # The most bytes of all request bodies together, until their prompts are tokenized, and the most
-    # seconds that a body waits for its reservation (BodyBudget). Bodies up to 64 KiB do not count.
+    # The most bytes of all request bodies together, until their prompts are tokenized, or twice as
+    # many with the shares of other callers, and the most seconds that a body waits for its
+    # reservation (BodyBudget). Bodies up to 64 KiB do not count.
     max_held_bytes: int = LEAST_HELD_BYTES
     body_wait_s: float = 10.0
     # The most admitted sequences that have not finished;
