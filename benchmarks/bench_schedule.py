@@ -8,7 +8,9 @@ budget. `schedule_alone` is the time of `schedule()` in such a step. `schedule_w
 while --waiting further prompts wait. Each has --tokens tokens, 15/16 of them in the prefix cache,
 and enough slots and blocks are free for all. `schedule_windows` is the same for a model with one
 full and five sliding-window cache groups. `arrival` is the time of a new prompt on the engine
-thread: from its message to the first search in the prefix cache.
+thread: from its message to the first search in the prefix cache. `index_slice` is the time, between
+two steps, for a part of the index of n-grams of such a prompt, in CPU time, and `index_longest` for
+the longest part of each prompt; a prompt from the prefix cache is indexed in the same parts.
 
 The other lines are parts of a decode step of many streams: `schedule()`, `pack()`,
 and `step()` of the native executor, which checks the step and runs a model of one embedding.
@@ -28,6 +30,7 @@ from cpuserve import _C
 from cpuserve.bench.schema import percentile
 from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult
@@ -118,6 +121,21 @@ def arrival(tokens, rounds):
     return seconds
 
 
+def index_slices(tokens, rounds):
+    """Return the CPU seconds of each part of the index of `rounds` prompts: a list for each."""
+    shared, found = _C.NgramChances(), []
+    for number in range(rounds):
+        one = request(number, [(i * 7919 + number) % 50_021 for i in range(tokens)], 9)
+        source = NgramDrafts(lambda size: _C.NgramIndex(2, 4, shared, size), 2 * tokens)
+        found.append([])
+        while one.text is None or one.text.tokens < tokens:
+            began = time.thread_time()
+            source.begin()
+            source.propose(one, 7)
+            found[-1].append(time.thread_time() - began)
+    return found
+
+
 class OneEmbedding:
     """A native executor of the smallest model with cache groups; call it inside `team.run`."""
 
@@ -192,6 +210,9 @@ def main():
     write("schedule_windows_alone", alone)
     write("schedule_windows", beside)
     write("arrival", arrival(flags.tokens, flags.rounds))
+    slices = index_slices(flags.tokens, flags.rounds)
+    write("index_slice", [seconds for each in slices for seconds in each])
+    write("index_longest", [max(each) for each in slices])
 
     def decode(name, windows, streams, tokens):
         team = _C.Team(1)

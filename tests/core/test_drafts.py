@@ -10,11 +10,12 @@ from cpuserve.core.cost import CostModel, RowWork, StepWork
 from cpuserve.core.drafts import DraftBudget, StepLimits, learned_rows
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram import NgramIndex
+from cpuserve.core.ngram_drafts import SLICE
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.drafting import make_drafter
-from tests.helpers.fake_executor import REPEATS, FakeModel, reference
+from tests.helpers.fake_executor import REPEATS, VOCAB, FakeModel, reference
 
 # --- what is worth a row -----------------------------------------------------------------------
 
@@ -518,3 +519,16 @@ def test_a_step_that_failed_or_had_prompts_teaches_no_price(monkeypatch):
     engine.step()
     ((work, seconds),) = learned
     assert (work.rows, seconds) == (2, 0.0)
+
+
+def test_a_prompt_from_the_prefix_cache_is_indexed_in_slices(monkeypatch):
+    sizes, add = [], NgramIndex.add
+    monkeypatch.setattr(NgramIndex, "add", lambda *own: (sizes.append(len(own[1])), add(*own))[1])
+    engine = Engine(monkeypatch, num_blocks=300, block_size=64, budget=4096)
+    prompt = [i * 7919 % VOCAB for i in range(3 * SLICE + 100)]
+    for number in range(2):
+        sizes.clear()
+        request = engine.add(number, prompt, max_tokens=9)
+        engine.run()
+        assert (request.cached_tokens > 3 * SLICE) == (number == 1)
+        assert sizes == [SLICE] * 3, "the last tokens are learned from"

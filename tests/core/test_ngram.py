@@ -14,6 +14,7 @@ from cpuserve.core.ngram_drafts import (
     SLICE,
     NgramDrafts,
     indexed_tokens,
+    price_of,
 )
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.request import Request
@@ -181,6 +182,25 @@ def test_a_long_text_is_indexed_in_slices_of_a_step():
     assert fed[3] == (2 * SLICE + 200, SLICE, [True, True, False])
     first.token_ids += first.token_ids[10:13]
     assert propose(source, first, count=2) == [first.token_ids[13:15]]
+
+
+@pytest.mark.parametrize("length", [3 * SLICE, 131_072, 1_000_000])
+def test_a_step_indexes_a_bounded_part_of_all_long_texts(length):
+    source = NgramDrafts(in_cpp(2, 4), 1 << 24)
+    requests = [request_of(length) for _ in range(3 if length < 10**6 else 1)]
+    parts = []
+    while not all(r.text is not None and r.text.tokens == length for r in requests):
+        before = [r.text.tokens if r.text is not None else 0 for r in requests]
+        propose(source, *requests)
+        parts.append([r.text.tokens - b for r, b in zip(requests, before, strict=True)])
+        assert sum(parts[-1]) <= SLICE, "a step takes too long"
+        price = price_of(before[0], length)
+        assert parts[-1][0] * price <= SLICE or parts[-1][0] == 0
+    whole = len(requests) * length / SLICE
+    assert whole <= len(parts) <= 1.25 * whole + 3
+    if length == 131_072:
+        assert parts[0][0] == SLICE // 41
+        assert sorted(map(max, parts))[len(parts) // 4] == SLICE
 
 
 def test_a_text_reserves_memory_as_it_grows_and_not_for_its_longest_response():
