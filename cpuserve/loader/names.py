@@ -49,6 +49,7 @@ _PARTS = re.compile(
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
+    r"|(?:model\.)?(?:vision|audio)_tokenizer\..*"
 )
 
 

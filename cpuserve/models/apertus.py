@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_choice
+from cpuserve.models.config import read_bool, read_choice, read_int, refuse
 from cpuserve.models.llama import attend, build_sandwich, read_decoder
 from cpuserve.models.rope import ORIGINAL
 from cpuserve.models.spec import ModelSpec
@@ -47,6 +48,24 @@ class Apertus:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS, mlp=_mlp)
+
+
+class Apertus15(Apertus):
+    """The part for text of Apertus 1.5. Source: transformers modeling_apertus1p5.
+
+    Text, pictures and sound share the ids of tokens, and only text has rows in the output head.
+    Keys of spec.extra: "inputs", the number of embeddings.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in the config of Apertus 1.5's text part."""
+        inputs = read_int(config, "vocab_size", 266752)
+        outputs = read_int(config, "output_vocab_size", inputs, high=inputs)
+        spec = Apertus.spec({**config, "vocab_size": outputs})
+        if spec.tied and outputs < inputs:
+            refuse("tie_word_embeddings", True, f"false with an output_vocab_size of {outputs}")
+        return replace(spec, extra={**spec.extra, "inputs": inputs})
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:

@@ -16,7 +16,7 @@ _HEAD = ("transform.dense", "transform.LayerNorm", "decoder")  # of masked token
 
 
 class _Mlp(NamedTuple):
-    """The names in an MLP; halves: which half of the rows of `up` is the gates, and which not."""
+    """The tensors of an MLP; halves: which half of the rows of `up` is the gates, and which not."""
 
     up: str
     down: str
@@ -99,7 +99,7 @@ def _queries(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
 
 
 def _is_for_code(config: Mapping[str, Any]) -> bool:
-    """Return whether a config names the published code for models of program text.
+    """Return whether a config is of the published code for models of program text.
 
     No other key of config.json says so. GGUF files have tensors that tell.
     """

@@ -20,6 +20,7 @@ from cpuserve.models.config import (
     read_ids,
     read_int,
     read_windows,
+    refuse,
 )
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
@@ -105,6 +106,29 @@ class Ministral:
             window = read_int(config, "sliding_window", 0, low=0)
         windows = read_windows(config, window, default=lambda _layer: window > 0)
         return read_decoder(config, positions=131072, extra={"windows": windows})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s)
+
+
+class IQuestCoder:
+    """IQuest-Coder V1 40B: Llama. Source: transformers modeling_iquestcoder."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an IQuest-Coder config."""
+        for key in ("clip_qkv", "use_sliding_window"):
+            if config.get(key):
+                refuse(key, config[key], "absent: no released checkpoint has it")
+        defaults = {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+        }
+        return Llama.spec({**defaults, **{k: v for k, v in config.items() if v is not None}})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -461,7 +485,8 @@ def build_sandwich(
 
     softcap: the cap of the logits; 0 = none.
     """
-    x = b.embed("model.embed_tokens", scale=s.embed_scale)
+    inputs = cast("int | None", s.extra.get("inputs"))  # Apertus 1.5 has more than outputs
+    x = b.embed("model.embed_tokens", vocab=inputs, scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms
     for i in range(s.layers):
         layer = f"model.layers.{i}"

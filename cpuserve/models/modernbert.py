@@ -1,8 +1,9 @@
-"""ModernBERT: an encoder with RoPE, gated MLPs, and windows in two of three layers."""
+"""ModernBERT: RoPE, gated MLPs, and windows in two of three layers; an encoder, and a decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.base import GGUF_HEAD
@@ -12,15 +13,16 @@ from cpuserve.models.config import (
     read_choice,
     read_dtype,
     read_float,
+    read_ids,
     read_int,
     read_windows,
 )
 from cpuserve.models.llama import layer_rope, layer_window
-from cpuserve.models.opt import GATED
+from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope, split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
+from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
 
@@ -84,10 +86,68 @@ class ModernBert:
             qkv = b.linear(h, f"{at}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
             a = b.attend_both_sides(qkv, rope=layer_rope(s, i), window=layer_window(s, i))
             b.linear(a, f"{at}.attn.Wo", bias=s.out_bias, add_to=x)
-            h = b.layer_norm(x, f"{at}.mlp_norm", bias=bias)
-            wide = [rows(f"{at}.mlp.Wi", n * s.intermediate, s.intermediate) for n in (0, 1)]
-            then = cast("Then", s.activation)
-            g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)
-            b.linear(g, f"{at}.mlp.Wo", bias=s.mlp_bias, add_to=x)
+            _add_mlp(b, s, at, x)
         leave_linears(b, "head.dense", "head.norm", "classifier", *GGUF_HEAD)
         b.hidden(b.layer_norm(x, "model.final_norm", bias=bias))
+
+
+class ModernBertDecoder:
+    """The decoder of ModernBERT (Ettin). Source: transformers modeling_modernbert_decoder.
+
+    A window has half of the tokens of local_attention, because it has one side.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a config of the decoder."""
+        spec = ModernBert.spec(config)
+        window = read_int(config, "local_attention", 128, low=2) // 2
+        windows = cast("tuple[int, ...]", spec.extra["windows"])
+        then = read_choice(config, "classifier_activation", "gelu", ACTIVATIONS)
+        return replace(
+            spec,
+            pooled=False,
+            encoder=False,
+            tied=read_bool(config, "tie_word_embeddings", True),
+            bos_ids=read_ids(config, "bos_token_id", spec.vocab),
+            eos_ids=read_ids(config, "eos_token_id", spec.vocab),
+            extra={
+                **spec.extra,
+                "windows": tuple(window if keys else 0 for keys in windows),
+                "head": (then, read_bool(config, "classifier_bias", False)),
+                "decoder_bias": read_bool(config, "decoder_bias", True),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        bias, words = cast("bool", s.extra["norm_bias"]), "model.embeddings.tok_embeddings"
+        x = b.layer_norm(b.embed(words), "model.embeddings.norm", bias=bias)
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias) if i else x
+            names = [f"{at}.attn.{part}_proj" for part in "qkv"]
+            qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias)
+            b.rope_store_kv(qkv, layer=i, rope=layer_rope(s, i))
+            a = b.attention(qkv, layer=i, window=layer_window(s, i))
+            b.linear(a, f"{at}.attn.Wo", bias=s.out_bias, add_to=x)
+            _add_mlp(b, s, at, x)
+        h = b.layer_norm(x, "model.final_norm", bias=bias)
+        if s.pooled:
+            b.hidden(h)
+            return
+        then, dense_bias = cast("tuple[Then, bool]", s.extra["head"])
+        h = b.linear(h, "lm_head.dense", features=s.width, bias=dense_bias, then=then)
+        h = b.layer_norm(h, "lm_head.norm", bias=bias)
+        tied_to, shift = words if s.tied else None, cast("bool", s.extra["decoder_bias"])
+        b.logits(h, "model.decoder", tied_to=tied_to, bias=shift)
+
+
+def _add_mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> None:
+    """Add the gated MLP of layer `at` to x."""
+    h = b.layer_norm(x, f"{at}.mlp_norm", bias=cast("bool", s.extra["norm_bias"]))
+    wide = [rows(f"{at}.mlp.Wi", n * s.intermediate, s.intermediate) for n in (0, 1)]
+    then = cast("Then", s.activation)
+    g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)
+    b.linear(g, f"{at}.mlp.Wo", bias=s.mlp_bias, add_to=x)

@@ -71,6 +71,9 @@ _QWEN2_VL = TextPart(
     ),
 )
 TEXT_TYPES = {
+    "apertus1p5_text": TextPart(
+        "Apertus1p5TextForCausalLM", _sizes(266752, 4096, 14336, 32, 32, 65536, hidden_act="xielu")
+    ),
     "cohere2": TextPart("Cohere2ForCausalLM", _sizes(256000, 8192, 22528, 40, 64, 8192)),
     "deepseek_v3": TextPart("DeepseekV3ForCausalLM"),
     "gemma3_text": TextPart("Gemma3ForCausalLM"),
@@ -201,6 +204,7 @@ TEXT_TYPES = {
 # Text models that published models of these kinds have.
 _DENSE = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 TEXT_PARTS = {
+    "Apertus1p5ForConditionalGeneration": Whole("apertus1p5_text", tied=False),
     "AyaVisionForConditionalGeneration": Whole("cohere2", tied=True),
     "Cohere2VisionForConditionalGeneration": Whole("cohere2", tied=True),
     "DeepseekVLForConditionalGeneration": Whole("llama", tied=True),

@@ -126,6 +126,7 @@ FAMILIES = (
         "longcat",
         "bailing-hybrid",
     ),
+    *("apertus1.5", "internlm3", "iquestcoder", "modernbert-decoder"),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )
 

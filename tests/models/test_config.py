@@ -558,6 +558,8 @@ COUNTED |= {
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
         "mimo-v2": ("num_experts_per_tok", "moe_intermediate_size"),
         "longcat": ("num_layers",),
+        "apertus1.5": ("vocab_size", "intermediate_size"),
+        "modernbert-decoder": ("intermediate_size",),
         "zamba2": (
             *("intermediate_size", "num_hidden_layers", "num_attention_heads"),
             "num_mem_blocks",

@@ -52,6 +52,16 @@ VARIANTS = {
     "llama-yarn": ("llama", {"rope_scaling": YARN, "max_position_embeddings": 256}),
     "llama-yarn-5": ("llama", {"rope_theta": None, "rope_parameters": YARN5, "head_dim": 32}),
     "llama-odd-sizes": ("llama", {"hidden_size": 56, "intermediate_size": 99, "vocab_size": 511}),
+    "apertus1.5-fewer-outputs": ("apertus1.5", {"vocab_size": 600, "output_vocab_size": 512}),
+    "modernbert-decoder-biases": (
+        "modernbert-decoder",
+        {
+            **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
+            "tie_word_embeddings": False,
+            "global_attn_every_n_layers": 2,
+        },
+    ),
+    "internlm3-biases": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "qwen2-window": (
         "qwen2",

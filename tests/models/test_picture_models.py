@@ -20,11 +20,14 @@ from tests.helpers.depth import deep_but
 from tests.helpers.pictures import write_picture_model
 from tests.helpers.rounding import program_bound
 from tests.helpers.steps import Sequence, all_rows, step
+from tests.helpers.tiny import tiny_model
 
 TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
 # Other tests have these: transformers writes Kimi's layers under a wrong name, needs Pillow for
-# Gemma 3n, or has no class for the model (tests/llm/test_text_parts.py, below).
+# Gemma 3n, has no class for the model (tests/llm/test_text_parts.py, below), or refuses a small
+# vocabulary (Apertus 1.5, below).
 ELSEWHERE = {
+    "Apertus1p5ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Glm5NextForConditionalGeneration",
@@ -80,6 +83,21 @@ def test_the_text_part_computes_the_logits_of_transformers(model, tmp_path):
     got, bound = logits_of(tmp_path)
     assert abs(got - want).max() <= bound * abs(want).max()
     assert abs(got - np.roll(want, 1, axis=0)).max() > 0.01 * abs(want).max()
+
+
+def test_the_text_part_of_apertus_computes_the_logits_of_its_text_model(tmp_path):
+    source = tiny_model("apertus1.5", vocab_size=600, output_vocab_size=512)
+    text = json.loads((source / "config.json").read_text())
+    whole = {"architectures": ["Apertus1p5ForConditionalGeneration"], "model_type": "apertus1p5"}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "text_config": text}))
+    tensors = load_file(source / "model.safetensors")
+    renamed = {n.replace("model.", "model.language_model.", 1): x for n, x in tensors.items()}
+    others = ("model.vision_tokenizer.quant_conv.weight", "model.audio_tokenizer.head.weight")
+    renamed |= dict.fromkeys(others, np.zeros(3, np.float32))
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = open_checkpoint(tmp_path)
+    check_weights(build_program(spec_from_config(checkpoint.config)), checkpoint.weights)
+    assert np.array_equal(logits_of(tmp_path)[0], logits_of(source)[0])
 
 
 @pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])

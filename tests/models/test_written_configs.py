@@ -37,6 +37,8 @@ CONFIGS = {
     "SarvamMLAForCausalLM": transformers.SarvamMLAConfig,
     "SarvamMoEForCausalLM": transformers.SarvamMoEConfig,
     "Step3p5ForCausalLM": transformers.Step3p7TextConfig,
+    "InternLM3ForCausalLM": transformers.InternLM3Config,
+    "IQuestCoderForCausalLM": transformers.IQuestCoderConfig,
 }
 
 
@@ -203,7 +205,8 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
 # another or adapters (Zamba2), refuses the key (Falcon, Mamba), or drops it (GLM-5.3).
 ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next", "mamba2"}
 ANOTHER_WIDTH |= {"mamba", "falcon-mamba", "zamba2"}
-ANOTHER_WIDTH |= {"sarvam", "sarvam-mla", "step3.5"}  # transformers has no class of their name
+# transformers has no class for them
+ANOTHER_WIDTH |= {"sarvam", "sarvam-mla", "step3.5", "internlm3", "iquestcoder"}
 
 
 @pytest.mark.parametrize(
