@@ -18,7 +18,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.pooling import PoolingParams
-from cpuserve.tokenizer.conversation import MediaPart
+from cpuserve.tokenizer.conversation import MediaPart, is_data_url
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -165,7 +165,7 @@ def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart
     """
     noun = "a file" if document else "an image"
     made = MediaPart(kind="file" if document else "image", type="image", noun=noun, where=where)
-    if isinstance(given, str) and (given.startswith("data:") or "://" in given[:16]):
+    if isinstance(given, str) and (is_data_url(given) or "://" in given[:16]):
         return replace(made, url=given)
     if isinstance(given, str | Path):
         path = Path(given).absolute()

@@ -21,7 +21,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from socket import create_connection, getaddrinfo
 from typing import NoReturn
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable, is_of_the_system
 from cpuserve.fault_points import fault
@@ -31,6 +31,9 @@ _PART_BYTES = 1 << 16
 # Follow no link, and do not wait for the writer of a pipe. Windows has neither of the flags.
 _OPEN_FLAGS: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NAT64 = ip_network("64:ff9b::/96")  # addresses of IPv4 hosts for clients with IPv6 only
+_GLOBAL = ip_network("2000::/3")  # all addresses of IPv6 that are given to hosts in the internet
+_ISATAP = (0x5EFE, 0x02005EFE)  # before the IPv4 address of a host in a tunnel
+_KEPT = "%/:?@!$&'()*+,;=~-._[]"  # characters of a URL that are sent as they are
 _MOST_URL_CHARS = 8192
 DATA = "send its bytes as a data: URL"
 
@@ -77,6 +80,8 @@ def read_source(url: str, rules: SourceRules) -> bytes:
     scheme = parts.scheme.lower()
     if scheme == "file":
         return _file(parts, rules)
+    if scheme in _PORTS and not host:
+        _refuse(f"has a URL without a host: {DATA}")
     if scheme not in _PORTS:
         _refuse(f"has a URL of the scheme {scheme[:20]!r}, which is never fetched: {DATA}")
     if not rules.allows(host):
@@ -163,7 +168,9 @@ def _fetched(parts: SplitResult, host: str, port: int, rules: SourceRules) -> by
 
 
 def _body(connection: http.client.HTTPConnection, parts: SplitResult, rules: SourceRules) -> bytes:
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    target = quote(parts.path or "/", _KEPT) + (
+        f"?{quote(parts.query, _KEPT)}" if parts.query else ""
+    )
     wanted = {"Accept": "image/*, application/pdf", "User-Agent": "cpuserve"}
     connection.request("GET", target, headers={**wanted, "Connection": "close"})
     with connection.getresponse() as response:
@@ -200,12 +207,14 @@ def is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address):
         inner: list[IPv4Address | None] = [address.ipv4_mapped, address.sixtofour]
         inner += address.teredo or ()
-        if address in _NAT64:
+        if address in _NAT64 or int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
             inner.append(IPv4Address(int(address) & 0xFFFFFFFF))
         if not all(is_public(each) for each in inner if each is not None):
             return False
-        if address.ipv4_mapped is not None:
+        if address.ipv4_mapped is not None or address in _NAT64:
             return True
+        if address not in _GLOBAL:
+            return False
     return address.is_global and not address.is_multicast
 
 

@@ -22,7 +22,13 @@ from cpuserve.media.families.table import FRAMES, AnyFamily, family_of, family_w
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
-from cpuserve.tokenizer.conversation import ConversationMessage, Kind, MediaPart, join_texts
+from cpuserve.tokenizer.conversation import (
+    ConversationMessage,
+    Kind,
+    MediaPart,
+    is_data_url,
+    join_texts,
+)
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
@@ -254,7 +260,7 @@ class PictureReader:
             if part.detail and part.detail != "auto":
                 family = family.changed({"detail": part.detail})
             size = len(part.data) + len(part.url)
-            if part.url and not part.url.startswith("data:") and ":" in part.url[:16]:
+            if part.url and not is_data_url(part.url) and ":" in part.url[:16]:
                 data = await _in_time(
                     _FETCHING.run(1, lambda: read_source(part.url, rules.sources)), rules.sources
                 )
@@ -376,7 +382,7 @@ async def _in_time(fetching: Awaitable[bytes], sources: SourceRules) -> bytes:
 
 def _as_data(part: MediaPart) -> MediaPart:
     """Return a part with base64 in `data`; some clients send bare base64 as the URL."""
-    if part.url and not part.data and not part.url.startswith("data:"):
+    if part.url and not part.data and not is_data_url(part.url):
         return replace(part, data=part.url, url="")
     return part
 

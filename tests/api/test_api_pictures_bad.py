@@ -90,6 +90,12 @@ BAD = {
         "is no public address",
     ),
     "an address of this machine": (image("http://[::1]:22/"), "is no public address"),
+    "an address of a site": (image("http://[fec0::1]/"), "is no public address"),
+    "an address in another": (image("http://[64:ff9b:1::7f00:1]/"), "is no public address"),
+    "a URL without a host": (image("http:///a"), "has a URL without a host"),
+    "escapes without end": (image("data:image/png," + "%00" * (1 << 19)), "percent escapes"),
+    "an AVIF": (image(data_url(b"\0\0\0\x20ftypavif" + bytes(200))), "is no picture that"),
+    "a HEIC": (image(data_url(b"\0\0\0\x18ftypheic" + bytes(200))), "is no picture that"),
     "an address as a number": (image("http://2130706433/"), "is no public address"),
     "a URL that is none": (image("http://["), "has an invalid URL"),
     "a URL with a user": (image("http://a:b@example.com/x"), "with a user name"),
@@ -108,12 +114,25 @@ BAD = {
         "content[0]",
     ),
 }
+ENCODED = base64.b64encode(png()).decode()
+NO_EXIF = b"Exif\0\0garbage!!"
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+MORE = {"save_all": True, "append_images": [picture(100, 60, seed) for seed in (1, 2)]}
 # Odd, and read: (a part, the size of its picture).
 READ = {
     "a GIF of 10,000 frames": (image(data_url(frames(10_000))), (8, 8)),
     "CMYK": (image(data_url(saved(RED, "JPEG"))), (64, 64)),
     "16 bits": (image(data_url(saved(GREY))), (64, 64)),
     "bare base64": (image(base64.b64encode(png()).decode()), (100, 60)),
+    "a URL in capitals": (image(f"DATA:image/png;BASE64,{ENCODED}"), (100, 60)),
+    "escapes in base64": (image(f"data:;base64,{ENCODED.replace('+', '%2B')}"), (100, 60)),
+    "an EXIF that is none": (image(data_url(saved(picture(), "JPEG", exif=NO_EXIF))), (100, 60)),
+    "a turned WebP": (image(data_url(saved(picture(), "WEBP", exif=TURNED))), (60, 100)),
+    "a profile that is none": (image(data_url(saved(picture(), icc_profile=b"x"))), (100, 60)),
+    "a WebP of several frames": (image(data_url(saved(picture(), "WEBP", **MORE))), (100, 60)),
+    "a TIFF of several pages": (image(data_url(saved(picture(), "TIFF", **MORE))), (100, 60)),
+    "a ribbon downwards": (image(data_url(png(1, 10_000))), (1, 10_000)),
     "a wrong type": (image(data_url(png(), "application/octet-stream")), (100, 60)),
     "WebP": (image(data_url(saved(picture(), "WEBP"), "image/webp")), (100, 60)),
     "one pixel": (image(data_url(png(1, 1))), (1, 1)),

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -164,6 +165,33 @@ def test_pages_of_a_document_become_pictures(shared):
 def test_documents_that_are_not_read_are_refused(data, why, shared):
     with pytest.raises(InvalidRequest, match=why):
         decoded(shared, data, pages=8)
+
+
+@pytest.mark.deep
+def test_the_largest_webp_fits_into_the_memory_of_its_process(decoder):
+    decoder.cpu_s, decoder.wall_s = 60, 200  # a busy machine may need long
+    most = 6476
+    for more in ({"lossless": True, "method": 0}, {"method": 0}):
+        image = Image.new("RGBA", (most, most), (255, 0, 0, 255))
+        assert decoded(decoder, saved(image, "WEBP", **more), TILE).patches
+    large = saved(Image.new("L", (most, most + 8)), "WEBP", method=0)
+    with pytest.raises(InvalidRequest, match="at most 40 million are accepted in a WebP"):
+        decoded(decoder, large)
+
+
+def test_a_picture_that_is_sent_as_a_file_has_the_limits_of_a_picture(decoder, monkeypatch):
+    jobs = []
+    encode = msgspec.msgpack.encode
+
+    def noted(job):
+        jobs.append(job)
+        return encode(job)
+
+    monkeypatch.setattr("cpuserve.media.decoding.client.msgspec.msgpack.encode", noted)
+    decoded(decoder, png(), pages=64)
+    decoded(decoder, document(2), pages=64, measures=True)
+    decoded(decoder, document(2), pages=2)
+    assert [(job.cpu_s, job.wall_s) for job in jobs] == [(5.0, 20.0), (5.0, 20.0), (7.0, 28.0)]
 
 
 def test_a_file_that_takes_too_much_time_or_memory_is_stopped(decoder):

@@ -103,6 +103,16 @@ def test_redirects_errors_and_users_are_refused(server):
     assert [path for path, _ in server.asked] == ["/redirect", "/other"]
 
 
+def test_paths_are_sent_as_browsers_send_them(server):
+    assert read_source(f"{server.url}/a ü%20%C3.png?q=ä b", RULES) == b"hello"
+    assert [path for path, _ in server.asked] == ["/a%20%C3%BC%20%C3.png?q=%C3%A4%20b"]
+
+
+def test_a_url_without_a_host_is_refused():
+    for url in ("http:///a", "http://./a", "https:a", "http:\\\\127.0.0.1\\a"):
+        assert refused(url).startswith("has a URL without a host")
+
+
 def test_a_file_that_is_too_large_is_refused(server):
     rules = SourceRules(domains=("*",), most_bytes=2999)
     assert "has more than 2999 bytes" in refused(f"{server.url}/large", rules)
@@ -133,6 +143,8 @@ def test_a_host_that_is_not_there_is_refused(server, monkeypatch):
         *("127.0.0.1", "10.1.2.3", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
         *("::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),
         *("224.0.0.1", "93.184.216.34 10.0.0.1"),
+        *("fec0::1", "::127.0.0.1", "64:ff9b:1::7f00:1", "100::1", "5f00::1", "4000::1"),
+        *("2001:db8::5efe:a00:1", "2606:2800:220:1:0:5efe:10.0.0.1", "2606::200:5efe:7f00:1"),
     ],
 )
 def test_addresses_that_are_not_public_are_refused(addresses, monkeypatch):
@@ -140,7 +152,13 @@ def test_addresses_that_are_not_public_are_refused(addresses, monkeypatch):
     assert "is no public address" in refused("http://pictures.example/a")
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808"),
+        *("2002:808:808::1", "2606:2800:220:1:0:5efe:8.8.8.8"),
+    ],
+)
 def test_public_addresses_are_known(address):
     assert is_public(ip_address(address))
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import random
 
 import pytest
 
@@ -27,8 +28,10 @@ def image(**given):
         {"data": "\n".join(BASE64[i : i + 20] for i in range(0, len(BASE64), 20))},
         {"url": f"data:image/png;base64,{BASE64}"},
         {"url": "data:image/png," + "".join(f"%{byte:02X}" for byte in DATA)},
+        {"url": f"DATA:image/png;charset=x;BASE64,{BASE64}"},
+        {"url": f"data:image/png;base64,{BASE64.replace('+', '%2B').replace('/', '%2f')}"},
     ],
-    ids=["base64", "lines", "data URL", "percent"],
+    ids=["base64", "lines", "data URL", "percent", "capitals", "percent in base64"],
 )
 def test_bytes_are_decoded_and_have_their_digest(given):
     read = image(**given).read(len(DATA))
@@ -49,12 +52,31 @@ def test_bytes_are_decoded_and_have_their_digest(given):
         ({"data": BASE64}, len(DATA) - 1, "messages[0] has 48 bytes: at most 47"),
         ({"url": "data:," + "a" * 10}, 9, "messages[0] has 10 bytes: at most 9"),
         ({"data": "A" * 4000}, 99, "messages[0] has more than 99 bytes"),
+        ({"data": "AA==" + BASE64}, 99, "messages[0] is not valid base64"),
+        ({"data": "AA==" * (1 << 20)}, 1 << 24, "messages[0] is not valid base64"),
+        ({"url": "data:," + "%41" * (1 << 19)}, 1 << 24, "messages[0] has 524288 percent escapes"),
+        ({"url": "data:;base64," + "%41" * (1 << 19)}, 1 << 24, "messages[0] has 524288 percent"),
     ],
 )
 def test_invalid_bytes_are_the_clients_error(given, most, why):
     with pytest.raises(InvalidRequest, match=r"^messages\[0\] ") as caught:
         image(**given).read(most)
     assert caught.value.message.startswith(why)
+
+
+@pytest.mark.parametrize("size", [(1 << 20) * 3 // 4, (1 << 20) * 3 // 4 + 1, 3_000_001])
+def test_a_long_text_is_decoded_in_parts(size, monkeypatch):
+    data = random.Random(size).randbytes(size)
+    longest = []
+
+    def decode(text, **more):
+        longest.append(len(text))
+        return b64decode(text, **more)
+
+    b64decode = base64.b64decode
+    monkeypatch.setattr("cpuserve.tokenizer.conversation.base64.b64decode", decode)
+    assert image(data=base64.b64encode(data).decode()).read(size).data == data
+    assert max(longest) <= 1 << 20, "one call would keep all threads waiting"
 
 
 def test_a_text_that_is_too_long_is_not_decoded(monkeypatch):

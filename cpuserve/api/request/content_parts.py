@@ -15,6 +15,7 @@ from cpuserve.tokenizer.conversation import (
     ConversationMessage,
     Kind,
     MediaPart,
+    is_data_url,
     join_texts,
     left_out,
 )
@@ -63,10 +64,10 @@ def media_part(type_: str, where: str, **given: Any) -> MediaPart:
     """
     kind, noun = _KINDS.get(type_, ("other", f"a part of the type {type_[:40]}"))
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
-    if texts.get("data", "").startswith("data:"):
+    if is_data_url(texts.get("data", "")):
         texts["url"] = texts.pop("data")
     url = texts.get("url", "")
-    if url.startswith("data:"):
+    if is_data_url(url):
         texts["media_type"] = url[5:_MAX_HEAD].partition(",")[0].partition(";")[0]
     if kind == "file":
         if texts.get("media_type") == _PDF:

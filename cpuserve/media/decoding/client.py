@@ -19,6 +19,7 @@ from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
 from cpuserve.fault_points import fault
 from cpuserve.limited.server import ForkServer
 from cpuserve.limited.wire import receive, send
+from cpuserve.media.decoding.formats import is_document
 from cpuserve.media.decoding.wire import DECODED, READY, STOPPED, DecodedFile, DecodeJob
 from cpuserve.media.families.table import AnyFamily
 
@@ -103,7 +104,8 @@ class Decoder:
             InvalidRequest: the file cannot be decoded; the message has no subject.
             ServiceUnavailable: no process could be started.
         """
-        pages = most_pages if document and page < 0 else 0
+        draws_pages = page < 0 and not measures and is_document(data)
+        pages = most_pages if draws_pages and document else 0
         job = DecodeJob(
             family,
             measures,

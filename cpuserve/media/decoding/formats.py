@@ -38,9 +38,12 @@ def opened(data: bytes, most_pixels: int) -> tuple[Image, tuple[int, int]]:
     except Exception as error:  # Pillow lets many types of errors of damaged headers pass
         raise _damaged(error) from None
     width, height = image.size
-    if width * height > most_pixels:
+    is_webp = image.format == "WEBP"
+    most = most_pixels * 5 // 8 if is_webp else most_pixels  # its decoder has further copies
+    if width * height > most:
+        kind = " in a WebP" if is_webp else ""
         msg = (
-            f"has {width} x {height} pixels: at most {most_pixels >> 20} million are accepted. "
+            f"has {width} x {height} pixels: at most {most >> 20} million are accepted{kind}. "
             "Scale it down"
         )
         raise InvalidRequest(msg)
