@@ -16,7 +16,13 @@ from cpuserve.config.values import aligned, format_bytes
 from cpuserve.errors import ConfigError, CpuserveError
 
 # Members of a body that concern only its response, which is one token.
-_NOT_WARMED = ("stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens")
+_NOT_WARMED = (
+    *("stream", "stream_options", "n", "best_of", "use_beam_search", "store"),
+    *("max_tokens", "max_completion_tokens", "min_tokens"),
+    *("echo", "logprobs", "top_logprobs", "prompt_logprobs"),
+)
+# All prompts of a file are checked before the first one is sent, so they are in memory together.
+_MOST_BYTES = 256 << 20
 
 
 def ps(args: argparse.Namespace) -> int:
@@ -76,11 +82,7 @@ def warm(args: argparse.Namespace) -> int:
         CpuserveError: the server refuses a prompt; the message names its line.
     """
     target, path = target_of(args), Path(args.file)
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        msg = f"{path}: {error.strerror}"
-        raise ConfigError(msg) from None
+    lines = _content(path).removeprefix(b"\xef\xbb\xbf").splitlines()
     numbered = enumerate(lines, 1)
     asked_for = [(i, _warming(line, f"{path}, line {i}")) for i, line in numbered if line.strip()]
     prompt = cached = 0
@@ -100,6 +102,24 @@ def warm(args: argparse.Namespace) -> int:
     return 0
 
 
+def _content(path: Path) -> bytes:
+    """Return the content of a file or a pipe.
+
+    Raises:
+        ConfigError: it cannot be read, or has more than _MOST_BYTES.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise ConfigError(msg) from None
+    if len(content) > _MOST_BYTES:
+        msg = f"{path} has more than {format_bytes(_MOST_BYTES)}: split it"
+        raise ConfigError(msg)
+    return content
+
+
 def _warming(line: bytes, where: str) -> tuple[str, dict[str, Any]]:
     """Return the endpoint and the body that compute the prompt of a line, and one token."""
     try:
@@ -107,19 +127,23 @@ def _warming(line: bytes, where: str) -> tuple[str, dict[str, Any]]:
     except (msgspec.DecodeError, RecursionError) as error:
         msg = f"{where} is no JSON: {error}"
         raise ConfigError(msg) from None
-    body = {"prompt": given} if isinstance(given, str) else given
+    body, url = {"prompt": given} if isinstance(given, str) else given, None
     if isinstance(body, dict) and isinstance(body.get("body"), dict):
-        body = body["body"]
+        body, url = body["body"], body.get("url")
     if not isinstance(body, dict) or ("messages" in body) == ("prompt" in body):
         msg = (
             f"{where} must be a text, an object with prompt or messages, or a line of a batch with "
             f"such an object as its body"
         )
         raise ConfigError(msg)
-    body = {name: value for name, value in body.items() if name not in _NOT_WARMED}
+    endpoint, most = "/v1/completions", "max_tokens"
     if "messages" in body:
-        return "/v1/chat/completions", {**body, "max_completion_tokens": 1}
-    return "/v1/completions", {**body, "max_tokens": 1}
+        endpoint, most = "/v1/chat/completions", "max_completion_tokens"
+    if url not in (None, endpoint):
+        msg = f"{where} is for another url than {endpoint}, where its prompt can be computed"
+        raise ConfigError(msg)
+    body = {name: value for name, value in body.items() if name not in _NOT_WARMED}
+    return endpoint, {**body, most: 1}
 
 
 def _object(target: Target, path: str, body: bytes | None = None) -> dict[str, Any]:

@@ -104,8 +104,11 @@ def test_warm_sends_each_prompt_for_one_token(capsys, server, tmp_path):
         ("{}", "must be a text"),
         ('{"prompt": "a", "messages": []}', "must be a text"),
         ("[" * 100_000, "is no JSON"),
+        ('{"url": "/v1/messages", "body": {"messages": []}}', "is for another url than /v1/chat"),
+        ('{"url": "/v1/responses", "body": {"prompt": "a"}}', "is for another url than /v1/comp"),
+        ('{"url": {}, "body": {"prompt": "a"}}', "is for another url"),
     ],
-    ids=range(6),
+    ids=range(9),
 )
 def test_warm_sends_nothing_if_a_line_is_invalid(capsys, server, tmp_path, line, said):
     path, before = tmp_path / "p.jsonl", len(server.exchanges)
@@ -115,6 +118,32 @@ def test_warm_sends_nothing_if_a_line_is_invalid(capsys, server, tmp_path, line,
     assert said in error
     assert "line 2" in error
     assert len(server.exchanges) == before
+
+
+def test_warm_sends_no_field_of_the_response_alone(capsys, server, tmp_path):
+    fields = {"min_tokens": 5, "echo": True, "logprobs": 2, "prompt_logprobs": 1, "best_of": 2}
+    before = len(server.exchanges)
+    path = lines_in(tmp_path / "p.jsonl", [{"prompt": "a", "temperature": 0.5, **fields}])
+    assert main(["warm", path, "--url", server.url]) == 0
+    (sent,) = server.exchanges[before:]
+    assert sent.body == {"prompt": "a", "temperature": 0.5, "max_tokens": 1}
+    assert "the server has 1 prompts" in capsys.readouterr().err
+
+
+def test_warm_reads_a_file_with_a_byte_order_mark(capsys, server, tmp_path):
+    path, before = tmp_path / "p.jsonl", len(server.exchanges)
+    path.write_bytes(b'\xef\xbb\xbf"one"\r\n"two"\r\n')
+    assert main(["warm", str(path), "--url", server.url]) == 0
+    assert [each.body["prompt"] for each in server.exchanges[before:]] == ["one", "two"]
+    assert "the server has 2 prompts" in capsys.readouterr().err
+
+
+def test_warm_refuses_a_file_without_an_end(capsys, server, monkeypatch):
+    monkeypatch.setattr(server_models, "_MOST_BYTES", 1 << 20)
+    assert main(["warm", "/dev/zero", "--url", server.url]) == 2
+    assert (
+        capsys.readouterr().err == "cpuserve: error: /dev/zero has more than 1.00 MiB: split it\n"
+    )
 
 
 def test_warm_names_the_line_that_the_server_refuses(capsys, server, tmp_path):
