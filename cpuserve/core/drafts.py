@@ -212,7 +212,8 @@ class Drafter:
         self._clock = clock
         self._began = 0.0  # when the step with `_work` began
         self._work: StepWork | None = None
-        self.budget: DraftBudget | None = None  # of the next step, for drafts of a model
+        self.budget: DraftBudget | None = None  # of the next step; a draft model always has one
+        self._worth, self._worth_of = False, 0  # DraftBudget.is_worth, and of how many rows
         self._rows = self._keys = 0  # of the next step, if it has the same requests
         self._kv = kv
         self._num_tokens = num_tokens
@@ -242,8 +243,10 @@ class Drafter:
             self._rest -= 1
             self._rested += 1
             return
-        budget = self.budget = DraftBudget.after(StepWork(running, keys), self.limits)
-        worth = budget.is_worth
+        self.budget = None
+        if self.has_model or not self._worth or running != self._worth_of:
+            self._make_budget()
+        worth = self._worth
         self._drafted, self._rest = self.has_model, 0 if self.has_model else LONGEST_WAIT
         self.source.begin(self._rested)
         self._rested = 0
@@ -256,22 +259,36 @@ class Drafter:
             if not worth:  # no draft pays, however likely it is
                 self.source.rest(request, 1 + LONGEST_WAIT)
             elif (most := self._most(request)) > 0:
-                self._rest = min(self._rest, self._propose(request, most, budget))
+                self._rest = min(self._rest, self._propose(request, most))
             else:  # the next token ends the response, or a chunk of states
                 self._rest = 0
         if not (self._drafted or self.has_model):
-            self._leave_out(requests, forgives=budget.tokens > 0)
+            self._leave_out(requests)
         if not worth:
             self.limits.price.forgive_drafts(1 + self._rest)
+
+    def _make_budget(self) -> DraftBudget:
+        """Return the budget of the next step, if it has the same requests.
+
+        Most looks at a text find nothing to propose, so they need no budget.
+        """
+        if self.budget is None:
+            work = StepWork(self._rows, self._keys)
+            self.budget = DraftBudget.after(work, self.limits)
+            self._worth, self._worth_of = self.budget.is_worth, self._rows
+        return self.budget
 
     @property
     def _rests(self) -> bool:
         return self._rest > 0 and not self._drafted
 
-    def _leave_out(self, requests: Iterable[Request], *, forgives: bool) -> None:
+    def _leave_out(self, requests: Iterable[Request]) -> None:
         """Drop all drafts: none pays. If some are likely, their price may be too high."""
         drafted = [request for request in requests if request.drafts]
-        if forgives and any(request.chances[0] >= _LIKELY for request in drafted):
+        if not drafted:
+            return
+        likely = any(request.chances[0] >= _LIKELY for request in drafted)
+        if likely and self._make_budget().tokens > 0:
             self.limits.price.forgive_drafts()
         for request in drafted:
             request.drafts, request.chances = [], []
@@ -288,11 +305,11 @@ class Drafter:
             return
         self.prices.observe(work, self._clock() - self._began)
 
-    def _propose(self, request: Request, most: int, budget: DraftBudget) -> int:
+    def _propose(self, request: Request, most: int) -> int:
         """Set the draft tokens of one request; return for how many steps it needs no look."""
         drafts, chances = self.source.propose(request, most)
         count = _before_stop(drafts, request.stop_ids) if drafts else 0
-        paying = budget.count(chances[:count]) if count else 0
+        paying = self._make_budget().count(chances[:count]) if count else 0
         if request.masked or self.has_model:
             request.most_drafts = most
         if request.masked:  # each draft of a grammar costs a bitmask
