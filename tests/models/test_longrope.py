@@ -193,3 +193,20 @@ def test_gguf_files_choose_by_the_same_rule(tmp_path):
         mine = prompt_logprobs(path, tokens, max_model_len=length)
         theirs = prompt_logprobs(source, tokens, max_model_len=length)
         assert (mine - theirs).abs().max() < 1e-3
+
+
+# Configs of Qwen have the longest position before scaling, others the one after it.
+YARNS = {"before": ("qwen2", ORIGINAL), "after": ("llama", 4 * ORIGINAL)}
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("kind", YARNS)
+def test_yarn_has_the_logits_of_transformers_up_to_its_factor_times_the_original(kind, executor):
+    family, longest = YARNS[kind]
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+    path = tiny_model(family, max_position_embeddings=longest, rope_scaling=scaling)
+    tokens = TOKENS[: 4 * ORIGINAL - 1]
+    got = prompt_logprobs(path, tokens, executor=executor)
+    assert (got - expected(path, tokens)).abs().max() < 1e-3
+    plain = tiny_model(family, max_position_embeddings=4 * ORIGINAL)
+    assert (got - expected(plain, tokens)).abs().max() > 1e-2
