@@ -403,6 +403,13 @@ NAMES["t5encoder"] = NAMES["t5encoder-relu"] = {
     "layer.1.DenseReluDense.wi": "ffn_up",
     "layer.1.DenseReluDense.wo": "ffn_down",
 }
+NAMES["step35"] = {
+    **LLAMA,
+    "self_attn.g_proj": "attn_gate",
+    "moe.gate": "ffn_gate_inp",
+    **{f"moe.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"share_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 NAMES["glm-dsa"] = NAMES["deepseek32"]
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["phimoe"] = NAMES["mixtral"]
@@ -957,6 +964,36 @@ ARCHS = {
         {"feed_forward_proj": "relu"},
         {"attention.relative_buckets_count": 32},
     ),
+    "mimo2": (
+        "mimo-v2",
+        {},
+        {
+            "attention.head_count_kv": [1, *[2] * 4, 1, 2],
+            "attention.value_length": 32,
+            "attention.value_scale": 0.707,
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [0, *[1] * 4, 0, 1],
+            "rope.dimension_count": 16,
+            "rope.freq_base_swa": 1e4,
+            "expert_gating_func": 2,
+        },
+    ),
+    "step35": (
+        "step3.5",
+        {},
+        {
+            "attention.head_count": [4, 6, 6, 6, 4],
+            "attention.head_count_kv": [2] * 5,
+            "attention.sliding_window_pattern": [False, *[True] * 3, False],
+            "rope.freq_base": 5e4,
+            "rope.freq_base_swa": 1e4,
+            "expert_shared_feed_forward_length": 56,
+            "expert_weights_scale": 3.0,
+            "expert_weights_norm": True,
+            "swiglu_clamp_exp": [0.0, 0.0, 0.0, 0.4, 0.0],
+            "swiglu_clamp_shexp": [0.0, 0.0, 0.3, 0.0, 0.5],
+        },
+    ),
     "phimoe": ("phimoe", {"router_jitter_noise": 0.01}, {}),
     "minimax-m2": (
         "minimax-m2",
@@ -1008,6 +1045,7 @@ ADDED_NORMS = (
     "qwen35moe",
     "qwen3next",
     "qwen3next-fused",
+    "step35",
 )
 BERTS = (
     "bert",
@@ -1039,4 +1077,15 @@ LAYER_NORM = (
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.
-OTHER_KEYS = (*STATES, "gpt2", "starcoder", "bloom", "mpt", "falcon", "falcon-40b", *BERTS, *T5S)
+OTHER_KEYS = (
+    *STATES,
+    "gpt2",
+    "starcoder",
+    "bloom",
+    "mpt",
+    "falcon",
+    "falcon-40b",
+    *BERTS,
+    *T5S,
+    "step35",
+)

@@ -125,8 +125,10 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "bailingmoe": 6e5,
         "bailingmoe2": 6e5,
         "phimoe": 1e6,
+        "mimo2": 5e6,
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
+    base = None if isinstance(base, list) else base  # a base of each layer, as in Step 3.5
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
     halves = dict.fromkeys(("glm4", "glm4moe", "nemotron", "phi2", "bailingmoe2"), 0.5)
     shares = {**halves, "stablelm": 0.25, "gptneox": 0.25}
@@ -270,7 +272,7 @@ def renamed(arch, tensors, heads, kv):
             kind = "" if arch == "granitehybrid-dense" else kind
             for part, half in zip(("gate", "up"), np.split(value, 2, axis=-2), strict=True):
                 out[f"blk.{stem.split('.')[2]}.ffn_{part}{kind}.weight"] = half
-        elif name.endswith("expert_bias"):
+        elif name.endswith(("expert_bias", "router_bias")):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
         elif name.endswith((".mamba.D", ".mixer.D")):
             out[f"blk.{stem.split('.')[2]}.ssm_d"] = value

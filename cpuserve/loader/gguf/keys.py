@@ -94,9 +94,9 @@ class Keys:
     def windows(self) -> list[str]:
         """Return the kind of each layer: "sliding_attention" or "full_attention"."""
         windows = self.raw("attention.sliding_window_pattern")
-        if not isinstance(windows, list) or not all(isinstance(w, bool) for w in windows):
+        if not isinstance(windows, list) or not all(w in (0, 1) for w in windows):
             self.fail("attention.sliding_window_pattern", windows, "a list of booleans")
-        return [("full_attention", "sliding_attention")[w] for w in windows]
+        return [("full_attention", "sliding_attention")[w] for w in windows[: self.layers()]]
 
     def numbers(self, tensor: str) -> list[float] | None:
         """Return the numbers in a small F32 tensor; None if the file has no such tensor."""

@@ -51,7 +51,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     if arch.states:
         config |= {"num_attention_heads": 0, "num_key_value_heads": 0}
     else:
-        _add_heads(config, keys)
+        _add_heads(config, keys, narrow=arch.narrow)
         _add_rope(config, keys, arch.yarn)
         _add_window(config, keys)
     _add_tokens(config, file)
@@ -84,7 +84,7 @@ def _dtype(file: GgufFile) -> str:
     return _DTYPES.get(max(weight, key=lambda d: weight[d]), "bfloat16")
 
 
-def _add_heads(config: dict[str, Any], keys: Keys) -> None:
+def _add_heads(config: dict[str, Any], keys: Keys, *, narrow: bool) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads, some=True)
@@ -93,7 +93,7 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
         return
     head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))
     value_dim = keys.count("attention.value_length", head_dim)
-    if value_dim != head_dim:
+    if value_dim != head_dim and not narrow:
         keys.fail("attention.value_length", value_dim, f"{head_dim}, as the key length")
     config["head_dim"] = head_dim
 

@@ -1,10 +1,10 @@
-"""GGUF files of DeepSeek V2 and V3, of GLM 4, and of Kimi Linear."""
+"""GGUF files of DeepSeek V2 and V3, GLM 4 and 5, Kimi Linear, MiMo V2 and Step 3.5."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid, shared
+from cpuserve.loader.gguf.archs.experts import EXPERTS, PARTS, experts, need_sigmoid, shared
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
@@ -119,6 +119,88 @@ def latent_settings(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _by_kind(keys: Keys, key: str, kinds: list[str]) -> dict[str, int]:
+    """Return the number of heads of each kind of layer; all layers of a kind must have as many."""
+    found: dict[str, int] = {}
+    for i, kind in enumerate(kinds):
+        heads = keys.of_layer(key, i)
+        if found.setdefault(kind, heads) != heads:
+            keys.fail(key, keys.raw(key), "the same for all layers of a kind")
+    return {"full_attention": found[kinds[0]], "sliding_attention": found[kinds[0]], **found}
+
+
+def _routed_layers(keys: Keys) -> list[str]:
+    routed = [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers())]
+    return ["sparse" if has else "dense" for has in routed]
+
+
+def _local_theta(keys: Keys) -> float:
+    return keys.real("rope.freq_base_swa", keys.real("rope.freq_base", 10000.0))
+
+
+def _mimo2(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for MiMo V2; the files of Flash have no scale of values."""
+    need_sigmoid(keys)
+    kinds, settings = keys.windows(), experts(keys)
+    kv_heads = _by_kind(keys, "attention.head_count_kv", kinds)
+    share = keys.count("rope.dimension_count") / keys.count("attention.key_length")
+    scaled = keys.raw("attention.value_scale") is not None
+    return {
+        **settings,
+        "n_routed_experts": settings["num_experts"],
+        "num_key_value_heads": kv_heads["full_attention"],
+        "swa_num_key_value_heads": kv_heads["sliding_attention"],
+        "v_head_dim": keys.count("attention.value_length"),
+        "attention_value_scale": keys.real("attention.value_scale") if scaled else None,
+        "layer_types": kinds,
+        "mlp_layer_types": _routed_layers(keys),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "partial_rotary_factor": share,
+        "swa_rope_theta": _local_theta(keys),
+    }
+
+
+def _step35(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Step 3.5; llama.cpp rotates half of full layers' heads."""
+    need_sigmoid(keys)
+    kinds, settings, rotary = keys.windows(), experts(keys), keys.count("rope.dimension_count")
+    if not keys.flag("expert_weights_norm", True):
+        keys.fail("expert_weights_norm", False, "true")
+    heads = _by_kind(keys, "attention.head_count", kinds)
+    kv_heads = set(_by_kind(keys, "attention.head_count_kv", kinds).values())
+    if len(kv_heads) > 1:
+        wanted = "the same for all layers"
+        keys.fail("attention.head_count_kv", keys.raw("attention.head_count_kv"), wanted)
+    full: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base")}
+    if factors := keys.numbers("rope_freqs.weight"):
+        full |= {"rope_type": "freq_factors", "freq_factors": factors[: rotary // 4]}
+    local = {"rope_theta": _local_theta(keys), "partial_rotary_factor": 1.0}
+    limits = {
+        key: keys.raw(f"swiglu_clamp_{name}")
+        for key, name in (("swiglu_limits", "exp"), ("swiglu_limits_shared", "shexp"))
+    }
+    return {
+        **{key: value and value[: keys.layers()] for key, value in limits.items()},
+        "moe_num_experts": settings["num_experts"],
+        "moe_top_k": settings["num_experts_per_tok"],
+        "moe_intermediate_size": settings["moe_intermediate_size"],
+        "share_expert_dim": keys.count("expert_shared_feed_forward_length"),
+        "moe_router_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "mlp_layer_types": _routed_layers(keys),
+        "num_attention_heads": heads["full_attention"],
+        "num_sliding_attention_heads": heads["sliding_attention"],
+        "layer_types": kinds,
+        "rope_theta": None,
+        "rope_scaling": None,
+        "partial_rotary_factor": None,
+        "rope_parameters": {
+            "full_attention": {**full, "partial_rotary_factor": 0.5},
+            "sliding_attention": local,
+        },
+    }
+
+
 # The tensors of latent attention and of the experts, in layers with latent attention.
 LATENT = {
     **EXPERTS,
@@ -192,6 +274,32 @@ ARCHS = {
     ),
     "deepseek32": GgufArch(
         "DeepseekV32ForCausalLM", "deepseek_v32", {**LATENT, **_INDEXER}, _deepseek32
+    ),
+    "mimo2": GgufArch(
+        "MiMoV2FlashForCausalLM",
+        "mimo_v2_flash",
+        {
+            **EXPERTS,
+            "attn_sinks": "self_attn.sinks",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        _mimo2,
+        mixed=True,
+        narrow=True,
+    ),
+    "step35": GgufArch(
+        "Step3p5ForCausalLM",
+        "step3p5",
+        {
+            "attn_gate": "self_attn.g_proj",
+            "ffn_gate_inp": "moe.gate",
+            **{f"ffn_{part}_exps": f"moe.{part}_proj" for part in PARTS},
+            **{f"ffn_{part}_shexp": f"share_expert.{part}_proj" for part in PARTS},
+            "exp_probs_b": "moe.router_bias",
+        },
+        _step35,
+        added_norms=True,
+        mixed=True,
     ),
     "glm-dsa": GgufArch("GlmMoeDsaForCausalLM", "glm_moe_dsa", {**LATENT, **_INDEXER}, _glm_dsa),
     "deepseek2": GgufArch(

@@ -31,6 +31,7 @@ class GgufArch:
     tiled: whether the converter reorders the value heads of gated delta nets.
     yarn: the YaRN parameters of the family that GGUF files do not store.
     mixed: whether metadata may be lists with a number for each layer, as layers differ in size.
+    narrow: whether values may be narrower than keys; `settings` then returns their width.
     states: whether no layer attends; the numbers of heads and of MLP features are 0 in the file.
     """
 
@@ -47,4 +48,5 @@ class GgufArch:
     top: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
     mixed: bool = False
+    narrow: bool = False
     states: bool = False

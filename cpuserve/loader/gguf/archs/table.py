@@ -45,7 +45,7 @@ REASONS = {
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     **dict.fromkeys(
-        ("gptj", "mimo2", "step35"),
+        ("gptj",),
         "give the safetensors of the model, which run",
     ),
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
