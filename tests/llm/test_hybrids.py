@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from cpuserve import _C, LLM, SamplingParams
+from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
 from tests.helpers.answers import exact, exact_answers
@@ -194,3 +195,15 @@ def test_a_lost_state_is_computed_again(tmp_path, family, alone):
         file.write_bytes(data)
     with make(family, prefix_cache_dir=str(tmp_path)) as llm:
         assert cached_answers(llm) == (alone, [0] * len(PROMPTS))
+
+
+@pytest.mark.parametrize("family", ["granite4-hybrid", "mamba"])
+def test_dry_needs_memory_for_the_text_only_in_a_model_without_positions(family):
+    params = SamplingParams(max_tokens=8, temperature=0.0, dry_multiplier=0.8, ignore_eos=True)
+    with LLM(str(tiny_model(family)), max_model_len=192, max_num_seqs=4) as llm:
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
+        _, before = resident_bytes()
+        (output,) = llm.generate([[5, 6, 7, 5, 6]], params)
+        _, after = resident_bytes()
+    assert len(output.outputs[0].token_ids) == 8
+    assert after - before < 1 << 30  # as many tokens as a position can count would take 16 GB
