@@ -218,8 +218,8 @@ class Executor:
     def kv_block_bytes(self) -> int:
         """Bytes of one KV block in all layers."""
     def read_hidden(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Return the inputs of the logits for these tokens of the last step, as fp32
-        [n, width]. Call it before anything else runs."""
+        """Return the inputs of the logits (or Logits.kept) for these tokens of the last step, as
+        fp32 [n, width]. Call it before anything else runs."""
     def write_media(self, first: int, rows: npt.NDArray[np.float32]) -> None:
         """Overwrite rows of the media buffer from row `first` on, between steps."""
     def grow_kv(self) -> bool:

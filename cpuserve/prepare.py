@@ -65,8 +65,8 @@ def prepare(
     Raises:
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
+    from cpuserve.loader.eagle_heads import with_any_head
     from cpuserve.loader.gguf.mmproj import choose_mmproj
-    from cpuserve.loader.guess_heads import with_head
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes
 
@@ -75,14 +75,14 @@ def prepare(
     _check_tokenizer(asked)
     path = find(asked.options, progress)
     mmproj = choose_mmproj(asked.options.wanted_mmproj, path)
-    sources = _sources(asked.options, path, mmproj)
     spec, facts = model_facts(asked.options, path)
-    facts, more = with_head(facts, path, asks_for_head(asked.options))
+    own = options_of_draft(asked.options)
+    found = [] if own is None else [find(own, progress)]
+    sources = [*_sources(asked.options, path, mmproj), *source_files(found)]
+    facts, more = with_any_head(facts, path, asks_for_head(asked.options), *found)
     notes += more
-    if (own := options_of_draft(asked.options)) is not None:
-        found = find(own, progress)
-        facts = replace(facts, draft=checked_draft(model_facts(own, found)[1]))
-        sources += source_files([found])
+    if own is not None and facts.draft is None:
+        facts = replace(facts, draft=checked_draft(model_facts(own, *found)[1]))
     _check_override(asked)
     host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)

@@ -10,7 +10,9 @@ from cpuserve.errors import ConfigError
 
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.
-AUTO, NGRAM, DRAFT_MODEL, MTP = "auto", "ngram", "draft_model", "mtp"
+AUTO, NGRAM, DRAFT_MODEL, MTP, EAGLE3 = "auto", "ngram", "draft_model", "mtp", "eagle3"
+# Methods that need a second checkpoint, and those that are heads of the model.
+WITH_MODEL, HEADS = (DRAFT_MODEL, EAGLE3), (MTP, EAGLE3)
 # Names of vLLM for "mtp", by the architecture of the model.
 MTP_OF = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
@@ -27,7 +29,9 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     kv_blocks: the number of its KV blocks.
     max_tokens: the most tokens of its steps.
-    head: whether it is the head for multi-token prediction in the checkpoint of the engine's model.
+    head: whether it is a head, which reads hidden states of the engine's model: in the checkpoint
+      of this model (multi-token prediction), or in its own one (EAGLE-3).
+    layers: the layers of the engine's model from which an EAGLE-3 head reads.
     """
 
     model: str
@@ -39,6 +43,7 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_tokens: int
     max_model_len: int
     head: bool = False
+    layers: list[int] = []
 
 
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
@@ -49,6 +54,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     method AUTO: the same, with less memory (`automatic`).
     method "draft_model": the same as AUTO, and the tokens that `model` generates.
     method "mtp": the same as AUTO, where the checkpoint must have a head for it.
+    method "eagle3": the same as AUTO, and the tokens that the EAGLE-3 head `model` guesses.
     """
 
     method: str
@@ -113,11 +119,12 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
     model = values.get("model") or ""
     method = values.get("method") or (DRAFT_MODEL if model else None)
     method = MTP if method in MTP_OF else method
-    if method not in (NGRAM, DRAFT_MODEL, MTP):
-        msg = f'method must be "{NGRAM}", "{DRAFT_MODEL}" or "{MTP}"'
+    if method not in (NGRAM, DRAFT_MODEL, MTP, EAGLE3):
+        msg = f'method must be "{NGRAM}", "{DRAFT_MODEL}", "{MTP}" or "{EAGLE3}"'
         raise ValueError(msg)
-    if not isinstance(model, str) or bool(model) != (method == DRAFT_MODEL):
-        msg = f'model must name a draft model, with the method "{DRAFT_MODEL}" or none'
+    if not isinstance(model, str) or bool(model) != (method in WITH_MODEL):
+        msg = f'model must name a draft model, with the method "{DRAFT_MODEL}" or none, '
+        msg += f'or a head, with the method "{EAGLE3}"'
         raise ValueError(msg)
     tokens = _whole(values, "num_speculative_tokens", MOST_TOKENS) or 5
     most, least = (

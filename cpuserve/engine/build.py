@@ -30,6 +30,7 @@ from cpuserve.log import get_logger
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.config.speculation import DraftModelConfig
+    from cpuserve.loader.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor
     from cpuserve.runtime.native import NativeExecutor
 
@@ -117,6 +118,7 @@ def _draft_model(
         return None
     own = msgspec.structs.replace(
         config,
+        draft=None,
         model=draft.model,
         model_path=draft.path,
         tokenizer_path=draft.tokenizer_path,
@@ -139,32 +141,40 @@ def _draft_model(
     if draft.head:
         own = msgspec.structs.replace(own, media_rows=draft.max_tokens, weight_cache_bytes=0)
         try:
-            executor = _head_executor(own, team)
+            head, executor = _head_executor(own, config.model_path, draft.layers, team)
         except ModelError as error:
             if config.speculation is None or config.speculation.method != AUTO:
                 raise
             log.warning("no tokens are guessed with the head of the model: %s", error)
             return None
         kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=False)
-        return DraftHead(executor, kv, vocab, draft.max_model_len, target)
+        return DraftHead(executor, kv, vocab, draft.max_model_len, target, head)
     executor, own_vocab, *_ = _on_program(own, None, team)
     check_vocabulary(config, draft, min(vocab, own_vocab))
     kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     return DraftModel(executor, kv, vocab, draft.max_model_len)
 
 
-def _head_executor(config: EngineConfig, team: Any) -> Executor:
-    """Return an executor of the head for multi-token prediction in the checkpoint of the model."""
+def _head_executor(
+    config: EngineConfig, model: str, layers: list[int], team: Any
+) -> tuple[GuessHead, Executor]:
+    """Return a head and its executor.
+
+    model: the path of the engine's model. layers: those that an EAGLE-3 head reads.
+    """
+    from cpuserve.loader.eagle_heads import open_eagle
     from cpuserve.loader.guess_heads import open_head
     from cpuserve.quant import quantize_online
     from cpuserve.runtime.native import NativeExecutor
 
-    found = open_head(Path(config.model_path))
+    path = Path(config.model_path)
+    found = open_eagle(path, Path(model)) if layers else open_head(path)
     if found is None:
         msg = f"{config.model_path} has no head that guesses tokens any more"
         raise ModelError(msg)
     head, weights = found
-    return NativeExecutor(config, head.program, quantize_online(weights, config.quantize), team)
+    weights = quantize_online(weights, config.quantize)
+    return head, NativeExecutor(config, head.program, weights, team)
 
 
 def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) -> None:
@@ -277,6 +287,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, build_tower, spec_from_config
     from cpuserve.models.bert import reads_types
+    from cpuserve.program.operations.columns import with_taps
     from cpuserve.quant import quantize_online
     from cpuserve.tokenizer.ends import end_ids
 
@@ -295,6 +306,8 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     if config.adapters or config.adapter_slots:
         adapted = AdaptedModel(config, spec, program)
         program, weights = adapted.program, adapted.weights(weights)
+    if config.draft is not None and config.draft.layers:
+        program = with_taps(program, config.draft.layers)
     executor: Executor
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor

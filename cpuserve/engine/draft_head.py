@@ -1,4 +1,8 @@
-"""DraftHead: draft tokens of a head of the model, which reads the hidden states of its steps."""
+"""DraftHead: draft tokens of a head of the model, which reads the hidden states of its steps.
+
+A head for multi-token prediction reads the inputs of the output matrix. An EAGLE-3 head reads the
+inputs of some layers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ from cpuserve.engine.draft_model import FEW, TRY_AFTER, Draft, DraftedText, Draf
 from cpuserve.ids import RequestId, SlotId
 
 if TYPE_CHECKING:
-    from cpuserve.runtime.executor import Executor, StepRows
+    from cpuserve.loader.guess_heads import GuessHead
+    from cpuserve.runtime.executor import Executor, Float32, StepRows
 
 # A random number is a function of seed + WEYL * (position of the sampled token + 1), modulo 2^64
 # (`uniform` in csrc/kernels/table/sampling.h).
@@ -28,7 +33,7 @@ EARLY = 4
 
 
 class DraftHead(DraftModel):
-    """Guesses the tokens after running texts with a head for multi-token prediction.
+    """Guesses the tokens after running texts with a head of the model.
 
     A row of the head reads the hidden state of token p and the embedding of token p + 1, and
     guesses token p + 2. It attends to earlier rows, with keys in blocks of its own. The model keeps
@@ -41,15 +46,27 @@ class DraftHead(DraftModel):
     and after a prefix that was found in the cache.
 
     target: the executor of the model.
+    head: the head that `executor` runs.
     """
 
     most_rests = 8 * TRY_AFTER  # each try also computes the rows of all texts for EARLY rounds
 
     def __init__(
-        self, executor: Executor, kv: KvManager, vocab: int, longest: int, target: Executor
+        self,
+        executor: Executor,
+        kv: KvManager,
+        vocab: int,
+        longest: int,
+        target: Executor,
+        head: GuessHead,
     ) -> None:
         super().__init__(executor, kv, vocab, longest)
         self._target = target
+        self._ids = head.ids
+        # A row of the media buffer has the hidden state of an EAGLE-3 head before the inputs of the
+        # model's layers. Other heads read both in the same columns.
+        self._columns = head.program.media_width
+        self._own_columns = head.spec.width if head.layers else 0
         self._last: dict[SlotId, int] = {}  # the row of each text's last token in the last step
 
     def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
@@ -171,12 +188,28 @@ class DraftHead(DraftModel):
         own = [self._last[chunk.slot] for chunk in chunks if chunk.media is None]
         theirs = [row for chunk in chunks for row in chunk.media or ()]
         source = self.executor if own else self._target
-        self.executor.write_media(0, source.read_hidden(np.array(own or theirs, np.int32)))
+        states = source.read_hidden(np.array(own or theirs, np.int32))
+        self.executor.write_media(0, self._as_media(states, own=bool(own)))
         ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         for chunk, begin, end in zip(chunks, ends, ends[1:], strict=False):
             chunk.media = list(range(begin, end))
             self._last[chunk.slot] = end - 1
-        return super()._step(chunks)
+        results = super()._step(chunks)
+        if self._ids is not None:
+            for row in results:
+                row.token = int(self._ids[row.token]) if row.token >= 0 else row.token
+        return results
+
+    def _as_media(self, states: Float32, *, own: bool) -> Float32:
+        """Return rows of the media buffer with hidden states of the head (`own`) or the model."""
+        if not self._own_columns:
+            return states
+        rows = np.zeros((len(states), self._columns), np.float32)
+        if own:
+            rows[:, : self._own_columns] = states
+        else:
+            rows[:, self._own_columns :] = states
+        return rows
 
 
 class _Rows(NamedTuple):

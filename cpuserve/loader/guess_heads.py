@@ -23,6 +23,9 @@ from cpuserve.program.operations.dense import Logits
 from cpuserve.program.parts import stored_needs
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from cpuserve.models.spec import ModelSpec
     from cpuserve.platforms.base import ModelFacts
     from cpuserve.program.program import Program
@@ -61,11 +64,15 @@ class GuessHead:
     """A head of a checkpoint: its hyperparameters and its Program.
 
     called: how a tensor begins in the Program, and in the checkpoint.
+    layers: the layers of the model that it reads the inputs of; () = of the output matrix.
+    ids: the token of each of its logits; None = a logit for each token of the model.
     """
 
     spec: ModelSpec
     program: Program
     called: Mapping[str, str]
+    layers: tuple[int, ...] = ()
+    ids: npt.NDArray[np.int64] | None = None
 
     def stored(self, name: str) -> str:
         """Return the name in the checkpoint of a tensor of the Program."""
@@ -142,10 +149,10 @@ def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, li
         raise ModelError(msg)
     if found is None:
         return facts, []
-    return replace(facts, draft=_facts(found[0], facts)), []
+    return replace(facts, draft=head_facts(found[0], facts)), []
 
 
-def _facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
+def head_facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
     """Return the facts about a head; model: those about its model.
 
     The bytes of a GGUF file, or of a checkpoint that is not quantized, include its head. Only the

@@ -101,7 +101,8 @@ class ModelFacts:
     mmproj: the file with the tower of a model in a GGUF file.
     tower: the tower of a model that reads pictures.
     draft: the model that guesses tokens for this one; None = there is no such model.
-    head: whether this is a head for multi-token prediction, which is the draft of its model.
+    head: whether this is a head, which is the draft of its model and reads its hidden states.
+    layers: the layers of the model that the head reads the inputs of (EAGLE-3).
     """
 
     name: str
@@ -145,6 +146,7 @@ class ModelFacts:
     tower: TowerFacts | None = None
     draft: ModelFacts | None = None
     head: bool = False
+    layers: tuple[int, ...] = ()
 
     @property
     def picture_span(self) -> int:

@@ -6,7 +6,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import (
     AUTO,
-    MTP,
+    HEADS,
     DraftModelConfig,
     Speculation,
     asked_speculation,
@@ -29,8 +29,8 @@ def speculation_of(options: EngineOptions, facts: ModelFacts, executor: str) -> 
     got = asked_speculation(
         options.speculate, options.speculative_config, options.model_draft, options.draft_max
     )
-    if got is not None and got.method == MTP and executor != "native":
-        msg = f"speculative_config: {MTP} needs the native executor, not {executor}"
+    if got is not None and got.method in HEADS and executor != "native":
+        msg = f"speculative_config: {got.method} needs the native executor, not {executor}"
         raise ConfigError(msg)
     if got is None or got.method != AUTO:
         return got
@@ -50,13 +50,15 @@ def options_of_draft(options: EngineOptions) -> EngineOptions | None:
 def asks_for_head(options: EngineOptions) -> str:
     """Return "auto" if a head of the checkpoint may guess tokens, "mtp" if it must, or "" if not.
 
-    "auto": if the checkpoint has a head, it is used.
+    "auto": if the checkpoint has a head, it is used. "eagle3": a head in the options.
     """
     asked = asked_speculation(
         options.speculate, options.speculative_config, options.model_draft, options.draft_max
     )
-    if asked is None or asked.method not in (AUTO, MTP):
+    if asked is None or asked.method not in (AUTO, *HEADS):
         return ""
+    if asked.model:
+        return asked.method
     return "" if options.executor not in (None, "auto", "native") else asked.method
 
 
@@ -135,4 +137,5 @@ def draft_config(draft: ModelFacts | None, config: EngineConfig) -> DraftModelCo
         max_tokens=draft_tokens(config.max_num_seqs, config.max_num_batched_tokens),
         max_model_len=min(config.max_model_len, draft.max_position),
         head=draft.head,
+        layers=list(draft.layers),
     )

@@ -174,7 +174,7 @@ class Interpreter:
         for (first, part), end in zip(starts, ends, strict=True):
             self.begin(part)
             self._run_to(end, first, values)
-        (head,) = self.program.ops[-1].reads()
+        head, *_ = self.program.ops[-1].reads()
         return values[head][self.row_token]
 
     def run_to(self, arrays: HasWords, index: int) -> list[Tensor]:
@@ -189,6 +189,7 @@ class Interpreter:
         check_step(
             step,
             vocab=self.program.vocab,
+            ids=self.program.ids,
             num_blocks=self.num_blocks,
             block=BLOCK,
             groups=self._groups,

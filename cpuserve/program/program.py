@@ -100,6 +100,11 @@ class Program:
         return {rope for rope in found if rope is not None}
 
     @property
+    def ids(self) -> int:
+        """Return the number of token ids: rows of the largest embedding, or logits if more."""
+        return max(self.vocab, *(getattr(op, "vocab", 0) for op in self.ops))
+
+    @property
     def num_axes(self) -> int:
         """Return on how many axes tokens have places in steps with angles."""
         return max((op.num_axes for op in self.ops), default=0)

@@ -186,9 +186,11 @@ def check_step(
     num_media: int = 0,
     axes: int = 0,
     max_position: int = 2**31 - 1,
+    ids: int = 0,
 ) -> None:
     """Raise ValueError if an index in `step` is out of range; call it before the step runs.
 
+    ids: the number of token ids, if there are more of them than the `vocab` logits.
     groups: number of cache groups; if num_states is not 0, the last group has state slots.
     num_media: number of rows of the media buffer.
     axes: number of axes of the program's ropes; max_position: places on an axis are below it.
@@ -196,7 +198,7 @@ def check_step(
     if step.num_groups != groups:
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
         raise ValueError(msg)
-    _check_range("token id", step.token_ids, vocab)
+    _check_range("token id", step.token_ids, max(ids, vocab))
     _check_range("media row", step.media_rows + 1, num_media + 1)
     _check_range("angle", step.angles, max_position)
     if len(step.angles) not in (0, axes * step.num_tokens):

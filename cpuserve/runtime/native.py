@@ -178,7 +178,7 @@ class NativeExecutor:
         return {} if words is None else rows_by_slot(words)
 
     def read_hidden(self, rows: Int32) -> Float32:
-        """Return the inputs of the logits, [n, width], for these rows of the last step."""
+        """Return inputs of the logits, or of Logits.kept, [n, width], for rows of the last step."""
         return self.native.read_hidden(rows)
 
     def cancel(self, on: bool = True) -> None:

@@ -224,7 +224,7 @@ void define_steps(py::class_<Executor>& executor) {
           "read_hidden",
           [](const Executor& e, const Words& rows) {
             Array<float> out(
-                {static_cast<py::ssize_t>(rows.size()), static_cast<py::ssize_t>(e.logit_width())});
+                {static_cast<py::ssize_t>(rows.size()), static_cast<py::ssize_t>(e.kept_width())});
             e.read_hidden(span_of(rows), out.mutable_data());
             return out;
           },

@@ -146,11 +146,12 @@ class Executor {
   // Writes the patches of the next steps: `rows` are whole rows of Program::patch_width() bytes.
   // Throws std::invalid_argument if they are not, or are more than a step can have tokens.
   void write_patches(Span<const uint8_t> rows);
-  // Copies rows `rows` of the value that the logits are computed from, as fp32 [rows, width], to
-  // `to`: the hidden states of these tokens of the last step. Call it before anything else runs.
+  // Copies rows `rows` of the value that the logits are computed from (or of LogitsOp::kept), as
+  // fp32 [rows, width], to `to`: the hidden states of these tokens of the last step. Call it before
+  // anything else runs.
   // Throws std::invalid_argument if the last step has no such row.
   void read_hidden(Span<const int32_t> rows, float* to) const;
-  int64_t logit_width() const;  // columns of these rows; 0 = the program has no logits
+  int64_t kept_width() const;  // columns of these rows; 0 = the program has no logits
   int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
   // Runs the operations up to and including number `op`; returns the inputs and the output of `op`.
   // If the previous call tapped an earlier operation of this step, it continues after that one.

@@ -27,21 +27,23 @@ Ends ends_of(const Op& op, const Program& program) {
   return out;
 }
 
-// Returns the value that the logits of the program are computed from; kNone if it has none.
-Id logit_value(const Program& program) {
+// Returns the value that the logits of the program are computed from, or the one that is kept
+// instead of it; kNone if the program has no logits.
+Id hidden_value(const Program& program) {
   const auto* logits = std::get_if<LogitsOp>(&program.ops().back());
-  return logits ? logits->x : kNone;
+  if (!logits) return kNone;
+  return logits->kept == kNone ? logits->x : logits->kept;
 }
 
 }  // namespace
 
-int64_t Executor::logit_width() const {
-  const Id id = logit_value(*program_);
+int64_t Executor::kept_width() const {
+  const Id id = hidden_value(*program_);
   return id == kNone ? 0 : values_[static_cast<size_t>(id)].width;
 }
 
 void Executor::read_hidden(Span<const int32_t> rows, float* to) const {
-  const Id id = logit_value(*program_);
+  const Id id = hidden_value(*program_);
   check_argument(id != kNone, "read_hidden: the program has no logits");
   const Rows& from = values_[static_cast<size_t>(id)];
   for (const int32_t row : rows) {

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.ops import Op, ValueId
+from cpuserve.program.program import Program, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -314,6 +319,71 @@ class Limit(Op, frozen=True):
         gates, ups = x.chunk(2, dim=1)
         most = self.gates or self.limit
         return torch.cat([gates.clamp(max=most), ups.clamp(-self.limit, self.limit)], dim=1)
+
+
+def with_taps(program: Program, layers: Sequence[int]) -> Program:
+    """Return the program that also keeps the inputs of `layers`, side by side (Logits.kept).
+
+    The number of layers stands for the input of the norm after the last layer. All other values
+    are the same.
+
+    Raises:
+        ModelError: the program has no such layer, or its layers have no common stream.
+    """
+    ops, values = list(program.ops), list(program.values)
+    number = max(value.id for value in values)
+    found: ValueId | None = None
+    for count, layer in enumerate(layers):
+        at = _begin_of(ops, layer)
+        stream = ops[at].reads()[0] if at >= 0 else None
+        value = next((v for v in values if v.id == stream), None)
+        if (
+            stream is None
+            or value is None
+            or (value.width, value.copies, value.fold)
+            != (
+                program.width,
+                1,
+                1,
+            )
+        ):
+            msg = f"the model has no residual stream before layer {layer} that a head could read"
+            raise ModelError(msg)
+        out = ValueId(number + count + 1)
+        values.append(Value(out, f"inputs of {count + 1} layers", (count + 1) * value.width))
+        # Columns puts its own columns first, so that the earlier layers are `x`.
+        first, more = (stream, None) if found is None else (found, stream)
+        ops.insert(at, Columns(first, out, max(count, 1) * value.width, 0, more))
+        found = out
+    ops[-1] = msgspec.structs.replace(ops[-1], kept=found)
+    return replace(program, ops=tuple(ops), values=tuple(values))
+
+
+def _begin_of(ops: Sequence[Op], layer: int) -> int:
+    """Return the index of the first op of a layer; after the last layer, of the last norm.
+
+    -1: there is no such layer.
+    """
+    name = re.compile(rf"(?:^|\.)(?:layers|h|blocks)\.{layer}\.")
+    before = re.compile(rf"(?:^|\.)(?:layers|h|blocks)\.{layer - 1}\.")
+    places = [i for i, op in enumerate(ops) if any(map(name.search, _names_in(op)))]
+    if places:
+        return places[0]
+    if not any(before.search(text) for op in ops for text in _names_in(op)):
+        return -1
+    last = ops[-1].reads()[0]
+    return max((i for i, op in enumerate(ops) if op.written() == last), default=-1)
+
+
+def _names_in(op: Op) -> Iterator[str]:
+    """Return the texts in the fields of an op, such as the names of its weights."""
+    left: list[object] = list(msgspec.structs.astuple(op))
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, tuple):
+            left.extend(item)
 
 
 class ColumnsBuilder(BaseBuilder):

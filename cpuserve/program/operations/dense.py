@@ -290,6 +290,7 @@ class Logits(Op, frozen=True):
     logits = scale (x W^T + bias). If softcap > 0, they become softcap tanh(logits / softcap).
     weight [vocab, D]: a tied model has the name of its embedding here,
     and both uses share one packed matrix.
+    kept: the value with the rows that `Executor.read_hidden` returns; None = x.
     """
 
     write_of = None
@@ -302,6 +303,11 @@ class Logits(Op, frozen=True):
     scale: float = 1.0
     softcap: float = 0.0
     bias: str | None = None
+    kept: ValueId | None = None
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """Return x and, if it is not None, the value `kept`."""
+        return (self.x,) if self.kept is None else (self.x, self.kept)
 
     def lower(self, to: Lowering) -> None:
         matrix = to.matrix((self.weight,), (self.vocab,), self.width, False)
@@ -314,7 +320,8 @@ class Logits(Op, frozen=True):
         """Return the row format that the matrix needs for x; f32 for other values."""
         return {to.read_format(self.weight)} if value == self.x else {"f32"}
 
-    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+    def reference(self, at: Interpreter, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        del kept
         return self.of_rows(at, x[at.row_token])
 
     def of_rows(self, at: Interpreter, rows: Tensor) -> Tensor:
@@ -494,10 +501,13 @@ class DenseBuilder(ExpertsBuilder):
         bias: bool = False,
         scale: float = 1.0,
         softcap: float = 0.0,
+        kept: ValueId | None = None,
     ) -> None:
         """Append the logits: x times the matrix `name`, or the embedding `tied_to`.
 
         An embedding model gets the op `hidden` instead.
+
+        kept: the value with the hidden states that a head reads (see `Logits`).
         """
         width, vocab = self._width(x), self._spec.vocab
         if self._spec.pooled:
@@ -505,7 +515,7 @@ class DenseBuilder(ExpertsBuilder):
             return
         weight = self._matrix(tied_to or name, vocab, width)
         shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
-        self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
+        self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift, kept))
 
     def hidden(self, x: ValueId) -> None:
         """Append the last op of an embedding model, which returns rows of x."""

@@ -191,6 +191,7 @@ void prepare(const LogitsOp& op, Program& p) {
                  "a program can have only one logits or hidden op");
   check_argument(!m.glu, "logits: matrix ", m.name, " is packed as glu");
   p.check_tokens("logits", {op.x});
+  if (op.kept != kNone) p.check_tokens("logits kept", {op.kept});
   p.check_multiplies(op.x, m);
   p.check_vector(op.bias, m.n, "logits bias");
   p.limits().vocab = m.n;

@@ -8,11 +8,15 @@ struct LogitsOp {
   static constexpr const char* kName = "logits";
   Id x, matrix, bias;
   float scale, softcap;
-  CPUSERVE_FIELDS(x, matrix, bias, scale, softcap)
+  Id kept = kNone;  // the value that Executor::read_hidden reads instead of x
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, matrix, bias, scale, softcap, kept)
 };
 void prepare(const LogitsOp& op, Program& p);
 void run(const LogitsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const LogitsOp& op, const Program&) { return claimed({any(op.x)}, {}); }
+inline Accesses accesses(const LogitsOp& op, const Program&) {
+  if (op.kept == kNone) return claimed({any(op.x)}, {});
+  return claimed({any(op.x), any(op.kept)}, {});
+}
 
 // Copies the rows of x that the step asks for, as the vectors of an embedding model.
 struct HiddenOp {
