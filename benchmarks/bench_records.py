@@ -1,28 +1,37 @@
 #!/usr/bin/env python3
 """CPU time of the front end with records of requests, as a multiple of that without; JSON lines.
 
-usage: bench_records.py [MODEL] [--streams 64] [--rate 200] [--tokens 256] [--pairs 40]
+usage: bench_records.py [MODEL] [--streams 64] [--rate 200] [--tokens 256] [--pairs 200]
                         [--dialects completions chat] [--kinds logged observed audited]
+                        [--instructions]
 
 One server has requests with and without records, in rounds that take turns. Its engine computes
 nothing (scripted_server.py). `logged` = the access log of all requests; `observed` = also traces,
 which go to a collector, and a monitor that reads /metrics once in a round; `audited` = also the
 audit log. In a round, --streams clients each send a request, for --tokens tokens on average.
 A sample is the CPU time of a round of the front end's process (all threads, until the records are
-written), divided by that of the round without records beside it. Facts have the mean of the
-samples, its standard error, and the CPU time of a token without records.
+written), divided by that of the round without records beside it. Facts have the interval which
+has the median with a probability of 95 %, and the CPU time of a token without records.
+
+CPU time depends on what else the machine does. --instructions counts the instructions of the front
+end in place of it, without those of the system. The server then runs in Valgrind, 50 times as slow:
+choose a --rate that it can keep up with, such as 10 with 32 streams, and few pairs.
 """
 
 import argparse
 import asyncio
+import math
 import random
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
-import psutil
 from bench_front_end import DIALECTS, HERE, Clock, Stream, body_of, generated
 
 from cpuserve.bench.driver import fetch, first_model
@@ -33,7 +42,8 @@ from cpuserve.bench.server import ServerProcess
 from cpuserve.cli.bench_flags import number
 from cpuserve.loader.builtin import DEFAULT
 
-WRITTEN_S = 2.0  # all records have been written after this time; traces take longest
+# All records have been written after this time, also in Valgrind; traces take longest.
+WRITTEN_S, WRITTEN_SLOWLY_S = 2.0, 8.0
 KINDS = ("logged", "observed", "audited")
 
 
@@ -53,9 +63,37 @@ class Collector(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-async def run(target, process, args, dialect, kind, seed):
-    """Return (CPU seconds, tokens) of a round with the records of `kind`."""
-    rng, clock = random.Random(seed), Clock(process.pid)
+class Instructions:
+    """The instructions of a process that Valgrind runs with the options of `command`."""
+
+    def __init__(self, pid, folder):
+        self.pid, self.folder, self.count = pid, Path(folder), 0
+
+    @staticmethod
+    def command(folder):
+        """Return the command that runs a server in Valgrind."""
+        return ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={folder}/counts"]
+
+    def read(self):
+        """Return how many instructions have run; each reading writes a file with the new ones."""
+        subprocess.run(["callgrind_control", "-d", str(self.pid)], check=True, capture_output=True)
+        while not (found := self.dumped()):
+            time.sleep(0.2)
+        self.count += int(found[1])
+        return self.count
+
+    def dumped(self):
+        """Return the match of the total in the next file, and remove it; None if there is none."""
+        for file in self.folder.glob("counts.*"):
+            if found := re.search(r"^totals: (\d+)$", file.read_text(), re.MULTILINE):
+                file.unlink()
+                return found
+        return None
+
+
+async def run(target, clock, args, dialect, kind, seed):
+    """Return (CPU seconds or instructions, tokens) of a round with the records of `kind`."""
+    rng = random.Random(seed)
     lengths = [rng.randint(1, 2 * args.tokens - 1) for _ in range(args.streams)]
     query = "" if kind == KINDS[-1] else f"?{kind}"
 
@@ -66,32 +104,40 @@ async def run(target, process, args, dialect, kind, seed):
         if response.code != 200:
             sys.exit(f"{dialect}: HTTP {response.code}")
 
-    tokens, cpu = await generated(target), clock.read()
+    tokens, used = await generated(target), await asyncio.to_thread(clock.read)
     clients = asyncio.gather(*(client(each) for each in lengths))
     if kind not in ("bare", "logged"):
         await fetch(target, "/metrics")
     await clients
-    await asyncio.sleep(WRITTEN_S)
-    cpu, tokens = clock.read() - cpu, await generated(target) - tokens
+    await asyncio.sleep(WRITTEN_SLOWLY_S if args.instructions else WRITTEN_S)
+    used = await asyncio.to_thread(clock.read) - used
+    tokens = await generated(target) - tokens
     if tokens != sum(lengths):
         sys.exit(f"{dialect}: {tokens:.0f} tokens in place of {sum(lengths)}")
-    return cpu / 1e9, tokens
+    return used, tokens
 
 
-async def rounds(server, args, dialect):
-    """Return (where, {kind: [(CPU time a token without records, with them)]})."""
-    target, process = await first_model(server.url, server.key), psutil.Process(server.process.pid)
+async def rounds(server, args, dialect, clock):
+    """Return (where, {kind: [(`clock` a token without records, with them)]})."""
+    target = await first_model(server.url, server.key)
     found = {kind: [] for kind in args.kinds}
     for kind in ("bare", *KINDS):  # what only the first requests need does not count
-        await run(target, process, args, dialect, kind, 0)
+        await run(target, clock, args, dialect, kind, 0)
     for pair in range(args.pairs):
         for kind in args.kinds:
             took = {}
             for each in ("bare", kind) if pair % 2 else (kind, "bare"):
-                cpu, tokens = await run(target, process, args, dialect, each, pair)
-                took[each] = cpu / tokens
+                used, tokens = await run(target, clock, args, dialect, each, pair)
+                took[each] = used / tokens
             found[kind].append((took["bare"], took[kind]))
     return await where(target), found
+
+
+def interval(samples):
+    """Return the bounds that have the median with a probability of 95 %, whatever scatters."""
+    ordered, count = sorted(samples), len(samples)
+    cut = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
+    return ordered[cut], ordered[-1 - cut]
 
 
 def measure(args, dialect, folder, endpoint):
@@ -100,15 +146,19 @@ def measure(args, dialect, folder, endpoint):
     flags += [f"--max-num-seqs={args.streams}", f"--itl-target-ms={round(1e3 / args.rate)}"]
     flags += ["--tool-call-parser=none", "--reasoning-parser=none", "--access-log=all"]
     flags += [f"--otlp-traces-endpoint={endpoint}", f"--audit={folder}/{dialect}"]
-    with ServerProcess(flags, "scripted_server") as server:
-        here, found = asyncio.run(rounds(server, args, dialect))
+    under = Instructions.command(folder) if args.instructions else ()
+    with ServerProcess(flags, "scripted_server", under) as server:
+        pid = server.process.pid
+        clock = Instructions(pid, folder) if args.instructions else Clock(pid)
+        here, found = asyncio.run(rounds(server, args, dialect, clock))
+    bare_name = "instructions_a_token" if args.instructions else "ns_a_token"
     for kind, pairs in found.items():
         shares = [with_records / bare for bare, with_records in pairs]
-        error = statistics.stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else 0.0
+        low, high = interval(shares)
         facts = {
-            "mean": round(statistics.mean(shares), 4),
-            "error": round(error, 4),
-            "us_a_token": round(1e6 * statistics.median(bare for bare, _ in pairs), 2),
+            "low": round(low, 4),
+            "high": round(high, 4),
+            bare_name: round(statistics.median(bare for bare, _ in pairs)),
         }
         shape = {"dialect": dialect, "streams": args.streams, "tokens": args.tokens}
         name = f"front_end_{kind}"
@@ -126,7 +176,8 @@ def main(argv=None):
     parser.add_argument("--streams", type=number(int, 1), default=64)
     parser.add_argument("--rate", type=number(float, 0.1), default=200, help="of one stream")
     parser.add_argument("--tokens", type=number(int, 1), default=256, help="of a request")
-    parser.add_argument("--pairs", type=number(int, 1), default=40)
+    parser.add_argument("--pairs", type=number(int, 1), default=200)
+    parser.add_argument("--instructions", action="store_true", help="in place of CPU time")
     parser.add_argument("--dialects", nargs="+", choices=DIALECTS, default=["completions", "chat"])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     args = parser.parse_args(argv)

@@ -55,8 +55,16 @@ class ServerProcess:
     otherwise the server would keep its memory and cores.
     """
 
-    def __init__(self, arguments: Sequence[str], module: str = "cpuserve.cli.main") -> None:
-        """`arguments`, `module`: as in serve_command."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        module: str = "cpuserve.cli.main",
+        under: Sequence[str] = (),
+    ) -> None:
+        """`arguments`, `module`: as in serve_command.
+
+        under: the command of a program that runs the server, such as valgrind.
+        """
         self.started = time.perf_counter()
         self.ready_s = 0.0
         self.url = ""
@@ -67,7 +75,7 @@ class ServerProcess:
         self._handled = [n for n in ending if signal.getsignal(n) is signal.SIG_DFL]
         for number in self._handled:
             signal.signal(number, _end)
-        command = serve_command([*arguments, *private_flags(0, self.key)], module)
+        command = [*under, *serve_command([*arguments, *private_flags(0, self.key)], module)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> ServerProcess:
