@@ -10,11 +10,11 @@ nothing (scripted_server.py). `logged` = the access log of all requests; `observ
 which go to a collector, and a monitor that reads /metrics once in a round; `audited` = also the
 audit log. In a round, --streams clients each send a request, for --tokens tokens on average.
 A sample is the CPU time of a round of the front end's process (all threads, until the records are
-written), divided by that of the round without records beside it. Facts have the interval which
-has the median with a probability of 95 %, and the CPU time of a token without records.
+written), divided by the CPU time of the round without records beside it. Facts have the interval
+that has the median with a probability of 95 %, and the CPU time of a token without records.
 
 CPU time depends on what else the machine does. --instructions counts the instructions of the front
-end in place of it, without those of the system. The server then runs in Valgrind, 50 times as slow:
+end in place of it, but none of the system. The server then runs in Valgrind, 50 times as slow:
 choose a --rate that it can keep up with, such as 10 with 32 streams, and few pairs.
 """
 
@@ -42,7 +42,7 @@ from cpuserve.bench.server import ServerProcess
 from cpuserve.cli.bench_flags import number
 from cpuserve.loader.builtin import DEFAULT
 
-# All records have been written after this time, also in Valgrind; traces take longest.
+# All records have been written after these times, the second in Valgrind; traces take longest.
 WRITTEN_S, WRITTEN_SLOWLY_S = 2.0, 8.0
 KINDS = ("logged", "observed", "audited")
 

@@ -1,6 +1,7 @@
 """Run long work on another thread, so that it does not delay streams on the event loop.
 
-Work waits for a thread in turns of the callers (core/turns.py).
+Work waits for a thread in turns of the callers (core/turns.py), and short work on the event loop
+does so too if many requests come together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from cpuserve.core.turns import CallerTurns
 from cpuserve.errors import ServiceUnavailable
@@ -68,6 +70,56 @@ class TurnThreads:
 _SMALL_RENDERS = TurnThreads(4, "cpuserve-render")
 _LARGE_RENDERS = TurnThreads(2, "cpuserve-render-large")
 _WORKERS = TurnThreads(min(32, (os.cpu_count() or 1) + 4), "cpuserve-work")
+
+
+class _LoopTurns:
+    """Lets one request go on in each iteration of an event loop, in turns of the callers.
+
+    Between two of them the loop reads sockets, so that new requests of other callers can be next.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_soon = loop.call_soon
+        self._make_future = loop.create_future
+        self._turns: CallerTurns[asyncio.Future[None]] = CallerTurns()
+        self._one_goes_on = False
+
+    async def wait(self, size: float) -> None:
+        """Return in the turn of WORKS_FOR; at once if nobody else has gone on in this iteration."""
+        if not self._one_goes_on:
+            self._one_goes_on = True
+            self._call_soon(self._go_on)
+            return
+        mine = self._make_future()
+        self._turns.put(WORKS_FOR.get(), mine, size)
+        await mine
+
+    def _go_on(self) -> None:
+        while self._turns:
+            _, waiting = self._turns.take()
+            if not waiting.done():  # its request may have been cancelled
+                waiting.set_result(None)
+                self._call_soon(self._go_on)
+                return
+        self._one_goes_on = False
+
+
+_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTurns] = WeakKeyDictionary()
+
+
+async def loop_turn(size: float) -> None:
+    """Wait until the event loop may work on this request, in the turns of the callers.
+
+    A thousand requests that a client sends together take the event loop a second or two. Another
+    client's request waits for one of them at a time, and not for all.
+
+    size: how much work it is, in bytes of the body.
+    """
+    loop = asyncio.get_running_loop()
+    turns = _LOOPS.get(loop)
+    if turns is None:
+        turns = _LOOPS[loop] = _LoopTurns(loop)
+    await turns.wait(size)
 
 
 async def run_sized(size: int, work: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ import pytest
 from cpuserve.errors import TooManyRequests
 from cpuserve.metrics.server import MAX_CALLERS
 from cpuserve.serving.models.limits import ClientLimits
+from cpuserve.serving.threads import WORKS_FOR, loop_turn
 from tests.api.fakes import Api
 
 KEYS = ("secret-one", "secret-two")
@@ -32,6 +33,52 @@ def from_address(api: Api, address: str, **fields: Any) -> httpx.Response:
             return await client.post("/v1/chat/completions", json=body)
 
     return asyncio.run(run())
+
+
+def test_a_request_does_not_wait_for_all_that_another_caller_has_sent_before_it():
+    """The event loop works on one request at a time, in the turns of the callers."""
+    api, count = Api(), 50
+
+    async def ask_from(address: str) -> None:
+        transport = httpx.ASGITransport(api.app, client=(address, 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"prompt": [7], "max_tokens": 1}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+    async def main() -> None:
+        addresses = ["10.0.0.7"] * count + ["10.0.0.8"]
+        tasks = [asyncio.create_task(ask_from(address)) for address in addresses]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    callers = [params.caller for _, params in api.engine.asked]
+    assert len(callers) == count + 1
+    assert callers.index("10.0.0.8") <= 2
+
+
+def test_turns_of_the_event_loop_are_shared_by_work_and_pass_requests_that_end() -> None:
+    order: list[str] = []
+
+    async def work(caller: str, size: float) -> None:
+        WORKS_FOR.set(caller)
+        await loop_turn(size)
+        order.append(caller)
+
+    async def main() -> None:
+        first = asyncio.create_task(work("first", 1))
+        tasks = [asyncio.create_task(work("large", 9)) for _ in range(3)]
+        ended = asyncio.create_task(work("ended", 0))
+        tasks += [asyncio.create_task(work("small", 3)) for _ in range(4)]
+        await first
+        ended.cancel()
+        await asyncio.gather(*tasks)
+        await work("later", 1)
+
+    for _ in range(2):  # each event loop has turns of its own
+        order.clear()
+        asyncio.run(main())
+        small_first = ["large", "small", "small", "small", "large", "small", "large"]
+        assert order == ["first", *small_first, "later"]
 
 
 def caller_lines(api: Api) -> dict[tuple[str, str], float]:

@@ -27,7 +27,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.errors import NotServing
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.calls.call import MAX_PROMPTS
-from cpuserve.serving.threads import WORKS_FOR, run_sized
+from cpuserve.serving.threads import WORKS_FOR, loop_turn, run_sized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -204,6 +204,7 @@ async def read_call(
         try:
             body = await read_body(request, state.limits, held, state.models.most_body_bytes)
             size = received.body_bytes = len(body)
+            await loop_turn(min(size, FREE_BYTES))
             if record is not None:
                 record.read = time.monotonic()
             form = form_of(body)
