@@ -75,10 +75,10 @@ def prepare(
     _check_tokenizer(asked)
     path = find(asked.options, progress)
     mmproj = choose_mmproj(asked.options.wanted_mmproj, path)
-    spec, facts = model_facts(asked.options, path)
     own = options_of_draft(asked.options)
     found = [] if own is None else [find(own, progress)]
     sources = [*_sources(asked.options, path, mmproj), *source_files(found)]
+    spec, facts = model_facts(asked.options, path)
     facts, more = with_any_head(facts, path, asks_for_head(asked.options), *found)
     notes += more
     if own is not None and facts.draft is None:
