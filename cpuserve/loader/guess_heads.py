@@ -49,6 +49,8 @@ _QWEN = {
 }
 HEADS = {
     "DeepseekV3ForCausalLM": _NEXTN,
+    "DeepseekV32ForCausalLM": _NEXTN,
+    "GlmMoeDsaForCausalLM": _NEXTN,
     "Glm4MoeForCausalLM": _NEXTN,
     "Glm4MoeLiteForCausalLM": _NEXTN,
     "Qwen3NextForCausalLM": _QWEN,

@@ -11,7 +11,10 @@ from cpuserve.models import spec_from_config
 from cpuserve.program.parts import stored_needs
 from tests.helpers.tiny import tiny_model
 
-FAMILIES = ("deepseek-v3", "glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe")
+FAMILIES = (
+    *("deepseek-v3", "deepseek-v3.2", "glm-moe-dsa"),
+    *("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe"),
+)
 SHARED = ("model.embed_tokens.", "lm_head.")  # tensors that model and head have in common
 
 

@@ -45,6 +45,9 @@ def one_layer(path, head, directory):
     kinds = {"layer_types": ["full_attention"], "first_k_dense_replace": 0}
     if path.name == "glm4-moe-lite":
         kinds = {"mlp_layer_types": ["sparse"]}
+    elif "index_topk" in config:
+        kinds = {"mlp_layer_types": ["sparse"], "indexer_types": ["full"]}
+        kinds["first_k_dense_replace"] = 0
     stored = load_file(path / "model.safetensors")
     needs = (need.name for need in stored_needs(head.program.weights))
     tensors = {n: stored[head.stored(n)] for n in needs if not n.startswith("guess.")}
