@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints: int8, 4 and 8 bits in groups, FP8, NVFP4 and MXFP4.
+"""compressed-tensors checkpoints: int8, 4 and 8 bits in groups, FP8, MXFP8, NVFP4 and MXFP4.
 
 The tensors of a matrix (n outputs, k inputs) show how it is stored, so a checkpoint may mix these:
 
@@ -9,6 +9,8 @@ pack-quantized    weight_packed int32 [n, k * bits / 32] of q + 8 or q + 128 (lo
                   int32 [n * bits / 32, groups] of z + 8 or z + 128, packed along n, and with
                   activation order weight_g_idx [k], the group of each input
 float-quantized   weight F8_E4M3 [n, k], weight_scale: one number, [n, 1], or one for each block
+mxfp8             weight F8_E4M3 [n, k], weight_scale uint8 [n, k / 32]; a scale is
+                  2^(weight_scale - 127)
 nvfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale F8_E4M3 [n, k / 16]; a scale
                   is weight_scale / weight_global_scale
 mxfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale uint8 [n, k / 32]; a scale
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, mxfp8_values, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
 from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import (
@@ -59,6 +61,7 @@ FORMATS = (
     "float-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "mixed-precision",
 )
 
@@ -264,7 +267,26 @@ class CompressedWeights(IntWeights):
 
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
         """Return the FP8 matrix, with its stored codes or converted (see `fp8_matrix`)."""
+        if self.part(stem, "weight_scale").dtype in ("U8", "F8_E8M0"):
+            return self._mxfp8(name, stem)
         return fp8_matrix(self, name, stem, "weight_scale", self._block)
+
+    def _mxfp8(self, name: str, stem: str) -> BuiltTensor:
+        """Return the MXFP8 matrix, converted."""
+        stored, scales = self.part(stem, "weight"), self.part(stem, "weight_scale")
+        n, k = matrix_shape(stored)
+        if k % WHOLE or scales.shape != (n, k // WHOLE):
+            msg = (
+                f"{stem}weight is {[n, k]} with scales {list(scales.shape)}, which must be "
+                f"one for {WHOLE} inputs of an output; convert the checkpoint again"
+            )
+            raise ModelError(msg)
+
+        def values(rows: slice) -> Float32:
+            exponents = scales.data.reshape(n, -1)[rows]
+            return mxfp8_values(stored.data.reshape(n, k)[rows], exponents)
+
+        return self.converted(name, stem, (n, k), values, "MX scales of FP8 codes")
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
         """Return the NVFP4 matrix, with its stored codes if 32 divides its inputs, or converted."""

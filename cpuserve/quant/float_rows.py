@@ -59,6 +59,16 @@ def e4m3(codes: Bytes) -> Float32:
     return table[codes]
 
 
+def mxfp8_values(codes: Bytes, exponents: Bytes) -> Float32:
+    """Return rows [n, k] of MXFP8 in fp32 from E4M3 codes [n, k].
+
+    exponents: the numbers e [n, k / 32]; a scale is 2^(e - 127).
+    """
+    parts = e4m3(codes).reshape(*exponents.shape, -1)
+    found: Float32 = np.ldexp(parts, exponents.astype(np.int32)[..., None] - 127)
+    return found.reshape(codes.shape).astype(np.float32)
+
+
 def f8_rows(codes: Bytes, scale: Float32) -> Bytes:
     """Return rows of e4m3_g128 from codes [n, k] and scales [n, ceil(k / 128)]."""
     n, k = codes.shape

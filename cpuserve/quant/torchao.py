@@ -24,7 +24,7 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.codes import GROUP
-from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, mxfp8_values, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
 from cpuserve.quant.packed import EIGHT, SIGN, IntWeights, column_floats, floats, rebuilt
 from cpuserve.quant.registry import weight_format
@@ -293,9 +293,7 @@ class TorchaoWeights(IntWeights):
             return mxfp4_rows(stored.data.reshape(n, width)[rows], exponents(rows))
 
         def values(rows: slice) -> Float32:
-            found = e4m3(stored.data.reshape(n, k)[rows]).reshape(-1, k // MX_GROUP, MX_GROUP)
-            power = exponents(rows).astype(np.int32)[..., None] - 127
-            return np.ldexp(found, power).reshape(-1, k).astype(np.float32)
+            return mxfp8_values(stored.data.reshape(n, k)[rows], exponents(rows))
 
         exponents(slice(0, n))
         if stored.dtype == FP8:

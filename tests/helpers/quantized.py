@@ -179,6 +179,15 @@ def mxfp4(w):
     }
 
 
+def mxfp8(w):
+    """compressed-tensors' MXFP8."""
+    n, k = w.shape
+    parts = w.reshape(n, k // GROUP, GROUP)
+    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - 8
+    codes = (parts / torch.exp2(exponent)[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"weight": codes.reshape(n, k), "weight_scale": (exponent + 127).to(torch.uint8)}
+
+
 def nvfp4(w):
     """compressed-tensors' NVFP4: FP8 scales of 16 weights, and one of the matrix."""
     n, k = w.shape
@@ -295,14 +304,10 @@ def torchao_nvfp4(w):
 
 def torchao_mx(w):
     """torchao's MXTensor of FP8."""
-    n, k = w.shape
-    parts = w.reshape(n, k // GROUP, GROUP)
-    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - 8
-    codes = (parts / torch.exp2(exponent)[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
-    scale = (exponent + 127).to(torch.uint8)
+    found = mxfp8(w)
     return {
-        "_weight_qdata": codes.reshape(n, k),
-        "_weight_scale": swizzled(scale).contiguous().view(torch.float8_e8m0fnu),
+        "_weight_qdata": found["weight"],
+        "_weight_scale": swizzled(found["weight_scale"]).contiguous().view(torch.float8_e8m0fnu),
         HEADER: torchao("MXTensor", block_size=GROUP, is_swizzled_scales=True),
     }
 
@@ -450,6 +455,14 @@ FORMATS = {
             "quant_method": "compressed-tensors",
             "format": "mxfp4-pack-quantized",
             "config_groups": {"group_0": {"weights": _MXFP4}},
+        },
+    ),
+    "mxfp8": (
+        mxfp8,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp8-quantized",
+            "config_groups": {"group_0": {"weights": {**_MXFP4, "num_bits": 8}}},
         },
     ),
     "nvfp4": (

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, packed_size
 from cpuserve.quant import dequantize
 from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
@@ -25,7 +27,7 @@ CONVERTED = {
     "fp8 in small blocks": "FP8 weights whose blocks are not multiples of 128 inputs",
     "mlx of 6 bits": "MLX's codes of 6 bits, with biases",
     "modelopt int4 awq": "inputs that AWQ or SmoothQuant multiply by pre_quant_scale",
-    "torchao mxfp8": "MX scales of FP8 codes",
+    **dict.fromkeys(("torchao mxfp8", "mxfp8"), "MX scales of FP8 codes"),
     "hqq of 3 bits": "HQQ's codes of 3 bits and fractions as zero points",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",
 }
@@ -87,6 +89,19 @@ def test_the_weights_are_near_those_that_were_quantized(name, tmp_path):
         assert np.abs(got - weight).max() < np.abs(weight).max() / 4 * 2 ** (4 - bits)
         near = {2: 0.8, 3: 0.95, 4: 0.98}[bits]
         assert np.corrcoef(got.reshape(-1), weight.reshape(-1))[0, 1] > near
+
+
+def test_mxfp8_has_the_values_of_its_codes_and_powers_of_two(tmp_path):
+    path = quantized_copy(tiny_model("llama"), "mxfp8", tmp_path / "m")
+    file = path / "model.safetensors"
+    stored, at = load_file(file), "model.layers.1.self_attn.q_proj"
+    codes, powers = stored[f"{at}.weight"], stored[f"{at}.weight_scale"]
+    scales = torch.exp2(powers.float() - 127).repeat_interleave(32, dim=1)
+    got = dequantize(open_checkpoint(path).weights.get(f"{at}.weight"))
+    assert np.array_equal(got, (codes.float() * scales).numpy())
+    save_file({**stored, f"{at}.weight_scale": powers[:, :1].contiguous()}, file)
+    with pytest.raises(ModelError, match="must be one for 32 inputs of an output"):
+        open_checkpoint(path).weights.get(f"{at}.weight")
 
 
 @pytest.mark.parametrize("executor", ["native", "torch"])
