@@ -64,6 +64,10 @@ _IMAGES = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
+_LIGHT_ON = {
+    "model.vision_encoder.": "vision_tower.",
+    "model.vision_projection.": "multi_modal_projector.",
+}
 _NOMIC_STACK = re.compile(r"\.mlp\.experts\.mlp\.w[12]$")  # nomic-bert's experts
 # Tensor names of ModernBERT outside of its layers, in checkpoints without the prefix "model.".
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
@@ -108,6 +112,8 @@ def checkpoint_to_hf(name: str) -> str:
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("model.text_model."):
         name = f"model.{name.removeprefix('model.text_model.')}"
+    for theirs, ours in _LIGHT_ON.items():
+        name = f"{ours}{name[len(theirs) :]}" if name.startswith(theirs) else name
     if name.startswith(_IMAGES):
         name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
         return f"{name[:-7]}.weight" if name.endswith("_projection_weight") else name

@@ -1,6 +1,8 @@
-"""The tower of LLaVA 1.5: CLIP over one square tile, without its last layers.
+"""The towers of LLaVA 1.5 and of Pixtral 12B.
 
-Source: transformers modeling_llava and modeling_clip.
+LLaVA has CLIP over one square tile, without its last layers, and Pixtral pictures of any size.
+
+Source: transformers modeling_llava, modeling_clip and modeling_pixtral.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.pixtral import pixtral, pixtral_spec, project
 from cpuserve.models.siglip import siglip_layer
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
@@ -33,7 +36,7 @@ _KIND = "clip_vision_model"
 
 
 class LlavaTower:
-    """The vision model and the projector of LLaVA 1.5."""
+    """The vision model and the projector of LLaVA 1.5 or Pixtral 12B."""
 
     @staticmethod
     def spec(
@@ -45,6 +48,8 @@ class LlavaTower:
         of the class as well.
         """
         own: Mapping[str, Any] = read_object(config, "vision_config") or _USUAL
+        if own.get("model_type") == "pixtral":
+            return _pixtral_spec(config, pictures, width)
         at = config.get("vision_feature_layer", -2)
         kept = config.get("vision_feature_select_strategy", "default")
         if own.get("model_type", _KIND) != _KIND or kept != "default" or type(at) is not int:
@@ -90,6 +95,9 @@ class LlavaTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
+        if not s.side:
+            project(b, s, pixtral(b, s))
+            return
         x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
         at, bias = f"{_AT}.embeddings", s.family["biased"]
         b.class_embed(
@@ -108,6 +116,17 @@ class LlavaTower:
         h = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=bias, then=then)
         b.leave(_unread(s.family["unread"]))
         b.hidden(b.linear(h, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=bias))
+
+
+def _pixtral_spec(
+    config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
+) -> TowerSpec | None:
+    """Return the hyperparameters of Pixtral 12B; None if it takes features of another layer."""
+    kept = config.get("vision_feature_select_strategy", "default")
+    if config.get("vision_feature_layer", -2) != -1 or kept != "full":
+        return None
+    bias = read_bool(config, "multimodal_projector_bias", True)
+    return pixtral_spec(config, pictures, width, merge=1, merge_weight="", bias=bias)
 
 
 def _unread(layers: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""The tower of Mistral Small 3.1 and its relatives (Pixtral): pictures of any size, 2-D RoPE.
+"""The tower of Mistral Small 3.1 and of LightOnOCR (Pixtral): pictures of any size, 2-D RoPE.
 
-Source: transformers modeling_pixtral and modeling_mistral3.
+Source: transformers modeling_pixtral, modeling_mistral3 and modeling_lighton_ocr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then
+from cpuserve.program.ops import Rope, Then, ValueId
 
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
 _PATCHES, _MERGE = f"{_AT}.patch_conv", f"{_JOIN}.patch_merger.merging_layer"
@@ -29,7 +29,7 @@ _NORM_EPS = 1e-5  # the config has no key for it
 
 
 class Mistral3Tower:
-    """Pixtral's vision model, and the projector of Mistral 3.
+    """Pixtral's vision model, and the projector of Mistral 3 and LightOnOCR.
 
     Keys of family: theta, the base of the RoPE; join_eps, the epsilon of the projector's norm;
     joined_by, its activation; join_bias, whether its matrices have biases.
@@ -38,65 +38,92 @@ class Mistral3Tower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own, text = read_object(config, "vision_config"), read_object(config, "text_config")
-        hidden = read_int(own, "hidden_size", 1024, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 16, high=65536)
-        if hidden % (4 * heads):
-            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
-        if read_int(own, "num_channels", 3) != 3:
-            refuse("vision_config.num_channels", own["num_channels"], "3")
-        if config.get("vision_feature_layer", -1) != -1:
-            refuse("vision_feature_layer", config["vision_feature_layer"], "-1")
-        usual = read_float(own, "rope_theta", 1e4)
-        return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "num_hidden_layers", 24, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 4096, high=1 << 24),
-            norm_eps=_NORM_EPS,
-            activation=read_choice(own, "hidden_act", "gelu", GATED),
-            gated=True,
-            dtype=read_dtype(config),
-            patch=read_int(own, "patch_size", 14, high=1024),
-            merge=read_int(config, "spatial_merge_size", 2, high=64),
-            out_width=width,
-            side=0,
-            table=0,
-            pixels=read_pixels(pictures),
-            patch_weight=_PATCHES,
-            merge_weight=_MERGE,
-            names=(f"{_AT}.", f"{_JOIN}."),
-            family={
-                "theta": read_float(read_object(own, "rope_parameters"), "rope_theta", usual),
-                "join_eps": read_float(text, "rms_norm_eps", 1e-5),
-                "joined_by": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
-                "join_bias": read_bool(config, "multimodal_projector_bias", False),
-            },
-        )
+        bias = read_bool(config, "multimodal_projector_bias", False)
+        merge = read_int(config, "spatial_merge_size", 2, high=64)
+        return pixtral_spec(config, pictures, width, merge, _MERGE, bias)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
-        x = b.rms_norm(x, f"{_AT}.ln_pre")
-        rope = _rope(s.head_dim, cast("float", s.family["theta"]))
-        for i in range(s.layers):
-            at = f"{_AT}.transformer.layers.{i}"
-            h, names = b.rms_norm(x, f"{at}.attention_norm"), [f"{n}_proj" for n in "qkv"]
-            qkv = b.linear(h, [f"{at}.attention.{name}" for name in names], features=s.width)
-            b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.attention.o_proj", add_to=x)
-            h, both = b.rms_norm(x, f"{at}.ffn_norm"), ("gate_proj", "up_proj")
-            then = cast("Then", s.activation)
-            names = [f"{at}.feed_forward.{name}" for name in both]
-            g = b.linear(h, names, features=s.intermediate, then=then)
-            b.linear(g, f"{at}.feed_forward.down_proj", add_to=x)
-        x = b.rms_norm(x, f"{_JOIN}.norm", eps=cast("float", s.family["join_eps"]))
-        x = b.linear(b.fold(x, s.merge**2), _MERGE, features=s.width)
-        bias, then = cast("bool", s.family["join_bias"]), cast("Then", s.family["joined_by"])
-        h = b.linear(x, f"{_JOIN}.linear_1", features=s.out_width, bias=bias, then=then)
-        b.hidden(b.linear(h, f"{_JOIN}.linear_2", features=s.out_width, bias=bias))
+        x = b.rms_norm(pixtral(b, s), f"{_JOIN}.norm", eps=cast("float", s.family["join_eps"]))
+        project(b, s, b.linear(b.fold(x, s.merge**2), _MERGE, features=s.width))
+
+
+def pixtral_spec(
+    config: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    width: int,
+    merge: int,
+    merge_weight: str,
+    bias: bool,
+) -> TowerSpec:
+    """Return the hyperparameters of a Pixtral.
+
+    width: the width of the text part. merge: patches of a side of what becomes a row.
+    merge_weight: TowerSpec.merge_weight. bias: whether matrices of the projector have biases.
+    """
+    own, text = read_object(config, "vision_config"), read_object(config, "text_config")
+    hidden = read_int(own, "hidden_size", 1024, high=1 << 20)
+    heads = read_int(own, "num_attention_heads", 16, high=65536)
+    if hidden % (4 * heads):
+        refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+    if read_int(own, "num_channels", 3) != 3:
+        refuse("vision_config.num_channels", own["num_channels"], "3")
+    if config.get("vision_feature_layer", -1) != -1:
+        refuse("vision_feature_layer", config["vision_feature_layer"], "-1")
+    usual = read_float(own, "rope_theta", 1e4)
+    return TowerSpec(
+        width=hidden,
+        layers=read_int(own, "num_hidden_layers", 24, high=4096),
+        q_heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=read_int(own, "intermediate_size", 4096, high=1 << 24),
+        norm_eps=_NORM_EPS,
+        activation=read_choice(own, "hidden_act", "gelu", GATED),
+        gated=True,
+        dtype=read_dtype(config),
+        patch=read_int(own, "patch_size", 14, high=1024),
+        merge=merge,
+        out_width=width,
+        side=0,
+        table=0,
+        pixels=read_pixels(pictures),
+        patch_weight=_PATCHES,
+        merge_weight=merge_weight,
+        names=(f"{_AT}.", f"{_JOIN}."),
+        family={
+            "theta": read_float(read_object(own, "rope_parameters"), "rope_theta", usual),
+            "join_eps": read_float(text, "rms_norm_eps", 1e-5),
+            "joined_by": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
+            "join_bias": bias,
+        },
+    )
+
+
+def pixtral(b: Builder, s: TowerSpec) -> ValueId:
+    """Append the layers of a Pixtral to its builder `b`; return the patches after them."""
+    x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
+    x = b.rms_norm(x, f"{_AT}.ln_pre")
+    rope = _rope(s.head_dim, cast("float", s.family["theta"]))
+    for i in range(s.layers):
+        at = f"{_AT}.transformer.layers.{i}"
+        h, names = b.rms_norm(x, f"{at}.attention_norm"), [f"{n}_proj" for n in "qkv"]
+        qkv = b.linear(h, [f"{at}.attention.{name}" for name in names], features=s.width)
+        b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.attention.o_proj", add_to=x)
+        h, both = b.rms_norm(x, f"{at}.ffn_norm"), ("gate_proj", "up_proj")
+        then = cast("Then", s.activation)
+        names = [f"{at}.feed_forward.{name}" for name in both]
+        g = b.linear(h, names, features=s.intermediate, then=then)
+        b.linear(g, f"{at}.feed_forward.down_proj", add_to=x)
+    return x
+
+
+def project(b: Builder, s: TowerSpec, x: ValueId) -> None:
+    """Append the projector, which makes rows of x, to the builder `b`."""
+    bias, then = cast("bool", s.family["join_bias"]), cast("Then", s.family["joined_by"])
+    h = b.linear(x, f"{_JOIN}.linear_1", features=s.out_width, bias=bias, then=then)
+    b.hidden(b.linear(h, f"{_JOIN}.linear_2", features=s.out_width, bias=bias))
 
 
 def _rope(head_dim: int, theta: float) -> Rope:

@@ -227,6 +227,8 @@ TEXT_PARTS = {
     "Kimi_K25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),
     "Lfm2VlForConditionalGeneration": Whole("lfm2", ("lfm2_moe",), tied=True),
     "Lfm3VlForConditionalGeneration": Whole("lfm3", tied=True),
+    "LightOnOCRForConditionalGeneration": Whole("qwen3", tied=True),
+    "LightOnOcrForConditionalGeneration": Whole("qwen3", tied=True),
     "Llama4ForConditionalGeneration": Whole("llama4_text", tied=False),
     "LlavaForConditionalGeneration": Whole("llama", _DENSE, tied=False),
     "LlavaNextForConditionalGeneration": Whole("llama", _DENSE, tied=False),

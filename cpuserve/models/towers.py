@@ -37,6 +37,8 @@ BUILTIN = {
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
     "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
     "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
+    "LightOnOCRForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
+    "LightOnOcrForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
     "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",

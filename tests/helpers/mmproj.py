@@ -174,6 +174,7 @@ _UNREAD = {
     "gemma4": ("a.blk.0.attn_q.weight", "mm.a.input_projection.weight"),
     "mistral3": ("v.token_embd.img_break",),
 }
+_PIXTRALS = ("mistral3", "lighton_ocr")
 # The beginnings of the names of a tower's tensors.
 _PARTS = (
     *("model.vision_model.", "model.connector.", "model.visual.", "model.embed_vision."),
@@ -188,6 +189,7 @@ TEXTS = {
     "GlmOcrForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
     "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
+    "LightOnOcrForConditionalGeneration": ("qwen3", "Qwen3ForCausalLM"),
     "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "Mistral3ForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "PaddleOCRVLForConditionalGeneration": ("paddleocr", "LlamaForCausalLM"),
@@ -283,7 +285,9 @@ def _tower(config, tensors, swapped):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
                 found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
             continue
-        if config["model_type"] == "mistral3" and re.search(r"attention\.[qk]_proj", name):
+        if config["model_type"] in ("mistral3", "lighton_ocr") and re.search(
+            r"attention\.[qk]_proj", name
+        ):
             heads = config["vision_config"]["num_attention_heads"]  # for ggml's "normal" RoPE
             halves = value.reshape(heads, 2, -1, *value.shape[1:])
             value = halves.swapaxes(1, 2).reshape(value.shape)
@@ -408,7 +412,7 @@ def _keys_of_llava(config, vision, _pictures):
 
 def _keys_of_mistral3(config, vision, pictures):
     return {
-        "clip.projector_type": "pixtral",
+        "clip.projector_type": "pixtral" if config["model_type"] == "mistral3" else "lightonocr",
         "clip.use_gelu": vision["hidden_act"] == "gelu" or None,
         "clip.use_silu": vision["hidden_act"] == "silu" or None,
         "clip.vision.image_size": pictures["size"]["longest_edge"],
@@ -435,6 +439,7 @@ _MORE_KEYS = {
     "glm_ocr": _keys_of_glm,
     "internvl": _keys_of_internvl,
     "lfm2_vl": _keys_of_lfm2,
+    "lighton_ocr": _keys_of_mistral3,
     "llava": _keys_of_llava,
     "mistral3": _keys_of_mistral3,
     "paddleocr_vl": _keys_of_paddleocr,

@@ -133,6 +133,8 @@ INTERNVL = "InternVLForConditionalGeneration"
 INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not run, writes it
 LLAVA = "LlavaForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
+LIGHT_ON = "LightOnOcrForConditionalGeneration"
+PIXTRALS = (MISTRAL3, LIGHT_ON)  # towers of Pixtral
 GRANITE = "GraniteDoclingForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
@@ -303,6 +305,7 @@ GRID_MODELS = {
     LFM2: "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",
     MISTRAL3: "mistral",
+    LIGHT_ON: "qwen3",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
@@ -382,8 +385,8 @@ def write_grid_model(
         clipped = "whole" not in architecture
         vision_values |= {**_GEMMA4_VISION, "use_clipped_linears": clipped}
         vision_values["standardize"] = not clipped
-    elif architecture == MISTRAL3:
-        more = _KINDS[kind]
+    elif architecture in PIXTRALS:
+        more = _KINDS.get(kind, {})
     elif architecture.startswith("Lfm"):
         more, vision_values["num_key_value_heads"] = _KINDS[kind], 1
     else:
@@ -414,8 +417,29 @@ def write_grid_model(
         "merge_size": 2,
         "size": {"shortest_edge": 16 * PATCH**2, "longest_edge": 256 * PATCH**2},
     }
-    if architecture == MISTRAL3:
+    if architecture in PIXTRALS:
         pictures["size"] = {"longest_edge": 16 * PATCH}
+    (to / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return model
+
+
+def write_pixtral_12b(to: Path) -> torch.nn.Module:
+    """Write a random LLaVA with a Pixtral, in the way of Pixtral 12B, and return it."""
+    vision = CONFIG_MAPPING["pixtral"](
+        hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=3,
+        patch_size=PATCH, image_size=16 * PATCH,
+    )  # fmt: skip
+    made = CONFIG_MAPPING["mistral"]
+    text = made(**_known(made(), {**_TEXT, **_KINDS["mistral"]}))
+    config = transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_token_index=IMAGE_ID,
+    )
+    model = _write_random(LLAVA, config, to, seed=4)
+    pictures = {**PIXELS, "patch_size": PATCH, "size": {"longest_edge": 16 * PATCH}}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     return model
 
@@ -433,7 +457,7 @@ def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, to
     """
     if architecture.partition(" ")[0] in (GEMMA4, LFM2):
         return _padded_inputs(grids, architecture)
-    if architecture == MISTRAL3:
+    if architecture in PIXTRALS:
         return _padded_pictures(grids)
     found, plain = [], "Paddle" in architecture
     for grid in grids:

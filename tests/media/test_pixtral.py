@@ -46,6 +46,43 @@ def test_pixels_and_prompts_are_those_of_the_processors(tmp_path):
         assert layout.num_patches == len(want)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"model_type": "lighton_ocr"},
+        {"architectures": ["LightOnOCRForConditionalGeneration"]},  # its first files
+    ],
+)
+def test_lines_of_lighton_ocr_have_no_ends(kind, tmp_path):
+    family = family_of(written(tmp_path, kind))
+    assert family.layout(64, 48).text == "<|image_pad|>" * 12
+    assert np.array_equal(family.patches(picture()), SMALL.patches(picture()))
+
+
+def test_the_pictures_of_pixtral_12b_have_a_row_for_each_patch(tmp_path):
+    own = {"model_type": "pixtral", "patch_size": 8}
+    family = family_of(written(tmp_path, {"model_type": "llava", "vision_config": own}))
+    processor = PixtralImageProcessorPil(
+        do_rescale=False,
+        do_normalize=False,
+        size=PROCESSOR["size"],
+        patch_size={"height": 8, "width": 8},
+    )
+    for number, (width, height) in enumerate(SIZES):
+        if 8 * width < height:
+            continue
+        image = picture(width, height, seed=number)
+        found = processor.preprocess([image])
+        (pixels,) = np.asarray(found["pixel_values"])
+        want = in_merge_order(pixels.transpose(1, 2, 0)[None].astype(np.uint8), 8, 1)
+        assert np.array_equal(family.patches(image), want), (width, height)
+        layout = family.layout(width, height)
+        (used,) = found["image_sizes"]
+        tokens = (["[IMG]"] * (used[1] // 8) + ["[IMG_BREAK]"]) * (used[0] // 8)
+        assert layout.text == "".join([*tokens[:-1], "[IMG_END]"])
+        assert layout.rows == len(want)
+
+
 @pytest.mark.parametrize("most", [1, 2, 7, 50, 99, 100000])
 def test_a_picture_has_at_most_the_most_tokens(most):
     family = SMALL.changed({"max_tokens": most})

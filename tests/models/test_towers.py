@@ -31,6 +31,7 @@ from tests.helpers.pictures import (
     INTERNVL,
     LFM2,
     LLAVA,
+    MISTRAL3,
     PATCH,
     grid_inputs,
     patches_of,
@@ -38,6 +39,7 @@ from tests.helpers.pictures import (
     random_tiles,
     tile_rows,
     write_grid_model,
+    write_pixtral_12b,
     write_tower_model,
 )
 
@@ -145,10 +147,10 @@ DIVISIONS = tuple(
 )
 
 
-def encoded_grids(path, kind, grids, dtype="float32", threads=1, ranks=(), budget=None):
+def encoded_grids(path, kind, grids, dtype="float32", threads=1, ranks=(), budget=None, merge=2):
     """The rows of pictures of any size."""
     spec, weights = opened(path)
-    patches = np.concatenate([patches_of(grid, 2) for grid in grids])
+    patches = np.concatenate([patches_of(grid, merge) for grid in grids])
     tiles = [(grid.shape[1] // PATCH, grid.shape[2] // PATCH) for grid in grids]
     if kind == "torch":
         return TorchTower(settings(), spec.tower, weights).encode(patches, tiles)
@@ -199,6 +201,41 @@ def slices_of(tower, rows, columns):
         assert claimed <= before + 1, "the thread claims one task of a linear or of attention"
         slices += 1
     return slices
+
+
+def test_rows_of_pixtral_12b_are_those_of_transformers(tmp_path):
+    theirs = write_pixtral_12b(tmp_path)
+    grids = [random_grid(*size, seed=i) for i, size in enumerate(((3, 5), (1, 1), (8, 2)))]
+    sizes = torch.tensor([grid.shape[1:3] for grid in grids])
+    given = grid_inputs(grids, MISTRAL3)
+    with torch.inference_mode():
+        found = theirs.model.get_image_features(
+            given["pixel_values"],
+            image_sizes=sizes,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+            output_hidden_states=True,
+        )
+    want = torch.cat(list(found.pooler_output)).numpy()
+    assert want.shape == (15 + 1 + 16, 64)
+    bound = 1e-3 * np.ptp(want)
+    for kind in ("torch", "native"):
+        got = encoded_grids(tmp_path, kind, grids, merge=1)
+        assert np.abs(got - want).max() < bound / 20
+    for dtype in ("float32", "bfloat16"):
+        bits = encoded_grids(tmp_path, "native", grids, dtype, merge=1)
+        for threads, ranks, budget in DIVISIONS:
+            more = encoded_grids(tmp_path, "native", grids, dtype, threads, ranks, budget, merge=1)
+            assert np.array_equal(more, bits)
+
+
+def test_a_pixtral_with_other_features_reads_texts_only(tmp_path):
+    write_pixtral_12b(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    pictures = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert tower_spec({**config, "image_processor": pictures}, 64) is not None
+    for more in ({"vision_feature_layer": -2}, {"vision_feature_select_strategy": "default"}):
+        assert tower_spec({**config, "image_processor": pictures, **more}, 64) is None
 
 
 def test_a_slice_is_a_part_of_an_operation_however_large_the_picture_is(tmp_path):

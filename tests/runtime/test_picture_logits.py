@@ -25,8 +25,8 @@ from tests.helpers.pictures import (
     INTERNVL,
     INTERNVL_CHAT,
     LLAVA,
-    MISTRAL3,
     PATCH,
+    PIXTRALS,
     grid_inputs,
     patches_of,
     pixels_of,
@@ -113,7 +113,7 @@ def theirs_of(model, ids, pixels):
 
     def logits():
         kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
-        more = {"mm_token_type_ids": kinds} if whole and architecture != MISTRAL3 else {}
+        more = {"mm_token_type_ids": kinds} if whole and architecture not in PIXTRALS else {}
         if architecture == GEMMA3:
             more = {"token_type_ids": kinds}
         return model(input_ids=torch.tensor([ids]), use_cache=False, **given, **more).logits[0]

@@ -1,4 +1,7 @@
-"""LLaVA 1.5: the middle of a picture as one square. Source: the processors of CLIP and LLaVA."""
+"""LLaVA 1.5: the middle of a picture as one square. Source: the processors of CLIP and LLaVA.
+
+Pixtral 12B is a LLaVA with the pictures of Pixtral.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -87,13 +91,15 @@ def llava(
     processor: Mapping[str, Any],
     whole: Mapping[str, Any],
     tokens: Mapping[str, str],
-) -> LlavaPictures:
+) -> LlavaPictures | PixtralPictures:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}
+    if vision.get("model_type") == "pixtral":
+        return mistral3({**config, "spatial_merge_size": 1}, processor, whole, tokens)
     patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
     side = read_number(vision.get("image_size", 224), "vision_config.image_size")
     size, crop = processor.get("size"), processor.get("crop_size")

@@ -132,16 +132,34 @@ def mistral3(
     if processor.get("do_resize", True) is False:
         msg = "do_resize is false: pictures of any size are read, which have to be scaled"
         raise ModelError(msg)
+    usual, more = (
+        "[IMG]",
+        {
+            "line": tokens.get("image_break_token", "[IMG_BREAK]"),
+            "after": tokens.get("image_end_token", "[IMG_END]"),
+        },
+    )
+    if _is_light_on(config):
+        usual, more = "<|image_pad|>", {"line": "", "after": ""}
     return PixtralPictures(
         edge=edge,
         most_rows=MOST_PATCHES // merge**2,
         patch=patch,
         merge=merge,
         resample=read_number(processor.get("resample", 3), "resample", least=0),
-        marker=tokens.get("image_token", "[IMG]"),
-        line=tokens.get("image_break_token", "[IMG_BREAK]"),
-        after=tokens.get("image_end_token", "[IMG_END]"),
+        marker=tokens.get("image_token", usual),
+        **more,
     )
+
+
+def _is_light_on(config: Mapping[str, Any]) -> bool:
+    """Return whether a model is LightOnOCR: its prompts have no tokens for the ends of lines.
+
+    Its first files call themselves a Mistral 3.
+    """
+    names = config.get("architectures") or [""]
+    own = isinstance(names, list) and str(names[0]).lower().startswith("lightonocr")
+    return own or config.get("model_type") == "lighton_ocr"
 
 
 def _number(name: str, value: object, least: int) -> int:

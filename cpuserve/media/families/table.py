@@ -47,6 +47,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "internvl_chat": internvl_chat,
     "lfm2_vl": lfm2_vl,
     "lfm3_vl": qwen_vl,
+    "lighton_ocr": mistral3,
     "llava": llava,
     "mistral3": mistral3,
     "paddleocr_vl": paddleocr_vl,

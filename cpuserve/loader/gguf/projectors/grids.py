@@ -217,6 +217,10 @@ def _pixtral(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _light_on(keys: Keys) -> dict[str, Any]:
+    return {**_pixtral(keys), "model_type": "lighton_ocr"}
+
+
 def _any_size(keys: Keys, patch: int, merge: int, tokens: tuple[int, int]) -> dict[str, Any]:
     """Return the settings of pictures of any size.
 
@@ -232,6 +236,25 @@ def _any_size(keys: Keys, patch: int, merge: int, tokens: tuple[int, int]) -> di
     }
 
 
+_PIXTRAL_TOP = {
+    "v.patch_embd": "vision_tower.patch_conv",
+    "v.pre_ln": "vision_tower.ln_pre",
+    "mm.input_norm": "multi_modal_projector.norm",
+    "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+    "mm.1": "multi_modal_projector.linear_1",
+    "mm.2": "multi_modal_projector.linear_2",
+}
+_PIXTRAL = {
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
 PROJECTORS = {
     "qwen2vl_merger": Projector(
         {"Qwen2ForCausalLM": "Qwen2VLForConditionalGeneration"},
@@ -317,26 +340,17 @@ PROJECTORS = {
             for name in ("Llama", "Mistral", "Ministral3")
         },
         _pixtral,
-        {
-            "v.patch_embd": "vision_tower.patch_conv",
-            "v.pre_ln": "vision_tower.ln_pre",
-            "mm.input_norm": "multi_modal_projector.norm",
-            "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
-            "mm.1": "multi_modal_projector.linear_1",
-            "mm.2": "multi_modal_projector.linear_2",
-        },
+        _PIXTRAL_TOP,
         "vision_tower.transformer.layers",
-        {
-            "ln1": "attention_norm",
-            "ln2": "ffn_norm",
-            "attn_q": "attention.q_proj",
-            "attn_k": "attention.k_proj",
-            "attn_v": "attention.v_proj",
-            "attn_out": "attention.o_proj",
-            "ffn_gate": "feed_forward.gate_proj",
-            "ffn_up": "feed_forward.up_proj",
-            "ffn_down": "feed_forward.down_proj",
-        },
+        _PIXTRAL,
+        interleaved=("attn_q", "attn_k"),
+    ),
+    "lightonocr": Projector(
+        {"Qwen3ForCausalLM": "LightOnOcrForConditionalGeneration"},
+        _light_on,
+        _PIXTRAL_TOP,
+        "vision_tower.transformer.layers",
+        _PIXTRAL,
         interleaved=("attn_q", "attn_k"),
     ),
 }
