@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_float, read_int
+from cpuserve.models.config import read_bool, read_float, read_int, read_object
 from cpuserve.models.experts import (
     read_experts,
     read_first_dense,
@@ -55,10 +56,10 @@ class Glm4:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a GLM-4 config.
 
-        extra["split_pairs"]: `split` of `row_order`, for GGUF files.
+        extra["split_pairs"]: `split` of `row_order`, for GGUF files of the model or an adapter. The
+          converter moves the pairs of models with M-RoPE apart.
         """
-        split = config.get("split_pairs")
-        return read_decoder(
+        spec = read_decoder(
             {
                 "rms_norm_eps": 1.5625e-7,
                 **_half_rotated(config),
@@ -66,8 +67,12 @@ class Glm4:
             },
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", True),
-            extra={"split_pairs": split} if split else None,
         )
+        ropes = (read_object(config, key) for key in ("rope_parameters", "rope_scaling"))
+        split = config.get("split_pairs")
+        if split is None and spec.rope and any("mrope_section" in each for each in ropes):
+            split = spec.rope.rotary
+        return replace(spec, extra={"split_pairs": split}) if split else spec
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

@@ -249,7 +249,7 @@ def write_ggufs(
     if share or arch == "glm4":
         settings["rotary_dim"] = int(settings["head_dim"] * (share or 1))
     if arch == "glm4":
-        text = {name: _split_pairs(settings, name, value) for name, value in text.items()}
+        text = {name: split_pairs(settings, name, value) for name, value in text.items()}
     (to / "text" / "config.json").write_text(json.dumps(settings))
     save_file(text, to / "text" / "model.safetensors", {"format": "pt"})
     files = to / "tiny-F32.gguf", to / f"mmproj-tiny-{kind}.gguf"
@@ -261,7 +261,7 @@ def write_ggufs(
     return files
 
 
-def _split_pairs(settings, name, value):
+def split_pairs(settings, name, value):
     """Return the rows of q and k as in files for M-RoPE: the even ones of the rotated first."""
     if not name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
         return value

@@ -1,8 +1,11 @@
 """GGUF adapters: what PEFT's give, bit for bit, over safetensors and over GGUF models."""
 
 import functools
+import json
+import shutil
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +16,8 @@ from tests.helpers import gguf_convert
 from tests.helpers.adapter import ATTENTION, MLP, WORDS, adapter_of, as_gguf
 from tests.helpers.answers import exact
 from tests.helpers.depth import deep_but
+from tests.helpers.mmproj import split_pairs, write_ggufs
+from tests.helpers.pictures import write_grid_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(3)]
 SAMPLED = SamplingParams(max_tokens=16, temperature=0.8, seed=4, ignore_eos=True, logprobs=2)
@@ -67,6 +72,42 @@ def test_it_answers_as_pefts_where_both_change_the_table_of_words(tmp_path):
     plain, changed = answers(model, adapter)
     assert changed != plain
     assert answers(model, as_gguf(adapter, "llama", tmp_path / "a.gguf")) == (plain, changed)
+
+
+def write_split(adapter, settings, file):
+    """Write the attention of an adapter of GLM with M-RoPE as llama.cpp's converter does."""
+    writer = gguf.GGUFWriter(file, "glm4")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    for name, value in load_file(adapter / "adapter_model.safetensors").items():
+        *_, layer, _, part, side, _ = name.split(".")
+        rows = value.numpy()
+        if side == "lora_B":
+            rows = split_pairs(settings, f"{part}.weight", rows)
+        stored = np.ascontiguousarray(rows, np.float32)
+        writer.add_tensor(f"blk.{layer}.{names[part]}.weight.{side.lower()}", stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.deep
+def test_it_answers_as_pefts_over_glm_with_m_rope(tmp_path):
+    model = tmp_path / "model"
+    write_grid_model("Glm4vForConditionalGeneration", model)
+    for file in gguf_convert.checkpoint_of("llama").glob("tokenizer*"):
+        shutil.copy(file, model)
+    base, _ = write_ggufs(model, tmp_path / "files")
+    adapter = adapter_of(model, ATTENTION, 4, 1)
+    settings = json.loads((tmp_path / "files" / "text" / "config.json").read_text())
+    write_split(adapter, settings, tmp_path / "a.gguf")
+    for each in (model, base):
+        plain, changed = answers(each, adapter)
+        assert changed != plain
+        assert answers(each, tmp_path / "a.gguf") == (plain, changed)
 
 
 def test_it_answers_as_pefts_over_a_quantized_model(tmp_path):
