@@ -118,11 +118,16 @@ def test_openai_responses_whole_and_in_streams(server, wanted):
         )
         assert read.usage.input_tokens_details.multimodal_tokens["image"] > 0
 
-    async def one():
+    async def both():
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            return (await client.responses.create(**asked)).output_text
+            one, stream = await asyncio.gather(
+                client.responses.create(**asked), client.responses.create(**asked, stream=True)
+            )
+            events = [event async for event in stream]
+            deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+            return one.output_text, "".join(deltas)
 
-    assert asyncio.run(one()) == wanted[0]
+    assert asyncio.run(both()) == (wanted[0], wanted[0])
 
 
 def test_anthropic_messages_whole_and_in_streams(server, wanted):
@@ -171,21 +176,27 @@ def test_ollama_chats_and_generates_in_parallel(server, wanted, tmp_path):
         parts = await client.chat(model="m", messages=[turn], options=options, stream=True)
         return "".join([part.message.content async for part in parts])
 
+    async def generated(client):
+        given = {"prompt": QUESTION, "images": [str(path)], "options": options}
+        parts = await client.generate(model="m", **given, stream=True)
+        return "".join([part.response async for part in parts])
+
     async def all_of_them():
         client = ollama.AsyncClient(host=server.url)
         try:
-            whole, made, text = await asyncio.gather(
+            whole, made, *texts = await asyncio.gather(
                 client.chat(model="m", messages=[turn], options=options),
                 client.generate(
                     model="m", prompt=QUESTION, images=[saved(SCREEN)], options=options
                 ),
                 streamed(client),
+                generated(client),
             )
         finally:
             await client._client.aclose()
-        return (whole.message.content, whole.prompt_eval_count), made.response, text
+        return (whole.message.content, whole.prompt_eval_count), made.response, *texts
 
-    assert asyncio.run(all_of_them()) == (wanted, wanted[0], wanted[0])
+    assert asyncio.run(all_of_them()) == (wanted, *[wanted[0]] * 3)
 
 
 def test_ollama_chats_and_generates(server, wanted, tmp_path):
