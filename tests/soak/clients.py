@@ -38,6 +38,8 @@ FUZZED = [each for each in operations() if each.target not in ("http-vllm", "htt
 # Many more grammars than the server keeps; but the tokenizer of the grammar process remembers words
 # (driver.py: KNOWN_WORDS), and sees so many different ones in a warm-up.
 NAMES = 8 * MAX_GRAMMARS
+# The longest that a client waits for a text that would never end.
+LONGEST_S = 20
 UPLOAD = {"content-type": "multipart/form-data; boundary=bound"}
 
 
@@ -118,7 +120,7 @@ async def _malformed(client: Client) -> list[int]:
     headers = {"content-type": case["media"]} if case["media"] else {}
     body = case["body"].encode("utf-8", "surrogateescape")
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONGEST_S):
             url = case["path"]
             response = await client.http.request(case["method"], url, content=body, headers=headers)
     except TimeoutError:  # some requests are for long texts
@@ -230,7 +232,7 @@ async def _batch(client: Client) -> list[int]:
     found.append(begun.status_code)
     batch = begun.json()
     while begun.status_code == 200 and batch["status"] not in ENDED:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.1)
         batch = (await client.http.get(f"/v1/batches/{batch['id']}")).json()
     files += [batch[name] for name in ("output_file_id", "error_file_id") if batch.get(name)]
     for each in files:
@@ -258,10 +260,32 @@ async def _message_batch(client: Client) -> list[int]:
         return found
     place = f"/v1/messages/batches/{begun.json()['id']}"
     while (await client.http.get(place)).json()["processing_status"] != "ended":
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.1)
     found.append((await client.http.get(f"{place}/results")).status_code)
     found.append((await client.http.delete(place)).status_code)
     return found
+
+
+async def _large(client: Client) -> list[int]:
+    """A request that is as large as one of the fuzzer may become: many long texts."""
+    hi = [{"role": "user", "content": client.text()}]
+    path, body = client.rng.choice(
+        (
+            ("/v1/completions", {"prompt": client.text(), "n": 128, "logprobs": 5}),
+            ("/v1/completions", {"prompt": [client.text(9)] * 70, "n": 2, "echo": True}),
+            ("/v1/chat/completions", {"messages": hi, "n": 128}),
+            (
+                "/v1/chat/completions",
+                {"messages": hi, "n": 128, "logprobs": True, "top_logprobs": 5},
+            ),
+        )
+    )
+    body = {**body, "max_tokens": 64, "stream": client.rng.random() < 0.5}
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            return [(await client.post(path, **body)).status_code]
+    except TimeoutError:
+        return [0]
 
 
 async def _looks(client: Client) -> list[int]:
@@ -282,3 +306,6 @@ FILLS: dict[Doing, int] = {
     _dialects: 100, _leaves: 30, _malformed: 300, _bad_upload: 30,
     _grammar: 2 * MAX_GRAMMARS, _agent: 80, _batch: 60, _message_batch: 20, _looks: 5,
 }  # fmt: skip
+# Before a run that judges slopes: a heap keeps what its largest jobs have needed, and one of the
+# fuzzer's that comes for the first time in the middle of the load would look like growth.
+LARGE: dict[Doing, int] = {_large: 24}

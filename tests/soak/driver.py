@@ -46,7 +46,7 @@ from tests.fuzz.dialects import REFUSALS
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model
-from tests.soak.clients import DOINGS, FILLS, Client, Doing
+from tests.soak.clients import DOINGS, FILLS, LARGE, Client, Doing
 from tests.soak.inside import Inside
 from tests.soak.processes import (
     FRONT_END,
@@ -256,9 +256,9 @@ def for_count(count: int) -> Choice:
     return choose
 
 
-def filling() -> Choice:
-    """Clients do each thing so often that what the server keeps of it has reached its bound."""
-    left = Counter(FILLS)
+def filling(counts: Mapping[Doing, int]) -> Choice:
+    """Clients do each thing so often, in any order."""
+    left = Counter(counts)
 
     def choose(rng: random.Random) -> Doing | None:
         kinds = [doing for doing, count in left.items() if count > 0]
@@ -343,7 +343,9 @@ async def soak(
             await fill_words(server, name)
             # Each thread has its own stack, and caches for the jobs that it has seen.
             await fill_pools(server, name)
-            await load(server, name, clients, seed + 2, filling())
+            await load(server, name, clients, seed + 2, filling(FILLS))
+            if judges:
+                await load(server, name, clients, seed + 3, filling(LARGE))
             await load(server, name, clients, seed + 1, for_count(warm_up))
             before = await server.idle(http)
         server.statuses.clear()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-FRONT_END = "front end"
+FRONT_END, TEMPLATES = "front end", "templates"
 ROLES = {
     "cpuserve.engine.child": "engine",
     "cpuserve.engine.grammars": "grammars",
-    "cpuserve.tokenizer.rendering": "templates",
+    "cpuserve.tokenizer.rendering": TEMPLATES,
 }
 
 
@@ -51,32 +51,35 @@ def held(pid: int) -> Held:
                 continue
             maps = Path(f"/proc/{process.pid}/maps").read_text()
             shm = sum("/dev/shm/" in line or "/memfd:" in line for line in maps.splitlines())
-            memory, fds, threads = (
-                _memory(process),
-                process.num_fds(),
-                process.num_threads(),
-            )
-            each = (memory, fds, threads, 1, shm)
+            each = (memory(process), process.num_fds(), process.num_threads(), 1, shm)
             found = [sum(pair) for pair in zip(found, each, strict=True)]
     return Held(*found)
 
 
 def resident(pid: int) -> Counter[str]:
-    """Return the bytes of memory of the process `pid` and of all below it, by role."""
+    """Return the bytes of memory of the process `pid` and of all below it, by role.
+
+    Processes that render are forks that stay. With each page of their parent that they write to,
+    they come to have a copy, for hours: so all pages that they have count, copies or not.
+    """
     root = psutil.Process(pid)
     found: Counter[str] = Counter()
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             line = " ".join(process.cmdline())
             role = next((role for module, role in ROLES.items() if module in line), FRONT_END)
-            found[role] += _memory(process)
+            found[role] += memory(process, shares=role != TEMPLATES)
     return found
 
 
-def _memory(process: psutil.Process) -> int:
-    """Return the bytes of memory of a process, with its part of the pages that it shares."""
+def memory(process: psutil.Process, *, shares: bool = True) -> int:
+    """Return the bytes of memory of a process, with its part of the pages that it shares.
+
+    shares: False = with all of these pages.
+    """
     told = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-    return sum(int(size) << 10 for size in re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", told, re.M))
+    kinds = "Pss_(?:Anon|Shmem)" if shares else "Anonymous"
+    return sum(int(size) << 10 for size in re.findall(rf"^{kinds}: +(\d+)", told, re.M))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import psutil
 import pytest
 
 from tests.helpers.children import child_options
@@ -32,7 +33,7 @@ from tests.soak.driver import (
     soak,
 )
 from tests.soak.inside import CPUS, THREADS, Inside
-from tests.soak.processes import FRONT_END, NAMES, ROLES, Held, Slope, slopes
+from tests.soak.processes import FRONT_END, NAMES, ROLES, Held, Slope, memory, slopes
 
 NOTHING = Held(0, 0, 0, 0, 0)
 
@@ -139,6 +140,34 @@ def test_every_thread_of_the_front_end_is_explained_by_its_name():
     ]
     strange = Soaked(NOTHING, NOTHING, [], {}, "", 1.0, inside=Inside(["new"], 0, 0))
     assert strange.faults == ["1 threads 'new', at most 0"]
+
+
+FORK = """
+import os, sys
+pages = bytearray(b"a" * (16 << 20))
+child = os.fork()
+if child == 0:
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+    for begin in range(0, len(pages), 4096):
+        pages[begin] = 98  # the first write to a page makes a copy of it
+    print("written", flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_page_of_its_parent_that_a_fork_writes_to_is_no_growth_of_templates():
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen([sys.executable, "-c", FORK], **options, **child_options()) as parent:
+        fork = psutil.Process(int(parent.stdout.readline()))
+        shared, whole = memory(fork), memory(fork, shares=False)
+        parent.stdin.write("\n")
+        assert parent.stdout.readline() == "written\n"
+        assert memory(fork) - shared > 7 << 20
+        assert abs(memory(fork, shares=False) - whole) < 1 << 20
+        parent.stdin.write("\n")
 
 
 THREADS_AND_MEMORY = """
