@@ -9,7 +9,7 @@ from cpuserve.core.kv.manager import KvManager, Tables
 from cpuserve.core.kv.prefix import FORGOTTEN
 from cpuserve.core.queue import by_rank
 from cpuserve.core.request import Request
-from cpuserve.ids import RequestId
+from cpuserve.ids import RequestId, SlotId
 
 
 def check_requests(
@@ -34,6 +34,12 @@ def check_requests(
 
 def _sender(request: Request) -> tuple[str, int]:
     return request.params.caller, request.priority
+
+
+def check_slots(running: Iterable[Request], free: Iterable[SlotId], count: int) -> None:
+    """Assert that each of `count` slots is free or has one running request."""
+    slots = [*(r.slot for r in running), *free]
+    assert sorted(slots) == list(range(count)), "slots leak"
 
 
 def check_tables(running: Iterable[Request], kv: KvManager) -> None:

@@ -53,6 +53,23 @@ def to_start(
         slots, free = slots + 1, free + kv.num_held(victim.tables)
 
 
+def victims(
+    head: Request,
+    running: Sequence[Request],
+    kv: KvManager,
+    policy: Policy,
+    slots: int,
+    *,
+    runs: bool,
+) -> list[Request]:
+    """Return requests of lower priority, or of callers with several if `head` has none.
+
+    slots: number of free slots. runs: whether the caller of `head` has a running request.
+    """
+    found = of_lower_priority(head, running, kv) if policy == "priority" else []
+    return found if found or runs else to_start(head, running, kv, policy, slots)
+
+
 def of_lower_priority(head: Request, running: Sequence[Request], kv: KvManager) -> list[Request]:
     """Return the requests of lower priority than `head`, the last first, if it can start then."""
     below = [r for r in running if head.rank < r.rank and head.priority < r.priority]

@@ -60,6 +60,25 @@ def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
         yield request
 
 
+def candidates(
+    waiting: Iterable[Request], slots: int, kv: KvManager, running: int
+) -> list[Request]:
+    """Return requests that may start without the blocks that earlier waiting requests need.
+
+    slots: how many requests can start. running: how many run, each of which may need a block.
+    """
+    found: list[Request] = []
+    free = kv.num_free - kv.num_groups * running
+    for request in next_requests(waiting, slots):
+        free -= kv.needs(len(request.token_ids)) + kv.num_groups
+        if free < 0 and found:
+            break
+        found.append(request)
+        if free < 0:  # the first request may still fit, if it finds blocks in the prefix cache
+            break
+    return found
+
+
 class WaitingQueue:
     """Waiting requests by priority, by the shares of their callers, and by rank.
 

@@ -32,14 +32,14 @@ import msgspec
 from cpuserve.core import preemption
 from cpuserve.core.budget import PromptBudget, loss_allowed
 from cpuserve.core.callers import CallerShares
-from cpuserve.core.check import check_requests, check_tables
+from cpuserve.core.check import check_requests, check_slots, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.prompt_blocks import PromptBlocks
-from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, next_requests, rank_of
+from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, candidates, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
@@ -180,7 +180,8 @@ class Scheduler:
             self._make_way()
         prompts = self._schedule_decodes()
         if self.waiting:
-            prompts += self._candidates()
+            slots = len(self._free_slots)
+            prompts += candidates(self._startable, slots, self.kv, len(self.running))
         wanted = bool(self.pictures.wanted)
         self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
         if self.encodes:
@@ -251,6 +252,16 @@ class Scheduler:
         for request in [r for r in self.running if r.uses(lost)]:  # these have adopted its blocks
             self._preempt(request)
         kept = [i for i, request in enumerate(requests) if request.is_running]
+        return self._keep(kept, batch, requests, results)
+
+    def _keep(
+        self,
+        kept: list[int],
+        batch: list[SeqChunk],
+        requests: list[Request],
+        results: StepResult,
+    ) -> StepResult:
+        """Leave only these chunks of a step that has run; return their results."""
         self._batch, self.batch_requests = [batch[i] for i in kept], [requests[i] for i in kept]
         self.work.rows = sum(i < self.work.rows for i in kept)
         return rows_of(batch, results, kept)
@@ -363,20 +374,6 @@ class Scheduler:
         self.work.drafts = sum([request.sure for request in batch_requests])
         return [request for request in prompts if request.is_running] if prompts else prompts
 
-    def _candidates(self) -> list[Request]:
-        """Return requests that may start without the blocks that earlier waiting requests need."""
-        found: list[Request] = []
-        groups = self.kv.num_groups
-        free = self.kv.num_free - groups * len(self.running)
-        for request in next_requests(self._startable, len(self._free_slots)):
-            free -= self.kv.needs(len(request.token_ids)) + groups
-            if free < 0 and found:
-                break
-            found.append(request)
-            if free < 0:  # the first request may still fit, if it finds blocks in the prefix cache
-                break
-        return found
-
     def _schedule_prompts(self, prompts: list[Request], budget: PromptBudget) -> None:
         """Schedule prompts in their order (queue.py); reserve a share for the oldest prompt."""
         prompts.sort(key=by_rank)
@@ -447,14 +444,8 @@ class Scheduler:
             self._preempt(victim)
 
     def _victims(self, head: Request) -> list[Request]:
-        """Return requests of lower priority, or of callers with several if `head` has none."""
-        victims: list[Request] = []
-        if self._policy == "priority":
-            victims = preemption.of_lower_priority(head, self.running, self.kv)
-        if victims or self.callers.runs(head.params.caller):
-            return victims
-        slots = len(self._free_slots)
-        return preemption.to_start(head, self.running, self.kv, self._policy, slots)
+        own, slots = self.callers.runs(head.params.caller), len(self._free_slots)
+        return preemption.victims(head, self.running, self.kv, self._policy, slots, runs=own)
 
     def _fits(self, request: Request) -> bool:
         return bool(self._free_slots) and self.blocks.match(request, len(self.running)) is not None
@@ -588,8 +579,7 @@ class Scheduler:
         """Raise AssertionError unless requests, slots and KV blocks agree between two steps."""
         running, waiting = self.running, list(self.waiting)
         check_requests(running, waiting, self.requests)
-        slots = [*(r.slot for r in running), *self._free_slots]
-        assert sorted(slots) == list(range(self.max_num_seqs)), "slots leak"
+        check_slots(running, self._free_slots, self.max_num_seqs)
         assert self._num_unready == sum(not r.ready for r in waiting), "unready ones are miscounted"
         self.callers.check(running, waiting)
         check_tables(running, self.kv)
