@@ -179,6 +179,9 @@ class Executor:
     def failed_sequences(self) -> list[int]:
         """The sequences of the last step, by number, that need an unreadable expert."""
     @property
+    def parked_sequences(self) -> list[int]:
+        """The sequences of the last step, by number, that go on in a later step."""
+    @property
     def expert_error(self) -> str:
         """Why a read of the last step failed; empty if none did."""
     def load_matrix(

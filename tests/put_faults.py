@@ -366,8 +366,8 @@ FAULTS = [
         f"{PREFIXES} {ORDER} -k rewound",
     ),
     Fault(
-        "cpuserve/core/scheduler.py",
-        "free -= self.kv.needs(len(request.token_ids)) + groups",
+        "cpuserve/core/queue.py",
+        "free -= kv.needs(len(request.token_ids)) + kv.num_groups",
         "free -= 1",
         f"{SCHEDULER} {ORDER} -k room",
     ),
@@ -511,8 +511,8 @@ FAULTS = [
         "tests/runtime/test_pack.py -k leaves_each_block",
     ),
     Fault(
-        "csrc/runtime/executor.h",
-        "    tables_.release(slot);\n",
+        "csrc/runtime/parts.cpp",
+        "  tables_.release(slot);\n",
         "",
         "tests/runtime/test_native_executor.py -k keeps_its_table",
     ),

@@ -16,7 +16,8 @@ requests with a grammar that is still being compiled; they keep their rank (`mak
 
 Blocks of a prompt are published when its chunk is scheduled, before it has run. This is safe
 because an executor stores the keys of all tokens of a step before any token attends (or runs
-sequences in batch order). Requests that arrive together can therefore share prefixes.
+sequences in batch order), and parks no sequence whose keys another one of its step reads.
+Requests that arrive together can therefore share prefixes.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, candidates, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
-from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
+from cpuserve.core.step import ParkedChunks, SeqChunk, StepBatch, StepResult, rows_of
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.slot import SlotRequest
 
 # The engine takes no messages while it moves blocks from or to offload tiers. It stops moving after
 # MOVING_S seconds or one block more, so it learns within 50 ms that a client has left.
 MOVING_S = 0.03
+Taken = tuple[list[SeqChunk], list[Request]]
 
 
 class Scheduler:
@@ -112,6 +114,7 @@ class Scheduler:
         self._batch: list[SeqChunk] = []
         self.batch_requests: list[Request] = []  # in the order of the chunks of the step
         self._marks: list[ChainMark] = []  # positions of the prefix chains before the step
+        self.parked = ParkedChunks()
         self._refused: list[Delta] = []
         self._num_unready = 0
         # Whether bitmasks for the next step are not computed: requests with one are passed over.
@@ -147,10 +150,9 @@ class Scheduler:
     def abort(self, request_id: RequestId) -> bool:
         """Drop a waiting or running request, between steps; False if the request does not exist."""
         request = self.requests.get(request_id)
-        if request is None:
-            return False
-        self._drop(request)
-        return True
+        if request is not None:
+            self._drop(request)
+        return request is not None
 
     @property
     def has_work(self) -> bool:
@@ -184,21 +186,25 @@ class Scheduler:
             prompts += candidates(self._startable, slots, self.kv, len(self.running))
         wanted = bool(self.pictures.wanted)
         self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
-        if self.encodes:
-            prompts = []
+        prompts = [] if self.encodes else prompts
         if self.drafter is not None and self.work.rows:
             more = bool(prompts)
             self.drafter.extend(self.batch_requests, self._batch, self.work, prompts=more)
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
-            most = self.max_num_batched_tokens - self.work.rows - self.work.drafts
+            taken = self.work.rows + self.work.drafts + self.parked.num_tokens
+            most = self.max_num_batched_tokens - taken
             target = self._itl_target_s
             budget = PromptBudget.of_step(prompts, most, self.work, self.cost, target)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
+        for request, chunk in self.parked.due(self.running, masks_late=self.masks_late):
+            self._batch.append(chunk)
+            self.batch_requests.append(request)
+            self._marks.append(request.chain.mark)
         if self.pictures.merge:
             self.pictures.turn(self.batch_requests, self._batch)
         return StepBatch(self._batch)
@@ -210,6 +216,7 @@ class Scheduler:
         deltas = self._take_refused()
         next_row, block_size, append = 0, self.kv.block_size, self._results.append
         for request, chunk in zip(requests, batch, strict=True):
+            self.parked.forget(request.id)
             first_row, next_row = next_row, next_row + len(chunk.rows)
             if chunk.num_drafts:
                 rows = results[first_row:next_row]
@@ -252,19 +259,25 @@ class Scheduler:
         for request in [r for r in self.running if r.uses(lost)]:  # these have adopted its blocks
             self._preempt(request)
         kept = [i for i, request in enumerate(requests) if request.is_running]
-        return self._keep(kept, batch, requests, results)
+        return self._keep(kept, (batch, requests), results)
 
-    def _keep(
-        self,
-        kept: list[int],
-        batch: list[SeqChunk],
-        requests: list[Request],
-        results: StepResult,
-    ) -> StepResult:
+    def _keep(self, kept: list[int], taken: Taken, results: StepResult) -> StepResult:
         """Leave only these chunks of a step that has run; return their results."""
+        batch, requests = taken
         self._batch, self.batch_requests = [batch[i] for i in kept], [requests[i] for i in kept]
         self.work.rows = sum(i < self.work.rows for i in kept)
         return rows_of(batch, results, kept)
+
+    def park(self, numbers: Sequence[int], results: StepResult) -> StepResult:
+        """Keep these chunks, which wait for experts, for the next steps; return other results."""
+        marks, first = self._marks, len(self._batch) - len(self._marks)
+        batch, requests = self._take_batch()
+        for i in numbers:
+            self.parked.park(requests[i].id, batch[i])
+            if i >= first:  # no other request may read its blocks before they are computed
+                self.kv.published.unpublish_since(requests[i].chain, marks[i - first])
+        kept = [i for i in range(len(batch)) if i not in numbers]
+        return self._keep(kept, (batch, requests), results)
 
     def refuse(self, wanted: WantedPicture, message: str) -> None:
         """End the requests that wait for a picture with an error, because it was not encoded."""
@@ -285,11 +298,10 @@ class Scheduler:
         and its prompts lose few computed tokens. The wait of `request` for the end of the step
         must also exceed half the time of its own prompt. If this returns True, call `rewind`.
         """
-        if self.work.rows or not self._itl_target_s or not request.ready:
+        if self.work.rows or not self._itl_target_s or not request.ready or self.parked.in_step:
             return False
-        if self._whole_prompts:  # after `rewind`, the same prompts would come first again
-            return False
-        if self.kv.has_states:  # a cancelled step may have changed states, so it cannot run again
+        # After `rewind` whole prompts would come first again, and states may have changed.
+        if self._whole_prompts or self.kv.has_states:
             return False
         predicted = self.cost.step_seconds(self.work)
         # With several callers no step has more than COARSE tokens (PromptOrder.share).
@@ -351,7 +363,8 @@ class Scheduler:
         """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
-        batch, batch_requests, blocked = self._batch, self.batch_requests, self.pictures.blocked
+        batch, batch_requests = self._batch, self.batch_requests
+        blocked = self.pictures.blocked | self.parked.ids
         for request in tuple(self.running):
             if request.slot == NO_SLOT:  # it was preempted for an earlier one
                 continue
@@ -557,6 +570,7 @@ class Scheduler:
         self.callers.ended(request)
 
     def _free(self, request: Request) -> None:
+        self.parked.forget(request.id)
         self.kv.free(request.tables, continues=request.chain.continues)
         request.chain.reset()
         self.pictures.stop(request.id)
@@ -566,7 +580,7 @@ class Scheduler:
             request.slot = NO_SLOT
             self.callers.stopped(request)
 
-    def _take_batch(self) -> tuple[list[SeqChunk], list[Request]]:
+    def _take_batch(self) -> Taken:
         taken = self._batch, self.batch_requests
         self._batch, self.batch_requests, self._marks = [], [], []
         return taken

@@ -360,7 +360,8 @@ class EngineCore:
             self.stats.busy_s += seconds
             self.stats.weight_bytes += self._bytes_per_step
             self.stats.barrier_wait_s += self.executor.barrier_wait_s - waited_s
-            self.scheduler.cost.observe(self.scheduler.work, seconds)
+            if not self.scheduler.parked.in_step:
+                self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
         if self._kv_events is not None:
             self._kv_events.publish()
@@ -402,6 +403,8 @@ class EngineCore:
             log.exception("a step of %d sequences failed", len(batch.chunks))
             return self.scheduler.fail(f"the engine failed in this step: {error}"), False
         self.interrupt.end()
+        if outputs.parked:
+            results = self.scheduler.park(outputs.parked, results)
         if outputs.lost:
             results = self.scheduler.lose(outputs.lost, results, outputs.why)
         return self.scheduler.update(results), True

@@ -123,7 +123,10 @@ class StepOutputs:
     A token of -1 means that no token could be sampled, or that an earlier row did not sample its
     draft token. vectors [R, width]: the results of an embedding model, None for other models.
     With vectors, the other arrays have no meaning.
+    parked: the numbers of the sequences without results yet, because experts are being read
+      that they need. They go on when the same chunks are in a later step.
     lost: the numbers of the sequences without results, because something could not be read (`why`).
+      The numbers leave out parked sequences.
     """
 
     tokens: Int32
@@ -134,6 +137,7 @@ class StepOutputs:
     vectors: Float32 | None = None
     lost: Sequence[int] = ()
     why: str = ""
+    parked: Sequence[int] = ()
 
 
 class ExpertCounts(NamedTuple):

@@ -7,6 +7,7 @@ kept next to the file of packed weights, so that a later start loads the experts
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,10 @@ class Pool(Protocol):
     @property
     def failed_sequences(self) -> list[int]:
         """Return the sequences of the last step that need an unreadable expert."""
+
+    @property
+    def parked_sequences(self) -> list[int]:
+        """Return the sequences of the last step that wait for experts."""
 
     @property
     def expert_error(self) -> str:
@@ -130,14 +135,20 @@ class ExpertMemory:
         if found.size == self._native.expert_counts["units"]:
             self._native.warm_experts(found)
 
-    def lost(self) -> tuple[list[int], str]:
-        """Return the sequences of the last step that need an unreadable expert, and why."""
-        failed = [] if self._native is None else self._native.failed_sequences
-        if self._native is None or not failed:
-            return [], ""
+    def without(self) -> tuple[list[int], str, list[int]]:
+        """Return the sequences of the last step without results, as fields of StepOutputs.
+
+        They are those that need an unreadable expert, why, and those that wait for experts.
+        """
+        if self._native is None:
+            return [], "", []
+        failed, parked = self._native.failed_sequences, self._native.parked_sequences
+        if not failed:
+            return [], "", parked
         error = self._native.expert_error
         log.warning("an expert cannot be read from the packed weights: %s", error)
-        return failed, f"the model's weights cannot be read from the disk: {error}"
+        lost = [number - bisect_left(parked, number) for number in failed]
+        return lost, f"the model's weights cannot be read from the disk: {error}", parked
 
     @property
     def counts(self) -> ExpertCounts | None:

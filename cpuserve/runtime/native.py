@@ -170,7 +170,7 @@ class NativeExecutor:
         n.step(arrays.words, arrays.masks)
         self._words = arrays.words
         rows = n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs
-        return StepOutputs(*rows, n.vectors if self._pooled else None, *self._experts.lost())
+        return StepOutputs(*rows, n.vectors if self._pooled else None, *self._experts.without())
 
     def step_rows(self) -> dict[int, StepRows]:
         """Return the rows of the last step by request slot; {} if it failed, or was asked for."""

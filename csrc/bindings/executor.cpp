@@ -256,6 +256,7 @@ py::dict expert_counts(Executor& e) {
   out["errors"] = counts.errors;
   out["guessed"] = counts.guessed;
   out["guessed_right"] = counts.guessed_right;
+  out["held"] = counts.held;
   out["units"] = pool.units();
   out["slots"] = pool.slots();
   out["bytes"] = pool.bytes();
@@ -304,6 +305,7 @@ void define_pool(py::class_<Executor>& executor) {
           [](Executor& e, const Array<float>& heat) { pool_of(e).warm(span_of(heat)); },
           py::arg("heat"))
       .def_property_readonly("failed_sequences", &Executor::failed_sequences)
+      .def_property_readonly("parked_sequences", &Executor::parked_sequences)
       .def_property_readonly("expert_error", [](Executor& e) { return pool_of(e).error(); });
 }
 

@@ -8,6 +8,7 @@
 #include "base/allocations.h"
 #include "base/check.h"
 #include "cpu/features.h"
+#include "runtime/parts.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
@@ -98,6 +99,11 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   carve_work_memory(checked("rows_per_seq", rows_per_seq, 1));
   const auto rows = static_cast<size_t>(program.max_tokens());
   if (weights_.pool()) failed_tokens_ = std::make_unique<std::atomic<bool>[]>(rows);
+  // Sequences with draft tokens are not parked: drafters read the hidden rows of the whole step.
+  const ExpertPool* pool = weights_.pool();
+  if (pool && !pool->has_all() && rows_per_seq == 1 && ParkedRows::possible(program)) {
+    parked_ = std::make_unique<ParkedRows>(program);
+  }
   const auto tops = rows * static_cast<size_t>(max_top);
   results_.tokens.resize(rows);
   results_.ranks.resize(rows);
@@ -333,11 +339,18 @@ void Executor::turn() {
 void Executor::begin_step(const StepInput& in) {
   tap_next_ = started_next_ = -1;
   slice_.begin_op();
-  input_ = in;
+  parting_ = false;
+  part_failed_.clear();
   if (ExpertPool* pool = weights_.pool()) {
     pool->begin_step();
     guessing_ = pool->guesses() && in.tokens <= most_guess_tokens(*program_);
   }
+  set_input(in);
+}
+
+// Finds what the operations need of the sequences that they run on.
+void Executor::set_input(const StepInput& in) {
+  input_ = in;
   for (int64_t t = 0; failed_tokens_ && t < in.tokens; t++) {
     failed_tokens_[static_cast<size_t>(t)].store(false, std::memory_order_relaxed);
   }
@@ -464,13 +477,16 @@ int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks,
   const int64_t allocations_before = allocations();
   begin_step(in);
   logits_copy_ = logits;
-  const bool finished = run_ops(0, static_cast<int64_t>(program_->ops().size()));
+  const bool parts = can_part(in) && !logits;
+  const bool finished =
+      parts ? run_parts(*this, in) : run_ops(0, static_cast<int64_t>(program_->ops().size()));
   logits_copy_ = nullptr;
   if (!finished) fail_system("the step was cancelled");
   append_samples();
+  if (parting_) order_results(*this, in);
   team_->adapt();
-  step_allocations_ += allocations() - allocations_before;
-  return input_.rows;
+  if (!parting_) step_allocations_ += allocations() - allocations_before;
+  return in.rows;
 }
 
 // Appends the sampled tokens to the sampler states of their requests, except accepted draft tokens:
@@ -491,8 +507,11 @@ std::vector<int32_t> Executor::failed_sequences() const {
     for (int64_t t = input_.query_start[s]; t < input_.query_start[s + 1]; t++) {
       failed = failed || failed_tokens_[static_cast<size_t>(t)].load(std::memory_order_relaxed);
     }
-    if (failed) out.push_back(static_cast<int32_t>(s));
+    if (failed) out.push_back(parting_ ? part_[static_cast<size_t>(s)] : static_cast<int32_t>(s));
   }
+  out.insert(out.end(), part_failed_.begin(), part_failed_.end());
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/barrier_plan.h"
 #include "runtime/block_tables.h"
 #include "runtime/kv_cache.h"
+#include "runtime/parked_rows.h"
 #include "runtime/program.h"
 #include "runtime/routing.h"
 #include "runtime/sampler.h"
@@ -116,10 +117,7 @@ class Executor {
   const Program& program() const { return *program_; }
   int64_t max_top() const { return limits_.max_top; }
   // Deletes the sampler state and the block tables of a request slot, after its request has ended.
-  void release(int64_t slot) {
-    sampler_.release(slot);
-    tables_.release(slot);
-  }
+  void release(int64_t slot);
 
   // Runs one step and returns the number of its result rows. results() returns the results
   // until the next step. `words` is the input of the step (step_input.h). `masks` is the memory
@@ -187,6 +185,11 @@ class Executor {
   // the reason.
   std::vector<int32_t> failed_sequences() const;
 
+  // Returns the sequences of the last step, by number, that have no results yet, because experts
+  // are being read that they need: other sequences did not wait for these reads. Such a sequence
+  // goes on in a later step that has the same tokens of its request slot.
+  std::vector<int32_t> parked_sequences() const;
+
   // Cancels the running step, or the next step if none runs. Any thread may call this function.
   // The step ends within milliseconds, when each thread has finished the tasks that it has claimed.
   // cancel(false) between steps revokes the request.
@@ -219,7 +222,8 @@ class Executor {
   std::map<std::string, int64_t> memory() const;  // bytes of memory for each use, such as weights
 
  private:
-  friend struct Worker;  // does the work of one thread in a step (worker.h)
+  friend struct Worker;     // does the work of one thread in a step (worker.h)
+  friend struct StepParts;  // the parts of a step without the sequences that are parked (parts.cpp)
 
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Routing make_routing(const Program& program);
@@ -243,6 +247,10 @@ class Executor {
   void plan_attention();
   void carve_work_memory(int64_t rows_per_seq);
   void begin_step(const StepInput& in);
+  void set_input(const StepInput& in);
+  bool can_part(const StepInput& in) const noexcept;
+  bool pauses(int64_t op) const noexcept;
+  void release_parked(const ParkedRows::Sequence& sequence);
   void find_state_slots();
   void find_ends() noexcept;
   const int32_t* table(int64_t seq, int64_t group) const noexcept {
@@ -299,13 +307,20 @@ class Executor {
   std::vector<int64_t> state_slots_, state_before_;
   // By token of the step: whether an expert of the token could not be read. Empty without a pool.
   std::unique_ptr<std::atomic<bool>[]> failed_tokens_;
-  const std::vector<bool> guess_ops_;  // by operation: whether it is only for guesses of experts
-  bool guessing_ = false;              // whether the step runs them
-  Routing routing_;                    // set by the last RouteOp or AdapterOp that ran
-  Slice slice_;                        // the part of an operation that advance() runs now
-  std::vector<int32_t> started_;       // the input of the step that start() began
-  int64_t started_next_ = -1;          // the operation that advance() runs next; -1: none
-  std::vector<int32_t> tap_words_;     // the input of the step that tap() ran last
+  const std::vector<bool> guess_ops_;   // by operation: whether it is only for guesses of experts
+  bool guessing_ = false;               // whether the step runs them
+  std::unique_ptr<ParkedRows> parked_;  // null: a step waits for the experts of all its sequences
+  // The present step, if sequences of it may be parked (parts.cpp). `part_` has the numbers of the
+  // sequences that go on, in the order of their rows, and `part_rows_` the row of each token.
+  bool parting_ = false;
+  int64_t paused_op_ = -1;   // the RouteOp where threads have stopped; -1: they have not
+  int64_t decided_op_ = -1;  // the RouteOp where they do not stop again
+  std::vector<int32_t> part_, part_rows_, part_words_, part_failed_;
+  Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
+  Slice slice_;                     // the part of an operation that advance() runs now
+  std::vector<int32_t> started_;    // the input of the step that start() began
+  int64_t started_next_ = -1;       // the operation that advance() runs next; -1: none
+  std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last
   int64_t tap_next_ = -1;  // the operation after the last tapped one, or -1 to start the step again
   float* logits_copy_ = nullptr;
   StepResults results_;

@@ -1,8 +1,12 @@
-// What the pool of experts expects: the heat of an earlier run, and guesses.
+// What the pool of experts reads before a step needs it: the heat of an earlier run, guesses, and
+// the experts of parked sequences.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
+#include "parallel/barrier.h"
 #include "runtime/expert_pool.h"
 
 namespace cpuserve {
@@ -35,7 +39,7 @@ void ExpertPool::warm(Span<const float> heat) {
     const int32_t slot = coldest(shelf);
     const bool free = slot >= 0 && shelf.holders[static_cast<size_t>(slot)] < 0;
     if (!free || units_[static_cast<size_t>(unit)].slot >= 0) continue;
-    begin_read(static_cast<size_t>(unit), true);
+    begin_read(static_cast<size_t>(unit), Why::kGuessed);
   }
   jobs_ready_.notify_all();
 }
@@ -74,7 +78,9 @@ bool ExpertPool::has_work() const noexcept {
 // Takes a piece to read. A unit of a guess gets a slot only now, when nothing else is to be read.
 // Returns a piece of unit -1 if none of the guesses left is worth its slot.
 ExpertPool::Piece ExpertPool::next_piece() noexcept {
-  if (wanted_.count > 0) return wanted_.pop();
+  const bool held = early_.count > 0 && units_[static_cast<size_t>(early_.at(0).unit)].held > 0 &&
+                    wanted_.count > 0 && ++passed_ % kShare == 0;
+  if (wanted_.count > 0 && !held) return wanted_.pop();
   if (early_.count == 0 && !begin_guess()) return {-1, 0, 0, 0, false};
   return early_.pop();
 }
@@ -85,7 +91,7 @@ bool ExpertPool::begin_guess() noexcept {
     Unit& unit = units_[static_cast<size_t>(number)];
     const int state = unit.state.load(std::memory_order_relaxed);
     if (state == kReady || state == kReading) continue;
-    if (!begin_read(static_cast<size_t>(number), true)) continue;
+    if (!begin_read(static_cast<size_t>(number), Why::kGuessed)) continue;
     for (size_t i = 0; i < early_.count; i++) early_.at(i).guess = true;
     guesses_.pieces += static_cast<int>(early_.count);  // there were no others
     guesses_.begun.push_back(number);
@@ -128,6 +134,85 @@ void ExpertPool::promote_guesses() noexcept {
     }
     (wanted ? wanted_ : early_).push(piece);
   }
+}
+
+// --- parked sequences ----------------------------------------------------------------------------
+
+bool ExpertPool::misses(size_t route, const Routing& routing) const noexcept {
+  for (size_t g = 0; route < by_route_.size() && g < by_route_[route].size(); g++) {
+    const Group& group = groups_[by_route_[route][g]];
+    for (int32_t e = 0; e < group.of.experts; e++) {
+      if (routing.rows(e) > 0 && !ready(route, {&e, 1})) return true;
+    }
+  }
+  return false;
+}
+
+bool ExpertPool::ready(size_t route, Span<const int32_t> experts) const noexcept {
+  return each_unit(route, experts, [&](size_t unit) {
+    const int state = units_[unit].state.load(std::memory_order_acquire);
+    return state == kReady || (state == kFailed && units_[unit].held > 0);
+  });
+}
+
+int ExpertPool::missing(size_t route, Span<const int32_t> experts) const noexcept {
+  int count = 0;
+  each_unit(route, experts, [&](size_t unit) {
+    count += units_[unit].state.load(std::memory_order_acquire) != kReady;
+    return true;
+  });
+  return count;
+}
+
+bool ExpertPool::hold_unit(size_t number) noexcept {
+  Unit& unit = units_[number];
+  Shelf& shelf = shelves_[static_cast<size_t>(unit.shelf)];
+  if (unit.held == 0 && 2 * (shelf.held + 1) > shelf.holders.size()) return false;
+  const int state = unit.state.load(std::memory_order_relaxed);
+  const bool there = state == kReady || state == kReading;
+  if (!there && !(unit.held > 0 && state == kFailed) && !begin_read(number, Why::kHeld)) {
+    return false;
+  }
+  shelf.held += unit.held++ == 0;
+  if (state != kReady && !std::exchange(unit.counted, true)) counts_.misses++;
+  return true;
+}
+
+void ExpertPool::release_unit(size_t number) noexcept {
+  Unit& unit = units_[number];
+  if (--unit.held == 0) shelves_[static_cast<size_t>(unit.shelf)].held--;
+}
+
+bool ExpertPool::hold(size_t route, Span<const int32_t> experts) noexcept {
+  const std::lock_guard lock(mutex_);
+  unpin();  // the step has gone past the operations before
+  std::vector<size_t> held;
+  const bool all = each_unit(route, experts, [&](size_t unit) {
+    if (!hold_unit(unit)) return false;
+    held.push_back(unit);
+    return true;
+  });
+  for (size_t i = 0; !all && i < held.size(); i++) release_unit(held[i]);
+  if (early_.count > 0) jobs_ready_.notify_all();
+  return all;
+}
+
+void ExpertPool::release(size_t route, Span<const int32_t> experts) noexcept {
+  const std::lock_guard lock(mutex_);
+  each_unit(route, experts, [&](size_t unit) {
+    release_unit(unit);
+    return true;
+  });
+  for (Shelf& shelf : shelves_) fill(shelf);
+}
+
+void ExpertPool::wait_read(int64_t finished, int threads) noexcept {
+  const int64_t begin = now_ns();
+  std::unique_lock lock(mutex_);
+  if (finished_.load(std::memory_order_relaxed) == finished) {
+    unit_ready_.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  counts_.wait_ns += threads * (now_ns() - begin);
 }
 
 }  // namespace cpuserve

@@ -288,6 +288,7 @@ void ExpertPool::finish(int32_t number) noexcept {
     if (error != 0) {
       counts_.errors++;
       last_error_ = error;
+      unit.failed.store(error, std::memory_order_relaxed);
       shelf.holders[static_cast<size_t>(unit.slot)] = -1;
       unit.slot = -1;
       unit.pinned = false;
@@ -315,7 +316,8 @@ int32_t ExpertPool::coldest(const Shelf& shelf) const noexcept {
     const int32_t holder = shelf.holders[slot];
     if (holder < 0) return static_cast<int32_t>(slot);
     const Unit& unit = units_[static_cast<size_t>(holder)];
-    if (unit.pinned || unit.state.load(std::memory_order_relaxed) != kReady) continue;
+    if (unit.pinned || unit.held > 0 || unit.state.load(std::memory_order_relaxed) != kReady)
+      continue;
     if (best >= 0 && unit.level >= level) continue;
     best = static_cast<int32_t>(slot);
     level = unit.level;
@@ -324,7 +326,7 @@ int32_t ExpertPool::coldest(const Shelf& shelf) const noexcept {
 }
 
 // Gives the unit a slot and puts its pieces into a queue. Returns false if no slot is free for it.
-bool ExpertPool::begin_read(size_t number, bool guessed) noexcept {
+bool ExpertPool::begin_read(size_t number, Why why) noexcept {
   Unit& unit = units_[number];
   Shelf& shelf = shelves_[static_cast<size_t>(unit.shelf)];
   const int32_t slot = coldest(shelf);
@@ -333,13 +335,13 @@ bool ExpertPool::begin_read(size_t number, bool guessed) noexcept {
   if (holder >= 0) {
     Unit& leaves = units_[static_cast<size_t>(holder)];
     // A guess is worth half a use: it displaces only units with less heat than that.
-    if (guessed && leaves.level >= std::max(unit.level, age_ - 1.0)) return false;
+    if (why == Why::kGuessed && leaves.level >= std::max(unit.level, age_ - 1.0)) return false;
     leaves.state.store(kAbsent, std::memory_order_relaxed);
     leaves.slot = -1;
   }
   holder = static_cast<int32_t>(number);
   unit.slot = slot;
-  unit.pinned = !guessed;
+  unit.pinned = why == Why::kWanted;
   unit.failed.store(0, std::memory_order_relaxed);
   unit.state.store(kReading, std::memory_order_relaxed);
   int pieces = 0;
@@ -350,7 +352,7 @@ bool ExpertPool::begin_read(size_t number, bool guessed) noexcept {
   for (int rank = 0; rank < ranks_; rank++) {
     const size_t region = region_of(part(number, rank));
     for (size_t at = 0; at < region; at += kPiece) {
-      (guessed ? early_ : wanted_)
+      (why == Why::kWanted ? wanted_ : early_)
           .push({static_cast<int32_t>(number), rank, at, std::min(kPiece, region - at), false});
     }
   }
@@ -361,7 +363,7 @@ bool ExpertPool::begin_read(size_t number, bool guessed) noexcept {
 void ExpertPool::fill(Shelf& shelf) noexcept {
   bool any = false;
   while (shelf.next < shelf.pending.size() &&
-         begin_read(static_cast<size_t>(shelf.pending[shelf.next]), false)) {
+         begin_read(static_cast<size_t>(shelf.pending[shelf.next]), Why::kWanted)) {
     shelf.next++;
     any = true;
   }
@@ -443,10 +445,14 @@ void ExpertPool::take(Group& g, int32_t expert, bool ready) noexcept {
   }
   unit.unfinished.store(ranks, std::memory_order_relaxed);
   use(unit, 1);
-  (ready ? counts_.hits : counts_.misses)++;
+  if (!std::exchange(unit.counted, false)) (ready ? counts_.hits : counts_.misses)++;
   if (ready || unit.state.load(std::memory_order_relaxed) == kReading) {
     unit.pinned = true;
     g.missing = g.missing || !ready;
+    return;
+  }
+  if (unit.held > 0 && unit.state.load(std::memory_order_relaxed) == kFailed) {
+    last_error_ = unit.failed.load(std::memory_order_relaxed);  // as for those that wait for it
     return;
   }
   // A unit that failed before is read again. The threads that wait for it must not see the failure.
@@ -514,7 +520,9 @@ std::string ExpertPool::error() const {
 
 ExpertCounts ExpertPool::counts() const {
   const std::lock_guard lock(mutex_);
-  return counts_;
+  ExpertCounts out = counts_;
+  for (const Shelf& shelf : shelves_) out.held += static_cast<int64_t>(shelf.held);
+  return out;
 }
 
 size_t ExpertPool::slots() const {

@@ -7,6 +7,9 @@
 // counts half after kHalfLife steps. So units that one prompt needs once do not displace units that
 // most tokens need. A shelf with fewer slots than an operation needs units works in waves:
 // the threads that compute release each unit, and the next unit takes its slot.
+//
+// Units that parked sequences wait for (parked_rows.h) are held: they keep their slots over steps.
+// Their reads wait for the reads of the step that runs, except one of kShare.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -45,6 +48,7 @@ struct ExpertCounts {
   int64_t hits = 0, misses = 0, bytes_read = 0, wait_ns = 0, errors = 0;
   // units that were read because of a guess, and guessed units that their operation used
   int64_t guessed = 0, guessed_right = 0;
+  int64_t held = 0;  // units that are held now (no sum)
 };
 
 class ExpertPool {
@@ -58,6 +62,7 @@ class ExpertPool {
   static constexpr int kTrial = 64;        // guesses between two judgements
   static constexpr double kPays = 0.5;     // the least share of right ones
   static constexpr int64_t kPause = 1024;  // steps
+  static constexpr int kShare = 4;         // reads for one read of a held unit
 
   // Reads bytes like pread. Tests replace the call with their own.
   using Read = std::function<int64_t(int fd, void* to, size_t bytes, size_t offset)>;
@@ -109,6 +114,22 @@ class ExpertPool {
   bool guesses() const noexcept;
   bool has_all() const noexcept;  // whether there is a slot for every unit
 
+  // --- parked sequences: between the parts of a step -------------------------------------------
+  // Whether an expert that RouteOp `route` has chosen has to be read.
+  bool misses(size_t route, const Routing& routing) const noexcept;
+  // Whether the units of these experts are in memory, or could not be read.
+  bool ready(size_t route, Span<const int32_t> experts) const noexcept;
+  int missing(size_t route,
+              Span<const int32_t> experts) const noexcept;  // units that are not ready
+  // Keeps the units of these experts in their slots, or begins to read them, until release() is
+  // called with the same experts. Returns false, and does nothing, if more than half of the slots
+  // of a shelf would be held, or no slot is free.
+  bool hold(size_t route, Span<const int32_t> experts) noexcept;
+  void release(size_t route, Span<const int32_t> experts) noexcept;
+  // Waits for the end of a read of a unit after the first `finished` ones, at most 1 ms.
+  // The time counts as waiting of `threads` threads.
+  void wait_read(int64_t finished, int threads) noexcept;
+
   // Whether the matrices of the operation with matrix `first` are units of this pool.
   bool holds(int32_t first) const noexcept {
     return static_cast<size_t>(first) < group_of_.size() &&
@@ -135,6 +156,8 @@ class ExpertPool {
     int32_t shelf = 0, slot = -1, id = 0;
     bool pinned = false;   // a step uses it, or will
     bool taken = false;    // want() has put it into the order of its group
+    bool counted = false;  // its read for parked sequences was counted as a miss
+    int32_t held = 0;      // number of parked sequences that wait for it
     double level = -1e30;  // log2 of the heat, plus the age of the pool in half-lives
   };
   struct Shelf {
@@ -145,7 +168,9 @@ class ExpertPool {
     size_t next = 0;               // the first of them that still waits
     int64_t total = 0;             // bytes of all units
     size_t units = 0;
+    size_t held = 0;  // number of units with Unit::held > 0
   };
+  enum class Why { kWanted, kHeld, kGuessed };  // why a unit is read
   struct Group {
     ExpertGroup of;
     size_t first_unit = 0;
@@ -181,7 +206,19 @@ class ExpertPool {
   uint8_t* place(const Unit& unit, int rank) const noexcept;  // of its first byte
   void use(Unit& unit, double uses) noexcept;
   int32_t coldest(const Shelf& shelf) const noexcept;
-  bool begin_read(size_t unit, bool guessed) noexcept;
+  bool begin_read(size_t unit, Why why) noexcept;
+  bool hold_unit(size_t unit) noexcept;
+  void release_unit(size_t unit) noexcept;
+  template <class Visit>  // calls visit(unit) for each unit of the experts, until it returns false
+  bool each_unit(size_t route, Span<const int32_t> experts, const Visit& visit) const noexcept {
+    for (size_t g = 0; route < by_route_.size() && g < by_route_[route].size(); g++) {
+      const size_t first = groups_[by_route_[route][g]].first_unit;
+      for (const int32_t e : experts) {
+        if (!visit(first + static_cast<size_t>(e))) return false;
+      }
+    }
+    return true;
+  }
   void fill(Shelf& shelf) noexcept;
   Group& group(int32_t first) noexcept {
     return groups_[static_cast<size_t>(group_of_[static_cast<size_t>(first)])];
@@ -206,7 +243,7 @@ class ExpertPool {
 
   mutable std::mutex mutex_;
   std::condition_variable jobs_ready_, unit_ready_;
-  // Rings of pieces, of wanted units and of others: guessed ones, and units of a warm start.
+  // Rings of pieces, of wanted units and of others: held and guessed ones, and a warm start's.
   // The capacity is enough for all units.
   struct Ring {
     std::vector<Piece> items;
@@ -230,6 +267,7 @@ class ExpertPool {
     int64_t pause = 0;             // steps until guesses are made again
     bool left() const { return next < units.size(); }
   } guesses_;
+  int passed_ = 0;            // wanted pieces read since the last piece of a held unit
   std::vector<size_t> last_;  // groups of the last call of want
   double age_ = 0;            // in half-lives
   int last_error_ = 0;        // an errno, or -1 for bytes that have changed

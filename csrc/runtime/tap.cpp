@@ -46,9 +46,12 @@ void Executor::read_hidden(Span<const int32_t> rows, float* to) const {
   const Id id = hidden_value(*program_);
   check_argument(id != kNone, "read_hidden: the program has no logits");
   const Rows& from = values_[static_cast<size_t>(id)];
-  for (const int32_t row : rows) {
-    check_argument(row >= 0 && row < input_.tokens, "read_hidden: the last step has ",
-                   input_.tokens, " tokens, and no row ", row);
+  const auto tokens = parting_ ? static_cast<int64_t>(part_rows_.size()) : input_.tokens;
+  for (const int32_t token : rows) {
+    check_argument(token >= 0 && token < tokens, "read_hidden: the last step has ", tokens,
+                   " tokens, and no row ", token);
+    const int32_t row = parting_ ? part_rows_[static_cast<size_t>(token)] : token;
+    check_argument(row >= 0, "read_hidden: the sequence of row ", token, " is parked");
     read_row(from, row, to);
     to += from.width;
   }

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/digest.h"
+#include "runtime/parked_rows.h"
 
 #ifndef MADV_POPULATE_READ
 // MADV_POPULATE_READ needs Linux 5.14.
@@ -195,6 +196,7 @@ size_t packed_file_bytes(const Program& program, const Ranks& ranks) {
 PooledBytes pooled_bytes(const Program& program, const Ranks& ranks) {
   PooledBytes out{0, 0, ExpertPool::least_bytes(placed_groups(program, ranks, 0), ranks.count())};
   const std::vector<bool> experts = experts_among(program);
+  if (out.least_pool > 0) out.others = ParkedRows::bytes(program);
   for (size_t i = 0; i < program.matrices().size(); i++) {
     for (int rank = 0; rank < ranks.count(); rank++) {
       const Matrix& m = program.matrices()[i];

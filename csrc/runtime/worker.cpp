@@ -40,6 +40,7 @@ bool Worker::walk(int64_t first, int64_t last) noexcept {
     if (is_idle(ops[static_cast<size_t>(i)])) continue;
     op = static_cast<size_t>(i);
     run(ops[op]);
+    if (e.paused_op_ >= 0) return true;  // all threads see it, because a RouteOp ends in a barrier
     ran = timing || !ends_with_barrier(ops[op]);
   }
   return !ran || meet(last, last);
@@ -57,10 +58,11 @@ bool Worker::is_idle(const Op& op) const noexcept {
 }
 
 // If cores have unequal speeds, no op runs on one thread alone: a slow core would delay all others.
+// If sequences may be parked, the step can stop after any RouteOp, so no range is run alone.
 // If weights are mapped from a file, the range of ops ends before a DispatchOp, where threads
 // share the calls that ask the system to read the weights of the chosen experts.
 int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
-  if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
+  if (tokens() > 1 || e.profiling_ || e.parting_ || !e.team_->speeds().equal()) return first;
   const auto one_can_do = [&](size_t i) {
     const bool asks =
         e.weights_.mapped() && std::holds_alternative<DispatchOp>(e.program_->ops()[i]);

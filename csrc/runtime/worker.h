@@ -106,6 +106,13 @@ struct Worker {
   const StepInput& input() const noexcept { return e.input_; }
   Routing& routing() const noexcept { return e.routing_; }
   const std::atomic<bool>& cancelled() const noexcept { return e.cancelled_; }
+  // Whether the step stops after the running RouteOp, because some of its sequences have to be
+  // parked, or go on (parts.h). One thread calls this while the others wait.
+  bool pauses() const noexcept {
+    if (!e.pauses(static_cast<int64_t>(op))) return false;
+    e.paused_op_ = static_cast<int64_t>(op);
+    return true;
+  }
   // Marks a token that needs an expert which could not be read: its sequence gets no result.
   void fail_token(int64_t token) const noexcept {
     e.failed_tokens_[static_cast<size_t>(token)].store(true, std::memory_order_relaxed);

@@ -118,7 +118,8 @@ void run(const RouteOp& op, Worker& w) noexcept {
   }
   const auto build = [&] {
     w.routing().build(op.experts - op.identities, op.chosen, w.value(op.out), w.tokens());
-    if (ExpertPool* pool = w.weights().pool()) pool->want(w.op, w.routing());
+    ExpertPool* pool = w.weights().pool();
+    if (pool && !w.pauses()) pool->want(w.op, w.routing());
   };
   w.alone ? build() : w.barrier(build);
 }

@@ -1,0 +1,22 @@
+// The parts of a step whose sequences do not all have their experts in memory.
+//
+// Where a router has chosen experts that are not in memory, the step stops. The sequences whose
+// experts are there go on through the layers, the others are parked (parked_rows.h), and their
+// reads go on meanwhile. If no sequence has its experts, the step waits for those of the first one.
+// So a sequence waits for its own reads only, and for kReaders reads that had begun before.
+// A parked sequence goes on when a later step comes to its operation. A row has the same bits
+// in all steps, whatever other rows they have.
+#pragma once
+#include "runtime/step_input.h"
+
+namespace cpuserve {
+
+class Executor;
+
+// Runs the operations of the step that has begun on the sequences that need not wait.
+// Returns false if the step was cancelled.
+bool run_parts(Executor& executor, const StepInput& whole);
+// Puts the results of these sequences to their rows of the whole step; other rows get no token.
+void order_results(Executor& executor, const StepInput& whole);
+
+}  // namespace cpuserve

@@ -1,0 +1,235 @@
+"""Streams beside a request whose experts are being read: they wait for no read but their own."""
+
+import errno
+import os
+import threading
+from collections import Counter
+
+import pytest
+
+from cpuserve import LLM, fault_points
+from cpuserve.engine.ipc import Abort
+from cpuserve.loader import packed_files
+from cpuserve.runtime import native, packed_cache
+from tests.helpers.patience import wait_until
+from tests.llm.test_expert_pool import (
+    PROMPTS,
+    Slow,
+    add,
+    config_of,
+    of_experts,
+    parts,
+    run,
+    with_engine,
+    without_layers,
+)
+
+STEPS = 12
+LATE_S = 60.0  # a blocked read ends after this time, so that a step that waits for it ends
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
+    return tmp_path
+
+
+class Disk:
+    """A hook of fault points: reads of experts wait until `open` is set, and `error` fails them."""
+
+    def __init__(self):
+        self.open, self.error = threading.Event(), 0
+        self.open.set()
+        self.waiting, self.late = 0, False
+
+    def __call__(self, point, size):
+        if point != "expert.read":
+            return size
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        if not self.open.is_set():
+            self.waiting += 1
+            self.late |= not self.open.wait(LATE_S)
+        return size
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    found = Disk()
+    monkeypatch.setattr(fault_points, "_hook", found)
+    yield found
+    found.open.set()
+
+
+def of_half(tmp_path, share=0.5, **options):
+    """Return the configuration of a mixture that routes each token alike at all places."""
+    path = without_layers(tmp_path)
+    sizes = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64, **options}
+    with LLM(str(path), executor="native", weights_on_disk="64MiB", **sizes) as llm:
+        config = llm.config
+    sizes = with_engine(config, parts)
+    return config, of_experts(config, sizes, share)
+
+
+def stream(core, number, token, tokens=1):
+    """Add a request that reads and writes only `token`: it needs the same experts in each step."""
+    add(core, number, [token] * tokens, max_tokens=3 * STEPS, logit_bias={token: 100.0})
+
+
+def steps(core, count):
+    """Return the tokens and errors of each request in `count` steps."""
+    tokens, errors = Counter(), {}
+    for _ in range(count):
+        for output in core.step().outputs:
+            tokens[output.id] += len(output.tokens)
+            if output.error:
+                errors[output.id] = output.error
+    return tokens, errors
+
+
+def until_read(core):
+    """Run steps until one needs no read."""
+    before = -1
+    while core.stats.expert_misses != before:
+        before = core.stats.expert_misses
+        steps(core, 3)
+
+
+@pytest.mark.parametrize("prompt", [1, 40])
+def test_a_stream_goes_on_while_the_experts_of_another_request_are_read(tmp_path, disk, prompt):
+    whole, half = of_half(tmp_path)
+
+    def alone(core):
+        stream(core, 2, 300, prompt)
+        return run(core)[2]
+
+    def use(core):
+        stream(core, 1, 5)
+        until_read(core)
+        disk.open.clear()
+        stream(core, 2, 300, prompt)
+        tokens, _ = steps(core, STEPS)
+        assert tokens == {1: STEPS}  # a token in each step, although no read has ended
+        wait_until(lambda: disk.waiting > 0)
+        assert not disk.late
+        disk.open.set()
+        return run(core)
+
+    found = with_engine(half, use)
+    assert found[2] == with_engine(whole, alone)  # later: it keeps the use of experts for a start
+    assert found[1][1] is None
+
+
+def test_a_parked_request_that_is_aborted_leaves_nothing_behind(tmp_path, disk):
+    whole, half = of_half(tmp_path)
+
+    def both(core):
+        stream(core, 1, 5)
+        stream(core, 2, 300, 40)
+        return run(core)
+
+    def use(core):
+        stream(core, 9, 5)
+        until_read(core)
+        for _ in range(3):
+            disk.open.clear()
+            stream(core, 2, 300, 40)
+            steps(core, 2)
+            core.handle(Abort([2]))
+            disk.open.set()
+            steps(core, 2)
+        core.handle(Abort([9]))
+        assert parts(core)["held"] == 0
+        return both(core)
+
+    assert with_engine(half, use) == with_engine(whole, both)
+
+
+def test_an_unreadable_expert_ends_one_of_several_streams(tmp_path, disk):
+    whole, half = of_half(tmp_path)
+
+    def streams(core):
+        stream(core, 1, 5)
+        stream(core, 3, 5, 2)
+        return run(core)
+
+    def use(core):
+        stream(core, 1, 5)
+        stream(core, 3, 5, 2)
+        until_read(core)
+        disk.error = errno.EIO
+        stream(core, 2, 300)
+        found = {}
+        tokens, errors = steps(core, 4)
+        assert tokens[1] == tokens[3] == 4
+        assert set(errors) == {2}
+        disk.error = 0
+        assert parts(core)["held"] == 0
+        found = run(core)
+        return errors[2], found
+
+    error, found = with_engine(half, use)
+    expected = with_engine(whole, streams)
+    assert error == "the model's weights cannot be read from the disk: Input/output error"
+    for number, (tokens, why) in found.items():
+        assert why is None
+        assert tokens == expected[number][0][-len(tokens) :]
+
+
+def test_a_step_with_all_experts_in_memory_has_no_more_phases(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
+    whole, half = of_half(tmp_path)
+
+    def use(core):
+        stream(core, 1, 5)
+        stream(core, 2, 5, 2)
+        until_read(core)
+        before, _ = core.executor.progress()
+        tokens, _ = steps(core, STEPS)
+        assert tokens == {1: STEPS, 2: STEPS}
+        return core.executor.progress()[0] - before
+
+    assert with_engine(half, use) == with_engine(whole, use)
+
+
+def test_prompts_that_share_a_prefix_and_arrive_together_keep_their_bits(monkeypatch):
+    config, sizes = config_of()
+    prefix = [(7 * i) % 300 + 5 for i in range(32)]
+    prompts = [[*prefix, *range(first, first + 3)] for first in (11, 40, 77)]
+
+    def use(core):
+        add(core, 9, PROMPTS[0], max_tokens=16)
+        for number, prompt in enumerate(prompts):
+            add(core, number, prompt)
+        return run(core)
+
+    expected = with_engine(config, use)
+    monkeypatch.setattr(fault_points, "_hook", Slow(0.002))
+    for share in (0.3, 0.6):
+        assert with_engine(of_experts(config, sizes, share), use) == expected
+
+
+def test_streams_whose_experts_all_are_read_keep_their_bits_in_any_order(monkeypatch):
+    config, sizes = config_of(family="gpt-oss")
+
+    def use(core):
+        found = {}
+        for number, prompt in enumerate(PROMPTS):
+            add(core, number, prompt, temperature=0.8, seed=number, logprobs=2)
+            for output in core.step().outputs:  # the requests do not begin together
+                found.setdefault(output.id, []).extend(output.tokens)
+        return found, run(core)
+
+    def whole(core):
+        for number, prompt in enumerate(PROMPTS):
+            add(core, number, prompt, temperature=0.8, seed=number, logprobs=2)
+        return run(core)
+
+    expected = with_engine(config, whole)
+    monkeypatch.setattr(fault_points, "_hook", Slow(0.002))
+    for share in (0.3, 0.6):
+        first, rest = with_engine(of_experts(config, sizes, share), use)
+        for number, (tokens, error) in expected.items():
+            assert error is None
+            assert first.get(number, []) + rest[number][0] == tokens
