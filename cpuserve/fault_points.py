@@ -117,6 +117,8 @@ POINTS = {
     "expert.read": _point("read a part of an expert", "EIO", SHORT, DELAY),
     "expert_heat.read": _point("read how often experts were used", "EIO"),
     "expert_heat.write": _point("write how often experts were used", "ENOSPC"),
+    "expert_use.read": _point("read which model has the experts", "EIO"),
+    "expert_use.write": _point("write which model has the experts", "ENOSPC"),
     "packed.allocate": _point("allocate a file of packed weights", "ENOSPC"),
     "packed.write": _point("write packed weights", "ENOSPC", "EIO", SHORT),
     "packed.sync": _point("flush packed weights to the disk", "EIO"),

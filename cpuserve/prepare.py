@@ -257,7 +257,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     if spec.tower is not None and options.image_max_tokens:
         spec = replace(spec, tower=spec.tower.limited(options.image_max_tokens))
     program = build_program(spec) if has_program else None
-    counts = _counts(program) if program else {}  # without adapters
+    counts = _counts(program, path) if program else {}  # without adapters
     adapters = _adapters(options, path, config)
     slots = _adapter_slots(options, len(adapters))
     if program is not None and (adapters or slots):
@@ -301,18 +301,16 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     return spec, facts
 
 
-def _counts(program: Program) -> dict[str, Any]:
-    """Return the members of ModelFacts that count the weights of a Program."""
+def _counts(program: Program, path: Path) -> dict[str, Any]:
+    """Return the members of ModelFacts that count the weights of a Program, and their uses."""
+    from cpuserve.loader.packed_files import earlier_use
     from cpuserve.program.counts import expert_weights_of, selected_floats, weight_counts
 
-    (matrices, every), (experts, chosen) = weight_counts(program), expert_weights_of(program)
-    return {
-        "matrix_weights": matrices,
-        "parameters": every,
-        "expert_weights": experts,
-        "chosen_weights": chosen,
-        "selected_floats": selected_floats(program),
-    }
+    names = "matrix_weights", "parameters", "expert_weights", "chosen_weights"
+    counts = *weight_counts(program), *expert_weights_of(program)
+    found = dict(zip(names, counts, strict=True))
+    used = earlier_use(str(path)) if found["expert_weights"] else {}
+    return {**found, "selected_floats": selected_floats(program), **used}
 
 
 def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:

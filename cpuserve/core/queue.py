@@ -65,7 +65,7 @@ def candidates(
 ) -> list[Request]:
     """Return requests that may start without the blocks that earlier waiting requests need.
 
-    slots: how many requests can start. running: how many run, each of which may need a block.
+    slots: how many requests can start. running: how many run; each may need a block.
     """
     found: list[Request] = []
     free = kv.num_free - kv.num_groups * running

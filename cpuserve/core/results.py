@@ -1,4 +1,7 @@
-"""ResultProcessor: append the results of a step to requests, and end requests; DamageWatch."""
+"""ResultProcessor: append the results of a step to requests, and end requests.
+
+ParkedChunks: the chunks of steps that have no results yet. DamageWatch: results that are damaged.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.request import Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, VectorResult
+from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 
 NO_CHOICE = (
@@ -18,6 +22,51 @@ NO_CHOICE = (
     "its adapter may be damaged"
 )
 NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
+
+
+class ParkedChunks:
+    """Chunks that wait for experts in the middle of the layers, by request id.
+
+    Each is in every step, unchanged, until it has results (csrc/runtime/parts.h).
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[RequestId, SeqChunk] = {}
+        self.in_step = False  # whether the step has such chunks
+
+    @property
+    def ids(self) -> set[RequestId]:
+        """The requests with such chunks."""
+        return set(self._chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all chunks."""
+        return sum([len(chunk.token_ids) for chunk in self._chunks.values()])
+
+    def park(self, number: RequestId, chunk: SeqChunk) -> None:
+        """Keep a chunk for the next steps."""
+        self._chunks[number] = chunk
+        self.in_step = True
+
+    def due(
+        self, running: Iterable[Request], *, masks_late: bool
+    ) -> list[tuple[Request, SeqChunk]]:
+        """Return the chunks for a step, as they were in the steps before.
+
+        masks_late: requests with bitmasks are passed over.
+        """
+        found = [
+            (request, self._chunks[request.id])
+            for request in (running if self._chunks else ())
+            if request.id in self._chunks and not (masks_late and request.masked)
+        ]
+        self.in_step = bool(found)
+        return found
+
+    def forget(self, number: RequestId) -> None:
+        """Forget the chunk of a request: it has results, or the request has lost its blocks."""
+        self._chunks.pop(number, None)
 
 
 class ResultProcessor:

@@ -16,7 +16,7 @@ requests with a grammar that is still being compiled; they keep their rank (`mak
 
 Blocks of a prompt are published when its chunk is scheduled, before it has run. This is safe
 because an executor stores the keys of all tokens of a step before any token attends (or runs
-sequences in batch order), and parks no sequence whose keys another one of its step reads.
+sequences in batch order), and parks no sequence if another one of its step reads its keys.
 Requests that arrive together can therefore share prefixes.
 """
 
@@ -42,8 +42,8 @@ from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, candidates, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
-from cpuserve.core.results import ResultProcessor
-from cpuserve.core.step import ParkedChunks, SeqChunk, StepBatch, StepResult, rows_of
+from cpuserve.core.results import ParkedChunks, ResultProcessor
+from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.slot import SlotRequest
 

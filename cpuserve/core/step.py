@@ -6,18 +6,13 @@ because creating one takes less than half the time of a dataclass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from cpuserve.core.kv.table import BlockTable
-from cpuserve.ids import RequestId, SlotId
-
-if TYPE_CHECKING:
-    from cpuserve.core.request import Request
+from cpuserve.ids import SlotId
 
 SAMPLE, HIDDEN = -1, -2  # values of LogitRow.target for rows that do not score a token id
 
@@ -96,51 +91,6 @@ class VectorResult(RowResult):
 
 
 StepResult = list[RowResult]
-
-
-class ParkedChunks:
-    """Chunks that wait for experts in the middle of the layers, by request id.
-
-    Each is in every step, unchanged, until it has results (csrc/runtime/parts.h).
-    """
-
-    def __init__(self) -> None:
-        self._chunks: dict[RequestId, SeqChunk] = {}
-        self.in_step = False  # whether the step has such chunks
-
-    @property
-    def ids(self) -> set[RequestId]:
-        """The requests with such chunks."""
-        return set(self._chunks)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of all chunks."""
-        return sum([len(chunk.token_ids) for chunk in self._chunks.values()])
-
-    def park(self, number: RequestId, chunk: SeqChunk) -> None:
-        """Keep a chunk for the next steps."""
-        self._chunks[number] = chunk
-        self.in_step = True
-
-    def due(
-        self, running: Iterable[Request], *, masks_late: bool
-    ) -> list[tuple[Request, SeqChunk]]:
-        """Return the chunks for a step, as they were in the steps before.
-
-        masks_late: requests with bitmasks are passed over.
-        """
-        found = [
-            (request, self._chunks[request.id])
-            for request in (running if self._chunks else ())
-            if request.id in self._chunks and not (masks_late and request.masked)
-        ]
-        self.in_step = bool(found)
-        return found
-
-    def forget(self, number: RequestId) -> None:
-        """Forget the chunk of a request: it has results, or the request has lost its blocks."""
-        self._chunks.pop(number, None)
 
 
 def rows_of(chunks: list[SeqChunk], results: StepResult, kept: list[int]) -> StepResult:

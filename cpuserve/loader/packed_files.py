@@ -6,7 +6,8 @@ FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed mat
                                SOURCE is the start of the digest of the model's files
 FOLDER/.LAYOUT-SOURCE.tmp      a file that is being written
 FOLDER/LAYOUT-SOURCE.heat      how often each expert was used (runtime/expert_memory.py); it is
-                               removed together with its file of weights
+                               removed together with its file of weights, as the next one
+FOLDER/LAYOUT-SOURCE.use.json  the model that has these experts, and the rate of the disk
 FOLDER/*.source.json           the digests of models' files (source_digest.py)
 
 The header has both complete digests, and a digest of the matrices that is compared when they
@@ -20,16 +21,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+from array import array
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes, format_gib_up
 from cpuserve.fault_points import fault
 
+FOLDER = "packed-weights"  # of the cache directory
+USE = ".use.json"
 MAGIC = b"cpuserve weights 1\n"
 HEADER_BYTES = 2 << 20  # Buffer::kPage (csrc/base/buffer.h): the first arena begins there
 MOST_JSON = 4096
@@ -64,7 +71,7 @@ class PackedFile:
         """Remove the file, because it is damaged or was not completed."""
         with suppress(OSError):
             self.path.unlink()
-            self.path.with_suffix(".heat").unlink(missing_ok=True)
+            _remove_records(self.path)
         self.close()
 
 
@@ -243,6 +250,66 @@ class PackedFiles:
         return total + self._size <= self._most_bytes and free >= self._size + FREE_BYTES
 
 
+def keep_use(weights: Path, model: str, rate: float) -> None:
+    """Record that a file of packed weights is of a model, and its disk's rate in bytes/s.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    fault("expert_use.write")
+    path = weights.with_suffix(USE)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"model": model, "rate": rate}))
+    part.replace(path)
+
+
+def earlier_use(model: str) -> dict[str, Any]:
+    """Return the fields of ModelFacts about the use of experts by earlier requests; {} if unknown.
+
+    The newest record counts: a model has several with different settings.
+    """
+    found: dict[str, Any] = {}
+    newest = -1.0
+    with suppress(OSError):
+        fault("expert_use.read")
+        for path in (cache_dir() / FOLDER).glob(f"*{USE}"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                heat = Path(str(path).removesuffix(USE) + ".heat")
+                record, time = json.loads(path.read_text()), heat.stat().st_mtime
+                if record["model"] != model or time <= newest:
+                    continue
+                found = {"expert_misses": misses_of(heat), "expert_rate": float(record["rate"])}
+                newest = time
+    return found
+
+
+def misses_of(heat: Path) -> tuple[float, ...]:
+    """Return the shares of uses that miss if 0, 1 .. 100 % of the experts are in memory.
+
+    These are the experts that were used most. heat: the file of an ExpertHeat.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has no uses.
+    """
+    uses = array("f", heat.read_bytes())
+    left = total = sum(uses)
+    if not (0 < total < math.inf and min(uses) >= 0):
+        raise ValueError
+    hottest, out, at = sorted(uses, reverse=True), [], 0
+    for percent in range(101):
+        end = percent * len(hottest) // 100
+        left -= sum(hottest[at:end])
+        out.append(max(0.0, left / total))
+        at = end
+    return tuple(out)
+
+
+def _remove_records(weights: Path) -> None:
+    for suffix in (".heat", USE):
+        weights.with_suffix(suffix).unlink(missing_ok=True)
+
+
 def _is_at(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
@@ -259,7 +326,7 @@ def _remove_unused(path: Path) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
-        path.with_suffix(".heat").unlink(missing_ok=True)
+        _remove_records(path)
     except OSError:
         return False
     finally:

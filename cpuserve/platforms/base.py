@@ -78,6 +78,9 @@ class ModelFacts:
       a tied matrix counted once (0 without a Program).
     expert_weights: number of weights in all experts of a mixture.
     chosen_weights: number of weights in the experts that one token is routed to.
+    expert_misses: the shares of their uses of experts that earlier requests would have missed if
+      0, 1 .. 100 % of the experts were in memory; () = the model was not run with a pool of them.
+    expert_rate: bytes/s at which the disk gave experts at the last start.
     activation_width: floats of scratch memory for each token of a step.
     selected_floats: floats of the keys and values that a thread copies, if tokens read only some.
     has_program: whether cpuserve implements the architecture.
@@ -119,6 +122,8 @@ class ModelFacts:
     matrix_weights: int = 0
     expert_weights: int = 0
     chosen_weights: int = 0
+    expert_misses: tuple[float, ...] = ()
+    expert_rate: float = 0.0
     fixed_positions: bool = False
     selected_floats: int = 0
     generation: Mapping[str, int | float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import Needs, tightest
 
 CACHE_SIZE = "32"
+PARKED_TOKENS = 256  # ParkedRows::kMostTokens: rows that are kept while experts are read
 
 
 def cache_bytes(options: EngineOptions) -> int:
@@ -49,8 +50,9 @@ def mapped_needs(facts: ModelFacts, needs: Needs, pool: int = 0) -> Needs:
     read from the disk again. Other models need no such memory: every token reads all their weights.
     """
     if pool:
-        least = min(pool, needs.weights)
-        return replace(needs, weights=least, files=needs.files + needs.weights)
+        least, other = min(pool, needs.weights), needs.other
+        other += PARKED_TOKENS * facts.activation_width * 4
+        return replace(needs, weights=least, other=other, files=needs.files + needs.weights)
     if not facts.expert_weights:
         return replace(needs, weights=0, files=needs.files + needs.weights)
     read = facts.matrix_weights - facts.expert_weights + facts.chosen_weights
@@ -116,14 +118,28 @@ def _why_no_pool(options: EngineOptions, facts: ModelFacts, weights: int) -> str
 
 
 def _pool_reads(options: EngineOptions, facts: ModelFacts, weights: int) -> str:
-    """Return a text on the experts that fit, and on the bytes that a token reads."""
+    """Return a text on the experts that fit, the bytes that a token reads, and tokens/s."""
     experts = weights * facts.expert_weights // facts.matrix_weights
     chosen = weights * facts.chosen_weights // facts.matrix_weights
     pool = min(experts, weight_memory(options) - (weights - experts))
+    line = f"{format_bytes(pool)} of {format_bytes(experts)} of experts stay in memory; "
+    if facts.expert_misses:
+        missed = facts.expert_misses[100 * pool // experts]
+        line += (
+            f"of the {format_bytes(chosen)} of experts that a token uses, it reads about "
+            f"{format_bytes(int(chosen * missed))} from the disk if tokens use experts as they did "
+            "before"
+        )
+        if missed == 0 or facts.expert_rate <= 0:
+            return line
+        tokens = facts.expert_rate / (chosen * missed)
+        return (
+            f"{line}: expect up to about {tokens:.{1 if tokens < 10 else 0}f} tokens/s for one "
+            f"request, as the disk gave {facts.expert_rate / 1e9:.2f} GB/s at the last start"
+        )
     read = chosen * (experts - pool) // experts
     return (
-        f"{format_bytes(pool)} of {format_bytes(experts)} of experts stay in memory; of the "
-        f"{format_bytes(chosen)} of experts that a token uses, it reads about "
+        f"{line}of the {format_bytes(chosen)} of experts that a token uses, it reads about "
         f"{format_bytes(read)} from the disk if tokens use all experts alike, and less otherwise"
     )
 

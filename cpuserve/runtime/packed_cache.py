@@ -26,7 +26,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
 from cpuserve.loader.load import read_config
-from cpuserve.loader.packed_files import HEADER_BYTES, PackedFile, PackedFiles
+from cpuserve.loader.packed_files import FOLDER, HEADER_BYTES, PackedFile, PackedFiles, keep_use
 from cpuserve.loader.source_digest import SourceDigest
 from cpuserve.log import get_logger
 from cpuserve.runtime.expert_memory import ExpertHeat
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.program.lower import Lowered
 
-FOLDER = "packed-weights"
 # Fewer bytes are not kept in a file, because packing them takes less than 0.1 seconds.
 LEAST_BYTES = 64 << 20
 WRITE_BYTES = 8 << 20
@@ -149,6 +148,7 @@ class PackedCache:
         self._saving = threading.Lock()
         self._packed = 0  # digest of the matrices that `fill` has packed
         self._source: SourceDigest | None = None
+        self._rate = 0.0  # bytes/s of the disk, if it was measured
         self.unsaved = False
 
     @classmethod
@@ -271,6 +271,9 @@ class PackedCache:
             break
         self._file = file
         log.info("%s", self._expectation(file, self.heat))
+        if self._config.weight_memory_bytes:
+            with suppress(OSError):  # `cpuserve config` then expects that experts are used alike
+                keep_use(file.path, self._config.model_path, self._rate)
         return native
 
     @property
@@ -302,7 +305,7 @@ class PackedCache:
             rate = disk_rate(file.path, piece)
         except OSError as error:
             return f"{line}from the disk, whose rate cannot be measured: {_reason(error)}"
-        tokens = rate / a_token
+        self._rate, tokens = rate, rate / a_token
         shown = f"{tokens:.1f}" if tokens < 10 else f"{tokens:.0f}"
         return (
             f"{line}from the disk, which gives {rate / 1e9:.2f} GB/s in pieces of "

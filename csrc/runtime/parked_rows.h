@@ -17,7 +17,8 @@ namespace cpuserve {
 
 class ParkedRows {
  public:
-  static constexpr int64_t kMostTokens = 256;  // longer chunks of prompts wait with their step
+  // Longer chunks of prompts wait with their step. platforms/on_disk.py counts the memory.
+  static constexpr int64_t kMostTokens = 256;
 
   struct Sequence {
     int64_t slot = 0;      // of its request
@@ -34,8 +35,8 @@ class ParkedRows {
   // Returns the bytes of memory for all rows.
   static size_t bytes(const Program& program);
 
-  // Finds the sequences of a step among the parked ones, and forgets those of its request slots
-  // that have other tokens. Returns the forgotten ones.
+  // Finds the sequences of a step among the parked ones, and forgets parked ones
+  // with other tokens in its request slots. Returns the forgotten ones.
   std::vector<Sequence> begin_step(const StepInput& in);
   std::vector<Sequence>& all() { return all_; }
   const std::vector<Sequence>& all() const { return all_; }

@@ -285,7 +285,7 @@ struct StepParts {
     }
   }
 
-  // Lets the step go on with the sequences `next`, whose rows follow one another in this order.
+  // Lets the step go on with the sequences `next`. Their rows follow one another in this order.
   void set_part(std::vector<int32_t> next, bool at_start = false) {
     if (next.empty()) e.input_.tokens = e.input_.seqs = e.input_.rows = 0;
     const StepInput in = part_of(whole, next, next_words);

@@ -1,8 +1,8 @@
-// The parts of a step whose sequences do not all have their experts in memory.
+// The parts of a step if not all of its sequences have their experts in memory.
 //
-// Where a router has chosen experts that are not in memory, the step stops. The sequences whose
-// experts are there go on through the layers, the others are parked (parked_rows.h), and their
-// reads go on meanwhile. If no sequence has its experts, the step waits for those of the first one.
+// Where a router has chosen experts that are not in memory, the step stops. The sequences with
+// all their experts there go on through the layers. The others are parked (parked_rows.h), and
+// their reads go on meanwhile. If no sequence has its experts, the step waits until one has them.
 // So a sequence waits for its own reads only, and for kReaders reads that had begun before.
 // A parked sequence goes on when a later step comes to its operation. A row has the same bits
 // in all steps, whatever other rows they have.

@@ -11,7 +11,6 @@
 
 #include "base/check.h"
 #include "base/digest.h"
-#include "runtime/parked_rows.h"
 
 #ifndef MADV_POPULATE_READ
 // MADV_POPULATE_READ needs Linux 5.14.
@@ -196,7 +195,6 @@ size_t packed_file_bytes(const Program& program, const Ranks& ranks) {
 PooledBytes pooled_bytes(const Program& program, const Ranks& ranks) {
   PooledBytes out{0, 0, ExpertPool::least_bytes(placed_groups(program, ranks, 0), ranks.count())};
   const std::vector<bool> experts = experts_among(program);
-  if (out.least_pool > 0) out.others = ParkedRows::bytes(program);
   for (size_t i = 0; i < program.matrices().size(); i++) {
     for (int rank = 0; rank < ranks.count(); rank++) {
       const Matrix& m = program.matrices()[i];

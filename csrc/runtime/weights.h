@@ -47,8 +47,7 @@ struct PackedFile {
 
 // The memory of the matrices of a program if its experts are in a pool.
 struct PooledBytes {
-  // The rows of parked sequences are among `others`. The smallest pool has one slot for each shelf.
-  size_t others, experts, least_pool;
+  size_t others, experts, least_pool;  // the smallest pool has one slot for each shelf
 };
 PooledBytes pooled_bytes(const Program& program, const Ranks& ranks);
 

@@ -27,6 +27,7 @@ FILES = Path(__file__).parents[1] / "data" / "tls"
 
 
 EXPERTS = ("expert.read", "expert_heat.read", "expert_heat.write")
+EXPERTS += ("expert_use.read", "expert_use.write")
 
 
 def test_requests_end_with_503_when_their_experts_cannot_be_read(tmp_path):
@@ -38,8 +39,12 @@ def test_requests_end_with_503_when_their_experts_cannot_be_read(tmp_path):
     ]
     faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": str(plans)}
     fired = arm(plans, ":".join(("expert_heat.read", "1", "EIO")))
+    unread = arm(plans, ":".join(("expert_use.read", "1", "EIO")))
+    unwritten = arm(plans, ":".join(("expert_use.write", "1", "ENOSPC")))
     with watched_server(tmp_path, tiny_model("qwen3-moe"), *options, **faults) as server:
         wait_until(fired.exists, "the use of experts was not read")
+        wait_until(unread.exists, "earlier uses were not looked for")
+        wait_until(unwritten.exists, "the use of experts was not recorded")
         assert text(server)[0][0] == 200
         server.settle()
         for action in POINTS["expert.read"].actions:

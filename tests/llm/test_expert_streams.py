@@ -1,17 +1,21 @@
-"""Streams beside a request whose experts are being read: they wait for no read but their own."""
+"""Streams beside a request that waits for experts: they wait for no read but their own."""
 
 import errno
 import os
 import threading
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from cpuserve import LLM, fault_points
+from cpuserve.config.options import EngineOptions
 from cpuserve.engine.ipc import Abort
 from cpuserve.loader import packed_files
+from cpuserve.prepare import model_facts
 from cpuserve.runtime import native, packed_cache
 from tests.helpers.patience import wait_until
+from tests.helpers.tiny import tiny_model
 from tests.llm.test_expert_pool import (
     PROMPTS,
     Slow,
@@ -146,7 +150,8 @@ def test_a_parked_request_that_is_aborted_leaves_nothing_behind(tmp_path, disk):
     assert with_engine(half, use) == with_engine(whole, both)
 
 
-def test_an_unreadable_expert_ends_one_of_several_streams(tmp_path, disk):
+def test_an_unreadable_expert_ends_one_of_several_streams(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
     whole, half = of_half(tmp_path)
 
     def streams(core):
@@ -160,14 +165,19 @@ def test_an_unreadable_expert_ends_one_of_several_streams(tmp_path, disk):
         until_read(core)
         disk.error = errno.EIO
         stream(core, 2, 300)
-        found = {}
-        tokens, errors = steps(core, 4)
-        assert tokens[1] == tokens[3] == 4
+        before = parts(core)["misses"]
+        tokens, errors = steps(core, 1)
+        if not errors:  # the first step does not wait for the reads
+            missing = parts(core)["misses"] - before
+            wait_until(lambda: parts(core)["errors"] == missing)  # each has failed
+            more, errors = steps(core, 1)
+            tokens += more
         assert set(errors) == {2}
+        assert tokens[1] == tokens[3] > 0
+        assert not tokens[2]
         disk.error = 0
         assert parts(core)["held"] == 0
-        found = run(core)
-        return errors[2], found
+        return errors[2], run(core)
 
     error, found = with_engine(half, use)
     expected = with_engine(whole, streams)
@@ -233,3 +243,33 @@ def test_streams_whose_experts_all_are_read_keep_their_bits_in_any_order(monkeyp
         for number, (tokens, error) in expected.items():
             assert error is None
             assert first.get(number, []) + rest[number][0] == tokens
+
+
+def test_a_later_start_is_told_how_earlier_requests_used_experts(monkeypatch, tmp_path):
+    monkeypatch.setattr(packed_files, "cache_dir", lambda: tmp_path)
+    path = tiny_model("qwen3-moe", dtype="bfloat16")
+    options = EngineOptions(model=str(path))
+    assert model_facts(options, path)[1].expert_misses == ()
+    assert packed_files.earlier_use(str(path)) == {}
+    config, sizes = config_of()
+
+    def use(core):
+        for number, prompt in enumerate(PROMPTS):
+            add(core, number, prompt)
+        run(core)
+        return np.array(core.executor.native.expert_heat)
+
+    heat = np.sort(with_engine(of_experts(config, sizes, 0.4), use))[::-1]
+    facts = model_facts(options, path)[1]
+    assert facts.expert_rate > 0
+    assert len(facts.expert_misses) == 101
+    assert facts.expert_misses[0] == 1.0
+    assert facts.expert_misses[100] == pytest.approx(0, abs=1e-5)
+    assert facts.expert_misses[25] == pytest.approx(
+        1 - heat[: heat.size // 4].sum() / heat.sum(), abs=0.05
+    )
+    (record,) = (tmp_path / packed_files.FOLDER).glob("*.use.json")
+    record.write_text("{}")
+    assert model_facts(options, path)[1].expert_misses == ()
+    record.write_text('{"model": "another", "rate": 1}')
+    assert model_facts(options, path)[1].expert_misses == ()

@@ -64,6 +64,7 @@ ELSEWHERE = {
     "limited/wire.py:_exactly": "its callers have points",
     "limited/wire.py:send": "its callers have points",
     "loader/packed_files.py:_remove_unused": "an error leaves a file for later",
+    "loader/packed_files.py:misses_of": "its caller has the point",
     "loader/packed_files.py:_sync": "its caller has the point",
     "loader/source_digest.py:_tree_digest": "its function `part` has the point",
     "loader/source_digest.py:known": "after an error the digest is computed again",

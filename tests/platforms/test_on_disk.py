@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from cpuserve.errors import ConfigError, TooLittleMemory
+from cpuserve.platforms.memory_bounds import Needs
+from cpuserve.platforms.on_disk import mapped_needs
 from tests.helpers.hosts import GIB, LLAMA_1B, got, load_host, resolve, why
 
 DENSE = dataclasses.replace(LLAMA_1B, weight_bytes=40 * GIB, matrix_weights=20 * GIB)
@@ -84,3 +86,29 @@ def test_the_cache_is_for_weights_that_are_quantized_while_loading():
     assert got(resolve("vm_2core_zen5", LLAMA_1B, weight_cache_size="4"), "weight_cache_size") == (
         "no effect"
     )
+
+
+def test_a_pool_expects_the_uses_of_earlier_requests():
+    asked = {"weights_on_disk": "10", **LARGE}
+    alike = why(resolve("vm_2core_zen5", MIXTURE, **asked), "weights_on_disk")
+    assert "if tokens use all experts alike" in alike
+    assert "tokens/s" not in alike
+    # 8 GiB of 38 GiB of experts: 21 % of them, of which a token uses 4.75 GiB.
+    misses = tuple(1.0 if i < 21 else 0.5 for i in range(101))
+    used = dataclasses.replace(MIXTURE, expert_misses=misses, expert_rate=2.5e9)
+    seen = why(resolve("vm_2core_zen5", used, **asked), "weights_on_disk")
+    assert "8.00 GiB of 38.00 GiB of experts stay in memory" in seen
+    assert "reads about 2.38 GiB from the disk if tokens use experts as they did before" in seen
+    assert "about 1.0 tokens/s for one request, as the disk gave 2.50 GB/s" in seen
+    slower = dataclasses.replace(used, expert_rate=0.0)
+    assert "tokens/s" not in why(resolve("vm_2core_zen5", slower, **asked), "weights_on_disk")
+    warm = dataclasses.replace(used, expert_misses=(0.0,) * 101)
+    assert "reads about 0 B from" in why(resolve("vm_2core_zen5", warm, **asked), "weights_on_disk")
+
+
+def test_a_pool_needs_memory_for_the_rows_of_parked_sequences():
+    needs = Needs(40 * GIB, GIB)
+    found = mapped_needs(MIXTURE, needs, 10 * GIB)
+    assert found.weights == 10 * GIB
+    assert found.other == GIB + 256 * MIXTURE.activation_width * 4
+    assert mapped_needs(MIXTURE, needs).other == GIB  # no sequence is parked without a pool
