@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from cpuserve.config.speculation import EAGLE3
 from cpuserve.errors import ModelError
 from cpuserve.loader.guess_heads import GuessHead, head_facts, with_head
@@ -26,6 +24,8 @@ from cpuserve.program.operations.columns import with_taps
 from cpuserve.program.operations.dense import Embed, Logits
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from cpuserve.models.spec import ModelSpec
     from cpuserve.platforms.base import ModelFacts
     from cpuserve.program.ops import ValueId
@@ -223,6 +223,8 @@ def _ids_of(store: SafetensorsStore, rows: int, vocab: int) -> tuple[Ids | None,
     if store.dtype("d2t") not in ("I64", "I32") or store.get("d2t").shape != (rows,):
         return None, f"its d2t must have {rows} whole numbers, one for each row of its output"
     stored = store.get("d2t").data.reshape(-1)
+    import numpy as np  # the front end, which imports this module, needs no numpy
+
     kind = np.dtype("<i8" if store.dtype("d2t") == "I64" else "<i4")
     ids = np.arange(rows) + np.ascontiguousarray(stored).view(kind).astype(np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab):
