@@ -87,6 +87,7 @@ PER_TOKEN = (
     "wte.weight",
     "word_embeddings.weight",
     "tok_embeddings.weight",
+    "shared.weight",
 )
 # Small matrices that choose experts, or weigh the keys that an indexer selects. They are not
 # quantized, because an error in a router changes the experts that a token is multiplied by.
