@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.queue import Policy
 from cpuserve.core.request import Request
+from cpuserve.ids import BlockId
+
+
+def users(running: Sequence[Request], blocks: set[BlockId], block_size: int) -> list[Request]:
+    """Return the requests that have skipped tokens in these blocks, which were not computed."""
+    return [r for r in running if r.uses(blocks, r.num_computed // block_size)]
 
 
 def to_free_a_block(running: Sequence[Request], kv: KvManager, policy: Policy) -> Request:

@@ -30,7 +30,9 @@ class ParkedChunks:
     Each is in every step, unchanged, until it has results (csrc/runtime/parts.h).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """most: the most tokens that a step can have."""
+        self._most = most
         self._chunks: dict[RequestId, SeqChunk] = {}
         self.in_step = False  # whether the step has such chunks
 
@@ -50,17 +52,27 @@ class ParkedChunks:
         self.in_step = True
 
     def due(
-        self, running: Iterable[Request], *, masks_late: bool
+        self, running: Iterable[Request], batch: Iterable[SeqChunk], *, masks_late: bool
     ) -> list[tuple[Request, SeqChunk]]:
         """Return the chunks for a step, as they were in the steps before.
 
+        Decode rows that were not in those steps may leave too few tokens for a chunk. It is then
+        forgotten, and the next step begins it again, with as many tokens as there are.
+
+        batch: the other chunks of the step.
         masks_late: requests with bitmasks are passed over.
         """
-        found = [
-            (request, self._chunks[request.id])
-            for request in (running if self._chunks else ())
-            if request.id in self._chunks and not (masks_late and request.masked)
-        ]
+        found: list[tuple[Request, SeqChunk]] = []
+        left = self._most - sum([len(chunk.token_ids) for chunk in batch]) if self._chunks else 0
+        for request in running if self._chunks else ():
+            chunk = self._chunks.get(request.id)
+            if chunk is None or (masks_late and request.masked):
+                continue
+            if len(chunk.token_ids) > left:
+                self.forget(request.id)
+                continue
+            left -= len(chunk.token_ids)
+            found.append((request, chunk))
         self.in_step = bool(found)
         return found
 

@@ -114,7 +114,7 @@ class Scheduler:
         self._batch: list[SeqChunk] = []
         self.batch_requests: list[Request] = []  # in the order of the chunks of the step
         self._marks: list[ChainMark] = []  # positions of the prefix chains before the step
-        self.parked = ParkedChunks()
+        self.parked = ParkedChunks(max_num_batched_tokens)
         self._refused: list[Delta] = []
         self._num_unready = 0
         # Whether bitmasks for the next step are not computed: requests with one are passed over.
@@ -149,8 +149,7 @@ class Scheduler:
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a waiting or running request, between steps; False if the request does not exist."""
-        request = self.requests.get(request_id)
-        if request is not None:
+        if (request := self.requests.get(request_id)) is not None:
             self._drop(request)
         return request is not None
 
@@ -187,21 +186,21 @@ class Scheduler:
         wanted = bool(self.pictures.wanted)
         self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
         prompts = [] if self.encodes else prompts
+        most = self.max_num_batched_tokens - self.parked.num_tokens
         if self.drafter is not None and self.work.rows:
-            more = bool(prompts)
+            more, self.drafter.limits.tokens = bool(prompts), most
             self.drafter.extend(self.batch_requests, self._batch, self.work, prompts=more)
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
-            taken = self.work.rows + self.work.drafts + self.parked.num_tokens
-            most = self.max_num_batched_tokens - taken
-            target = self._itl_target_s
-            budget = PromptBudget.of_step(prompts, most, self.work, self.cost, target)
+            left, target = most - self.work.rows - self.work.drafts, self._itl_target_s
+            budget = PromptBudget.of_step(prompts, left, self.work, self.cost, target)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
-        for request, chunk in self.parked.due(self.running, masks_late=self.masks_late):
+        due = self.parked.due(self.running, self._batch, masks_late=self.masks_late)
+        for request, chunk in due:
             self._batch.append(chunk)
             self.batch_requests.append(request)
             self._marks.append(request.chain.mark)
@@ -276,7 +275,10 @@ class Scheduler:
             self.parked.park(requests[i].id, batch[i])
             if i >= first:  # no other request may read its blocks before they are computed
                 self.kv.published.unpublish_since(requests[i].chain, marks[i - first])
-        kept = [i for i in range(len(batch)) if i not in numbers]
+        new = {b for i in numbers for b in self._blocks_from(requests[i], batch[i].start)}
+        for request in preemption.users(self.running, new, self.kv.block_size):
+            self._preempt(request)
+        kept = [i for i, r in enumerate(requests) if r.is_running and i not in numbers]
         return self._keep(kept, (batch, requests), results)
 
     def refuse(self, wanted: WantedPicture, message: str) -> None:
@@ -330,9 +332,8 @@ class Scheduler:
             never_written.update(self._blocks_from(request, chunk.start))
             request.num_lost += done * len(chunk.token_ids)
         # A request may have skipped tokens that another request was going to compute in this step.
-        for request in list(self.running):
-            if request.uses(never_written, request.num_computed // self.kv.block_size):
-                self._preempt(request)
+        for request in preemption.users(self.running, never_written, self.kv.block_size):
+            self._preempt(request)
         return self._take_refused()
 
     def _can_start(self, request: Request) -> bool:
@@ -445,9 +446,7 @@ class Scheduler:
     def _make_way(self) -> None:
         """Preempt requests for the first waiting one, if it may take their slots or blocks."""
         head = next(self._startable, None)
-        if head is None:
-            return
-        if self._policy == "fcfs" and self.callers.runs(head.params.caller):
+        if head is None or (self._policy == "fcfs" and self.callers.runs(head.params.caller)):
             return
         if self._fits(head):
             return

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK, CostModel, StepWork, rounded_chunk
+from cpuserve.sampling.structured import StructuredOutputs
 from tests.core.scheduling import big, make, request, step
+from tests.helpers.fake_executor import reference
 
 
 def test_chunks_end_where_blocks_and_attention_chunks_of_the_kernels_end():
@@ -267,3 +269,28 @@ def test_prompt_rate_is_that_of_long_chunks_though_a_short_one_came_first():
 )
 def test_chunks_end_where_kernels_like_it_if_that_costs_little(start, count, rounded):
     assert rounded_chunk(start, count) == rounded
+
+
+def test_a_parked_chunk_leaves_room_for_streams_whose_bitmasks_were_late():
+    scheduler, model = make(budget=32)
+    form = StructuredOutputs(regex="a*")
+    for n in range(3):
+        scheduler.add(request(n, 2, max_tokens=9, structured_outputs=form))
+
+    def run(steps):
+        for _ in range(steps):
+            batch = scheduler.schedule()
+            for row in (row for chunk in batch.chunks for row in chunk.rows):
+                row.mask = -1  # as with a bitmask that allows all ids
+            scheduler.update(model.run(batch))  # which has at most 32 tokens
+
+    run(1)
+    scheduler.masks_late = True
+    scheduler.add(long := request(9, 64, max_tokens=2))
+    (chunk,) = scheduler.schedule().chunks
+    assert len(chunk.token_ids) == 32
+    assert scheduler.park([0], []) == []
+    scheduler.update([])
+    scheduler.masks_late = False
+    run(6)
+    assert long.token_ids[-2:] == reference([10] * 64, long.params, 9, 2)

@@ -1,8 +1,11 @@
 """Scheduler: blocks of common prefixes are computed once, and never found after a failed step."""
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
+from cpuserve.core.budget import PromptBudget
 from tests.core.scheduling import computed_in, make, request, step
 from tests.helpers.fake_executor import reference
 
@@ -167,3 +170,21 @@ def test_request_that_skipped_what_a_rewound_step_was_to_compute_starts_again():
     assert [r.id for r in scheduler.running] == [0]
     assert [r.id for r in scheduler.waiting] == [1]
     assert step(scheduler, model)[0] == [13, 1]
+
+
+def test_a_request_that_skipped_tokens_of_a_parked_one_computes_them():
+    scheduler, model = make(budget=64)
+    scheduler.add(first := request(0, 0, max_tokens=3, prompt=[*PREFIX, 1, 9]))
+    scheduler.schedule()
+    scheduler.add(second := request(1, 0, max_tokens=3, prompt=[*PREFIX, 2, 9]))
+    # A step without tokens left for the second request has given it the blocks of the first one.
+    budget = PromptBudget(1, math.inf, 0, 64, 64, alone=False)
+    assert scheduler._start(second, budget)
+    assert second.num_computed == len(PREFIX)
+    assert scheduler.park([0], []) == []
+    assert second.num_computed == 0
+    scheduler.update([])
+    scheduler.check_invariants()
+    scheduler.abort(first.id)
+    computed_in(scheduler, model)
+    assert second.token_ids[-3:] == reference([*PREFIX, 2, 9], second.params, 1, 3)
