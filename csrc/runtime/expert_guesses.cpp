@@ -183,7 +183,7 @@ void ExpertPool::release_unit(size_t number) noexcept {
   if (--unit.held == 0) shelves_[static_cast<size_t>(unit.shelf)].held--;
 }
 
-bool ExpertPool::hold(size_t route, Span<const int32_t> experts) noexcept {
+bool ExpertPool::hold(size_t route, Span<const int32_t> experts, bool first) noexcept {
   const std::lock_guard lock(mutex_);
   unpin();  // the step has gone past the operations before
   std::vector<size_t> held;
@@ -193,7 +193,12 @@ bool ExpertPool::hold(size_t route, Span<const int32_t> experts) noexcept {
     return true;
   });
   for (size_t i = 0; !all && i < held.size(); i++) release_unit(held[i]);
-  if (early_.count > 0) jobs_ready_.notify_all();
+  if (all && first) {  // no unit is pinned now, so these are the only ones
+    for (const size_t unit : held) units_[unit].pinned = true;
+    promote_guesses();
+    for (const size_t unit : held) units_[unit].pinned = false;
+  }
+  if (wanted_.count + early_.count > 0) jobs_ready_.notify_all();
   return all;
 }
 

@@ -84,6 +84,10 @@ std::vector<ParkedRows::Sequence> ParkedRows::begin_step(const StepInput& in) {
   return forgotten;
 }
 
+bool ParkedRows::any() const noexcept {
+  return std::any_of(all_.begin(), all_.end(), [](const Sequence& p) { return p.number >= 0; });
+}
+
 bool ParkedRows::any_at(int64_t op) const noexcept {
   return std::any_of(all_.begin(), all_.end(),
                      [&](const Sequence& p) { return p.number >= 0 && p.op == op; });

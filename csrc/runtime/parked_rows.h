@@ -40,7 +40,8 @@ class ParkedRows {
   std::vector<Sequence> begin_step(const StepInput& in);
   std::vector<Sequence>& all() { return all_; }
   const std::vector<Sequence>& all() const { return all_; }
-  // Whether a sequence of the present step is parked at an operation.
+  // Whether a sequence of the present step is parked, anywhere or at an operation.
+  bool any() const noexcept;
   bool any_at(int64_t op) const noexcept;
   bool has_room(int64_t tokens) const { return tokens <= static_cast<int64_t>(free_.size()); }
 

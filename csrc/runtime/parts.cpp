@@ -146,16 +146,19 @@ struct StepParts {
   }
 
   // Chooses which sequences go on from RouteOp `op`, parks the others that are in the step, and
-  // sets the input. Returns false if the step was cancelled.
+  // sets the input. None goes on if all have to wait, and a sequence parked elsewhere has not.
+  // Returns false if the step was cancelled.
   bool decide(int64_t op) {
     const auto route = static_cast<size_t>(op);
     std::vector<Stopped> all = candidates(op);
     int64_t room = 0;
+    bool urgent = true;  // whether no sequence before has units to read
     for (Stopped& c : all) {  // those with the fewest missing units first: so they are read
       if (c.row < 0) continue;
       const bool there = pool.ready(route, c.experts);
       const int64_t tokens = there ? 0 : tokens_of(whole, c.number);
-      c.held = parked.has_room(room + tokens) && pool.hold(route, c.experts);
+      c.held = parked.has_room(room + tokens) && pool.hold(route, c.experts, !there && urgent);
+      urgent = urgent && there;
       room += c.held ? tokens : 0;
       // A sequence that cannot be parked waits in the step, as all do in an executor without parts.
       c.goes_on = there || !c.held;
@@ -167,7 +170,7 @@ struct StepParts {
         c.goes_on = c.goes_on || pool.ready(route, c.experts);
         any = any || c.goes_on;
       }
-      if (any) break;
+      if (any || another_ready(op)) break;
       pool.wait_read(finished, e.team_->members());
       if (!cancelled()) continue;
       for (const Stopped& c : all) {
@@ -178,6 +181,15 @@ struct StepParts {
     part(op, all);
     e.decided_op_ = op;
     return true;
+  }
+
+  // Whether a sequence that is parked at another operation need not wait any more. It goes on in
+  // the next step, if all sequences of this one wait.
+  bool another_ready(int64_t op) const {
+    return std::any_of(
+        parked.all().begin(), parked.all().end(), [&](const ParkedRows::Sequence& p) {
+          return p.number >= 0 && p.op != op && pool.ready(static_cast<size_t>(p.op), p.experts);
+        });
   }
 
   // The sequences at RouteOp `op`, in the step or parked, those with fewer missing units first.
@@ -319,32 +331,31 @@ struct StepParts {
   }
 
   // Whether a sequence reads keys that another one stores in this step: a prompt with a prefix
-  // that the other one computes. They must then be at the same layer. A token of a response has
-  // no such keys.
+  // that the other one computes. They must then be at the same layer. Only whole blocks are shared:
+  // the other one fills a block, and the prompt goes on at the begin of the next block.
   bool shares_new_blocks() const {
-    std::vector<std::pair<int32_t, int32_t>> written;  // (block, sequence)
-    std::vector<int32_t> prompts;
-    for (int32_t s = 0; s < whole.seqs; s++) {
-      if (tokens_of(whole, s) > 1) prompts.push_back(s);
-    }
-    if (prompts.size() < 2) return false;
-    const auto each_block = [&](int32_t s, bool ours, const auto& visit) {
-      const int64_t first = whole.positions[first_token(whole, s)] / kBlock;
-      const int64_t end = ceil_div(whole.kv_len[s], kBlock);
+    std::vector<std::pair<int32_t, int32_t>> filled;  // (block, sequence)
+    const auto each_block = [&](int32_t s, int64_t first, int64_t end, const auto& visit) {
       for (int32_t g = 0; g < e.program_->cache_groups(); g++) {
         const int32_t* table = e.table(s, g);
-        for (int64_t b = ours ? first : 0; b < (ours ? end : first); b++) visit(table[b]);
+        for (int64_t b = first; b < end; b++) visit(table[b]);
       }
     };
-    for (const int32_t s : prompts) {
-      each_block(s, true, [&](int32_t block) { written.emplace_back(block, s); });
+    const auto first_of = [&](int32_t s) {
+      return int64_t{whole.positions[first_token(whole, s)]};
+    };
+    for (int32_t s = 0; s < whole.seqs; s++) {
+      each_block(s, first_of(s) / kBlock, whole.kv_len[s] / kBlock,
+                 [&](int32_t block) { filled.emplace_back(block, s); });
     }
-    std::sort(written.begin(), written.end());
+    if (filled.empty()) return false;
+    std::sort(filled.begin(), filled.end());
     bool shares = false;
-    for (const int32_t s : prompts) {
-      each_block(s, false, [&](int32_t block) {
-        const auto at = std::lower_bound(written.begin(), written.end(), std::pair{block, 0});
-        shares = shares || (at != written.end() && at->first == block);
+    for (int32_t s = 0; s < whole.seqs; s++) {
+      if (first_of(s) % kBlock != 0) continue;
+      each_block(s, 0, first_of(s) / kBlock, [&](int32_t block) {
+        const auto at = std::lower_bound(filled.begin(), filled.end(), std::pair{block, 0});
+        shares = shares || (at != filled.end() && at->first == block);
       });
     }
     return shares;
@@ -354,6 +365,10 @@ struct StepParts {
     std::vector<int32_t> order;  // by row of the part: its row of the whole step
     for (const int32_t s : e.part_) {
       each_result(whole, s, [&](int64_t r, int64_t) { order.push_back(static_cast<int32_t>(r)); });
+    }
+    if (static_cast<int64_t>(order.size()) == whole.rows &&
+        std::is_sorted(order.begin(), order.end())) {
+      return;
     }
     StepResults& out = e.results_;
     const auto put = [&](auto& values, int64_t width) {
@@ -396,7 +411,9 @@ bool Executor::can_part(const StepInput& in) const noexcept {
 bool Executor::pauses(int64_t op) const noexcept {
   if (!parting_ || op == decided_op_) return false;
   const auto route = static_cast<size_t>(op);
-  return parked_->any_at(op) || (input_.seqs > 1 && weights_.pool()->misses(route, routing_));
+  if (parked_->any_at(op)) return true;
+  const bool others = input_.seqs > 1 || parked_->any();
+  return others && weights_.pool()->misses(route, routing_);
 }
 
 void Executor::release_parked(const ParkedRows::Sequence& sequence) {

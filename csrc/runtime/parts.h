@@ -2,7 +2,8 @@
 //
 // Where a router has chosen experts that are not in memory, the step stops. The sequences with
 // all their experts there go on through the layers. The others are parked (parked_rows.h), and
-// their reads go on meanwhile. If no sequence has its experts, the step waits until one has them.
+// their reads go on meanwhile. If no sequence has its experts, the step waits until one has them,
+// or ends if this is one that is parked at another operation: the next step begins there.
 // So a sequence waits for its own reads only, and for kReaders reads that had begun before.
 // A parked sequence goes on when a later step comes to its operation. A row has the same bits
 // in all steps, whatever other rows they have.

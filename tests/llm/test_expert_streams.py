@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -45,7 +46,13 @@ class Disk:
     def __init__(self):
         self.open, self.error = threading.Event(), 0
         self.open.set()
-        self.waiting, self.late = 0, False
+        self.waiting, self.done, self.late = 0, 0, False
+        self.seconds, self.one = 0.0, threading.Lock()
+
+    def slowly(self, seconds):
+        """Let one read end after the other, each after this time."""
+        self.seconds = seconds
+        self.open.set()
 
     def __call__(self, point, size):
         if point != "expert.read":
@@ -55,6 +62,10 @@ class Disk:
         if not self.open.is_set():
             self.waiting += 1
             self.late |= not self.open.wait(LATE_S)
+        if self.seconds:
+            with self.one:
+                time.sleep(self.seconds)
+                self.done += 1
         return size
 
 
@@ -201,6 +212,61 @@ def test_a_step_with_all_experts_in_memory_has_no_more_phases(tmp_path, monkeypa
         return core.executor.progress()[0] - before
 
     assert with_engine(half, use) == with_engine(whole, use)
+
+
+def test_a_step_ends_where_its_prompt_waits_and_another_request_can_go_on(
+    tmp_path, disk, monkeypatch
+):
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
+    whole, half = of_half(tmp_path, 0.9)
+
+    def both(core):
+        stream(core, 2, 300, 40)
+        stream(core, 3, 99)
+        return run(core)
+
+    def use(core):
+        stream(core, 1, 5)
+        until_read(core)
+        disk.open.clear()
+        stream(core, 2, 300, 40)
+        steps(core, 1)
+        core.handle(Abort([1]))
+        disk.slowly(0.005)
+        wait_until(lambda: disk.done >= disk.waiting > 0)
+        # The prompt can go on from the first layer, but not this request.
+        stream(core, 3, 99)
+        tokens, _ = steps(core, 1)
+        assert not tokens  # the prompt has not gone through all layers alone
+        assert core.scheduler.parked.ids == {2, 3}
+        return run(core)
+
+    assert with_engine(half, use) == with_engine(whole, both)
+
+
+def test_prompts_that_share_a_block_in_chunks_of_one_token_are_at_one_layer(tmp_path, disk):
+    _, half = of_half(tmp_path, long_prefill_token_threshold=1)
+
+    def use(core):
+        stream(core, 1, 5)
+        until_read(core)
+        core.handle(Abort([1]))
+        prompt = [5] * 31 + [300] + [5] * 4  # token 31 fills a block
+        add(core, 2, prompt)
+        while core.scheduler.requests[2].num_computed < 31:
+            steps(core, 1)
+        disk.open.clear()
+        add(core, 3, prompt)
+        threading.Timer(0.5, disk.open.set).start()
+        steps(core, 1)
+        assert not core.scheduler.parked.ids
+        computed = [core.scheduler.requests[n].num_computed for n in (2, 3)]
+        run(core)
+        return computed
+
+    assert with_engine(half, use) == [32, 33]
+    assert disk.waiting > 0
+    assert not disk.late
 
 
 def test_prompts_that_share_a_prefix_and_arrive_together_keep_their_bits(monkeypatch):
