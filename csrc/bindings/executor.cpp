@@ -408,7 +408,12 @@ void register_executor(py::module_& m) {
         return py::make_tuple(bytes.others, bytes.experts, bytes.least_pool);
       },
       py::arg("team"), py::arg("program"));
+#if PYBIND11_VERSION_HEX >= 0x03000000
+  // Readers that call before_read need the GIL, and the destructor waits for them.
+  py::class_<Executor> executor(m, "Executor", py::release_gil_before_calling_cpp_dtor());
+#else
   py::class_<Executor> executor(m, "Executor");
+#endif
   executor.def(
       py::init([](Team& team, const Program& program, int64_t num_blocks,
                   const std::string& kv_type, int64_t num_slots, int64_t max_top,

@@ -152,7 +152,7 @@ struct StepParts {
     const auto route = static_cast<size_t>(op);
     std::vector<Stopped> all = candidates(op);
     int64_t room = 0;
-    bool urgent = true;  // whether no sequence before has units to read
+    bool urgent = true;       // whether no sequence before has units to read
     for (Stopped& c : all) {  // those with the fewest missing units first: so they are read
       if (c.row < 0) continue;
       const bool there = pool.ready(route, c.experts);
