@@ -195,11 +195,14 @@ class Executor {
   // cancel(false) between steps revokes the request.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
-  // Returns (number of phases of steps and probes so far, items claimed in the last two phases).
+  // Returns (number of phases of steps and probes so far, items claimed in the last two phases, and
+  // experts read so far, because a step may wait for many of them before it goes on).
   // A phase is the work between two barriers. Two equal results mean
   // that no work was claimed between the two calls. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
-    return {advances_.count.load(std::memory_order_relaxed), queue_.claimed() + slice_.claimed()};
+    const ExpertPool* pool = weights_.pool();
+    return {advances_.count.load(std::memory_order_relaxed),
+            queue_.claimed() + slice_.claimed() + (pool ? pool->finished() : 0)};
   }
 
   const MemoryBinding& binding() const { return binding_; }

@@ -123,8 +123,7 @@ class ExpertPool {
               Span<const int32_t> experts) const noexcept;  // units that are not ready
   // Keeps the units of these experts in their slots, or begins to read them, until release() is
   // called with the same experts. Returns false, and does nothing, if more than half of the slots
-  // of a shelf would be held, or no slot is free. If `first`, their reads come before those of all
-  // other held units.
+  // of a shelf would be held, or no slot is free. `first`: no other held unit is read before them.
   bool hold(size_t route, Span<const int32_t> experts, bool first = false) noexcept;
   void release(size_t route, Span<const int32_t> experts) noexcept;
   // Waits for the end of a read of a unit after the first `finished` ones, at most 1 ms.

@@ -263,3 +263,22 @@ TEST(wanted_units_are_read_before_guessed_ones) {
   const std::lock_guard lock(mutex);  // `finished` is a number only: it orders no other memory
   EXPECT(order.size() == 10);
 }
+
+TEST(units_that_wait_for_a_parked_sequence_stay_while_threads_use_the_others) {
+  const File file;
+  ExpertPool pool(groups(), 1, file.fd(), 3 * ExpertPool::least_bytes(groups(), 1));
+  const std::vector<int32_t> parked{5}, more{0, 1};
+  for (int i = 0; i < 20; i++) {
+    pool.begin_step();
+    EXPECT(pool.hold(0, {parked.data(), 1}, i % 2 == 0));
+    EXPECT(!pool.hold(0, {more.data(), 2}));  // more than half of the slots
+    EXPECT(pool.counts().held == 2);
+    EXPECT(step(pool, file, {0, 1, 2, 3}, 3) == 8);
+    while (!pool.ready(0, {parked.data(), 1})) pool.wait_read(pool.finished(), 1);
+    const int64_t before = pool.counts().misses;
+    EXPECT(step(pool, file, {5}, 2) == 2 && pool.counts().misses == before);
+    pool.release(0, {parked.data(), 1});
+    EXPECT(pool.counts().held == 0);
+    EXPECT(step(pool, file, {4, 3, 2, 1, 0}, 3) == 10);
+  }
+}

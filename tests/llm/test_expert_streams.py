@@ -48,6 +48,7 @@ class Disk:
         self.open.set()
         self.waiting, self.done, self.late = 0, 0, False
         self.seconds, self.one = 0.0, threading.Lock()
+        self.look, self.seen = time.monotonic, []  # what each slow read sees when it ends
 
     def slowly(self, seconds):
         """Let one read end after the other, each after this time."""
@@ -66,6 +67,7 @@ class Disk:
             with self.one:
                 time.sleep(self.seconds)
                 self.done += 1
+                self.seen.append(self.look())
         return size
 
 
@@ -234,7 +236,7 @@ def test_a_step_ends_where_its_prompt_waits_and_another_request_can_go_on(
         core.handle(Abort([1]))
         disk.slowly(0.005)
         wait_until(lambda: disk.done >= disk.waiting > 0)
-        # The prompt can go on from the first layer, but not this request.
+        # The prompt can go on from the first layer, and this request cannot.
         stream(core, 3, 99)
         tokens, _ = steps(core, 1)
         assert not tokens  # the prompt has not gone through all layers alone
@@ -242,6 +244,23 @@ def test_a_step_ends_where_its_prompt_waits_and_another_request_can_go_on(
         return run(core)
 
     assert with_engine(half, use) == with_engine(whole, both)
+
+
+def test_a_step_that_waits_for_reads_advances_with_each(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
+    _, half = of_half(tmp_path, 0.9)
+
+    def use(core):
+        stream(core, 2, 300, 40)
+        stream(core, 3, 99)
+        disk.look = core.executor.progress
+        disk.slowly(0.02)
+        steps(core, 1)
+        disk.seconds = 0.0
+        return run(core)
+
+    with_engine(half, use)
+    assert len(set(disk.seen[:4])) > 1  # no request has all experts of its first layer before
 
 
 def test_prompts_that_share_a_block_in_chunks_of_one_token_are_at_one_layer(tmp_path, disk):
