@@ -1,13 +1,17 @@
 """Sealed thoughts and summaries: one limit on all of a request, and expanded in a thread."""
 
+import errno
+import os
 import threading
 
 import pytest
 
+from cpuserve import fault_points
 from cpuserve.api.lifecycle import front_end
-from cpuserve.api.lifecycle.front_end import _secrets_folder
+from cpuserve.api.lifecycle.front_end import _seal
 from cpuserve.api.request import sealed_texts
 from cpuserve.api.request.sealed import Seal
+from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api import fakes
 from tests.api.fakes import Api, error_of, speak
@@ -151,8 +155,27 @@ def test_replicas_with_one_directory_open_what_each_other_sealed(tmp_path, monke
     """The key is beside the seed of the prefix cache, else in the cache directory."""
     monkeypatch.setattr(front_end, "cache_dir", lambda: tmp_path / "cache")
     shared = fake_config(prefix_cache_dir=str(tmp_path / "shared"))
-    text = Seal.kept_in(_secrets_folder(shared)).sealed("Hm.")
-    assert Seal.kept_in(_secrets_folder(shared)).packed(text) is not None
-    alone = Seal.kept_in(_secrets_folder(fake_config()))
+    text = _seal(shared).sealed("Hm.")
+    assert _seal(shared).packed(text) is not None
+    alone = _seal(fake_config())
     assert alone.packed(text) is None
     assert Seal.kept_in(tmp_path / "cache") == alone
+
+
+def test_a_server_whose_prefix_cache_cannot_be_kept_has_a_seal_with_a_new_key(
+    tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "file").write_text("")
+    unusable = fake_config(prefix_cache_dir=str(tmp_path / "file" / "prefixes"))
+    with caplog.at_level("INFO", "cpuserve"):
+        seal = _seal(unusable)
+    assert seal.packed(seal.sealed("Hm.")) is not None
+    assert "cannot be kept" in caplog.text
+
+    def fail(_point, _size):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(fault_points, "_hook", fail)
+    assert _seal(fake_config(prefix_cache_dir=str(tmp_path / "p"))) != seal
+    folder = tmp_path / "p" / FOLDER
+    assert list(folder.iterdir()) == [], "files without the mark belong to another program"

@@ -106,7 +106,7 @@ class FrontEnd:
             self.context, loaders, sleeper=sleeper, idleness=_idleness(options)
         )
         stored = Store(StoreBounds.of(options))
-        seal = Seal.kept_in(_secrets_folder(config))
+        seal = _seal(config)
         callers = KnownCallers.of(options)
         self._key_file = None if callers.file is None else KeyFileWatch(callers)
         self.state = ServerState(
@@ -327,11 +327,16 @@ class FrontEnd:
         self._stop.set()
 
 
-def _secrets_folder(config: EngineConfig) -> Path:
-    """Return the folder of the secrets of this server, which its replicas may share."""
-    if config.prefix_cache_dir is not None:
-        return claim(Path(config.prefix_cache_dir).expanduser())
-    return cache_dir()
+def _seal(config: EngineConfig) -> Seal:
+    """Return the seal of thoughts; replicas that share the prefix cache share its key."""
+    if config.prefix_cache_dir is None:
+        return Seal.kept_in(cache_dir())
+    directory = Path(config.prefix_cache_dir).expanduser()
+    try:
+        folder = claim(directory)
+    except OSError as error:  # without its mark, the folder must get no other file
+        return Seal.unkept(directory, error)
+    return Seal.kept_in(folder)
 
 
 def _idleness(options: ServerOptions) -> Idleness:

@@ -59,13 +59,18 @@ class Seal:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(read_secret(folder / _FILE, _KEY_BYTES, lost))
         except OSError as error:
-            log.info(
-                "the key of sealed thoughts cannot be kept in %s (%s): after a restart, this "
-                "server does not open thoughts that clients send back only in sealed form",
-                folder,
-                error.strerror,
-            )
-            return cls()
+            return cls.unkept(folder, error)
+
+    @classmethod
+    def unkept(cls, folder: Path, error: OSError) -> Seal:
+        """Return a seal with a new key, because `folder` cannot be used."""
+        log.info(
+            "the key of sealed thoughts cannot be kept in %s (%s): after a restart, this "
+            "server does not open thoughts that clients send back only in sealed form",
+            folder,
+            error.strerror,
+        )
+        return cls()
 
     def sealed(self, thought: str) -> str:
         """Return the thought as a text that `packed` reads."""
