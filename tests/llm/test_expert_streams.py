@@ -228,22 +228,33 @@ def test_a_step_ends_where_its_prompt_waits_and_another_request_can_go_on(
         return run(core)
 
     def use(core):
+        """Return the tokens, and whether a step ended where both requests have to wait."""
         stream(core, 1, 5)
         until_read(core)
         disk.open.clear()
+        disk.waiting = disk.done = 0
         stream(core, 2, 300, 40)
         steps(core, 1)
         core.handle(Abort([1]))
+        wait_until(lambda: disk.waiting > 0)
         disk.slowly(0.005)
-        wait_until(lambda: disk.done >= disk.waiting > 0)
+        wait_until(lambda: disk.done >= disk.waiting)
         # The prompt can go on from the first layer, and this request cannot.
         stream(core, 3, 99)
         tokens, _ = steps(core, 1)
-        assert not tokens  # the prompt has not gone through all layers alone
-        assert core.scheduler.parked.ids == {2, 3}
-        return run(core)
+        ended = not tokens and core.scheduler.parked.ids == {2, 3}
+        disk.seconds = 0.0
+        return run(core), ended
 
-    assert with_engine(half, use) == with_engine(whole, both)
+    expected = with_engine(whole, both)
+    for _ in range(20):  # which read ends first is up to the system
+        for heat in tmp_path.rglob("*.heat"):  # the pool begins without these experts
+            heat.unlink()
+        found, ended = with_engine(half, use)
+        assert found == expected
+        if ended:  # the prompt has not gone through all layers alone
+            return
+    pytest.fail("no step ended before its prompt had gone through all layers")
 
 
 def test_a_step_that_waits_for_reads_advances_with_each(tmp_path, disk, monkeypatch):
