@@ -147,25 +147,15 @@ def _spec(config: Mapping[str, Any], *, offset: int) -> ModelSpec:
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         refuse("position_embedding_type", kind, "absolute")
-    width, heads = read_encoder_heads(config)
     return ModelSpec(
-        vocab=read_int(config, "vocab_size"),
-        width=width,
-        layers=read_int(config, "num_hidden_layers", high=4096),
-        q_heads=heads,
-        kv_heads=heads,
-        head_dim=width // heads,
-        intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+        **encoder_sizes(config),
         max_position=read_int(config, "max_position_embeddings", 512),
         norm_eps=read_float(config, "layer_norm_eps", 1e-12),
         tied=read_bool(config, "tie_word_embeddings", True),
-        dtype=read_dtype(config),
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
         activation=read_choice(config, "hidden_act", "gelu", ACTIVATIONS),
-        pooled=True,
-        encoder=True,
         extra={"offset": offset, "types": read_int(config, "type_vocab_size", 2, high=1 << 16)},
     )
 
@@ -177,6 +167,23 @@ def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
     if width % heads:
         refuse("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
     return width, heads
+
+
+def encoder_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of ModelSpec that encoders of BERT's kind read alike."""
+    width, heads = read_encoder_heads(config)
+    return {
+        "vocab": read_int(config, "vocab_size"),
+        "width": width,
+        "layers": read_int(config, "num_hidden_layers", high=4096),
+        "q_heads": heads,
+        "kv_heads": heads,
+        "head_dim": width // heads,
+        "intermediate": read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+        "dtype": read_dtype(config),
+        "pooled": True,
+        "encoder": True,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from cpuserve.models.bert import (
     WORDS,
     LayerNames,
     encoder_layer,
+    encoder_sizes,
     leave_linears,
-    read_encoder_heads,
 )
-from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -49,34 +49,26 @@ class DebertaV2:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a DeBERTa V2 config."""
-        width, heads = read_encoder_heads(config)
+        sizes = encoder_sizes(config)
+        width, head_dim = sizes["width"], sizes["head_dim"]
         for key, value, allowed in (
             ("type_vocab_size", 0, "0: token types are not supported"),
             ("conv_kernel_size", 0, "0: the convolution of DeBERTa V2 XLarge is not supported"),
             ("embedding_size", width, f"hidden_size ({width})"),
-            ("attention_head_size", width // heads, f"{width // heads}"),
+            ("attention_head_size", head_dim, f"{head_dim}"),
         ):
             if config.get(key) not in (None, value):
                 refuse(key, config[key], allowed)
         positions = read_int(config, "max_position_embeddings", 512)
         return ModelSpec(
-            vocab=read_int(config, "vocab_size"),
-            width=width,
-            layers=read_int(config, "num_hidden_layers", high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=width // heads,
-            intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+            **sizes,
             max_position=positions,
             norm_eps=read_float(config, "layer_norm_eps", 1e-7),
             tied=read_bool(config, "tie_word_embeddings", True),
-            dtype=read_dtype(config),
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
             activation=read_choice(config, "hidden_act", "gelu", ACTIVATIONS),
-            pooled=True,
-            encoder=True,
             extra={
                 "distances": _distances(config, positions),
                 "terms": _terms(config),

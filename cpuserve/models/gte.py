@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.bert import leave_linears, read_encoder_heads
-from cpuserve.models.config import read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.bert import encoder_sizes, leave_linears
+from cpuserve.models.config import read_choice, read_float, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
@@ -102,24 +102,15 @@ class JinaV3:
 
 def _spec(config: Mapping[str, Any], *, theta: float, activations: Mapping[str, str]) -> ModelSpec:
     """Return the hyperparameters of GTE or jina v3; theta: the base of the RoPE by default."""
-    width, heads = read_encoder_heads(config)
+    sizes = encoder_sizes(config)
     base = {} if config.get("rope_theta") else {"rope_theta": theta}
-    rope, positions = read_rope({**config, **base}, width // heads, 8192)
+    rope, positions = read_rope({**config, **base}, sizes["head_dim"], 8192)
     return ModelSpec(
-        vocab=read_int(config, "vocab_size"),
-        width=width,
-        layers=read_int(config, "num_hidden_layers", high=4096),
-        q_heads=heads,
-        kv_heads=heads,
-        head_dim=width // heads,
-        intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+        **sizes,
         max_position=positions,
         norm_eps=read_float(config, "layer_norm_eps"),
         tied=True,
-        dtype=read_dtype(config),
         rope=rope,
         activation=read_choice(config, "hidden_act", "gelu", activations),
-        pooled=True,
-        encoder=True,
         extra={"types": read_int(config, "type_vocab_size", low=0, high=1 << 16)},
     )

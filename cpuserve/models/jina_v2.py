@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-from cpuserve.models.bert import POOLER, TYPES, WORDS, leave_linears, read_encoder_heads
-from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int
+from cpuserve.models.bert import POOLER, TYPES, WORDS, encoder_sizes, leave_linears
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
@@ -40,22 +40,12 @@ class JinaV2:
         """Return the hyperparameters in a jina-embeddings v2 config."""
         read_choice(config, "position_embedding_type", "alibi", {"alibi": "alibi"})
         gates = {"geglu": "gelu_mul"}
-        width, heads = read_encoder_heads(config)
         return ModelSpec(
-            vocab=read_int(config, "vocab_size"),
-            width=width,
-            layers=read_int(config, "num_hidden_layers", high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=width // heads,
-            intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+            **encoder_sizes(config),
             max_position=read_int(config, "max_position_embeddings", 8192),
             norm_eps=read_float(config, "layer_norm_eps", 1e-12),
             tied=True,
-            dtype=read_dtype(config),
             activation=read_choice(config, "feed_forward_type", "geglu", gates),
-            pooled=True,
-            encoder=True,
             extra={
                 "types": read_int(config, "type_vocab_size", 2, high=1 << 16),
                 "code": _is_for_code(config),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.bert import read_encoder_heads
+from cpuserve.models.bert import encoder_sizes
 from cpuserve.models.config import (
     read_architectures,
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     refuse,
@@ -72,27 +71,18 @@ class NomicBert:
             if config.get(key, only) not in (only, None):
                 refuse(key, config[key], f"{only}: others are not supported")
         config = {**{KEYS[k]: v for k, v in config.items() if k in KEYS and v}, **config}
-        width, heads = read_encoder_heads(config)
+        sizes = encoder_sizes(config)
         theta = {"rope_theta": config.get("rope_theta") or 1000.0}
-        rope, positions = read_rope({**config, **theta}, width // heads, 2048)
+        rope, positions = read_rope({**config, **theta}, sizes["head_dim"], 2048)
         return ModelSpec(
-            vocab=read_int(config, "vocab_size"),
-            width=width,
-            layers=read_int(config, "num_hidden_layers", high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=width // heads,
-            intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+            **sizes,
             max_position=positions,
             norm_eps=read_float(config, "layer_norm_eps", 1e-12),
             tied=True,
-            dtype=read_dtype(config),
             rope=rope,
             qkv_bias=read_bool(config, "qkv_proj_bias", False),
             mlp_bias=read_bool(config, "mlp_fc1_bias", False),
             activation=read_choice(config, "activation_function", "swiglu", ACTIVATIONS),
-            pooled=True,
-            encoder=True,
             extra={
                 "types": read_int(config, "type_vocab_size", 2, high=1 << 16),
                 **_mixture(config),
