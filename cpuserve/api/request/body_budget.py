@@ -32,7 +32,7 @@ class BodyBudget:
 
     async def take(self, size: int, wait_s: float, caller: str = "") -> None:
         """Reserve `size` bytes; ServerBusy (503) if they are not free within `wait_s` seconds."""
-        if self._has_share(size, caller) if self._waiting else self._fits(size, caller):
+        if self._has_share(size, caller) or (not self._waiting and self._fits(size)):
             self._hold(size, caller)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -61,11 +61,10 @@ class BodyBudget:
 
     def _next(self) -> str | None:
         """Return the caller of the waiting body that may be read now; None = no body may be."""
-        firsts = self._waiting.firsts()
-        if firsts and self._fits(firsts[0][1][0], firsts[0][0]):
-            return firsts[0][0]
-        shares = (name for name, (size, _) in firsts if self._has_share(size, name))
-        return next(shares, None)
+        for place, (name, (size, _)) in enumerate(self._waiting.firsts()):
+            if self._has_share(size, name) or (place == 0 and self._fits(size)):
+                return name
+        return None
 
     def _hold(self, size: int, caller: str) -> None:
         self.held += size
@@ -73,10 +72,8 @@ class BodyBudget:
         if not self._of[caller]:
             del self._of[caller]
 
-    def _fits(self, size: int, caller: str) -> bool:
-        if self.held == 0 or self.held + size <= self._most:
-            return True
-        return self._has_share(size, caller)
+    def _fits(self, size: int) -> bool:
+        return self.held == 0 or self.held + size <= self._most
 
     def _has_share(self, size: int, caller: str) -> bool:
         """Return whether others hold bytes, and this caller has less than its share with `size`."""
