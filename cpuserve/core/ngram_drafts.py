@@ -54,7 +54,7 @@ class NgramDrafts:
         self._denied: set[RequestId] = set()  # requests that get no index any more
 
     def begin(self, rested: int = 0) -> None:
-        """Begin the proposals after a step; `rested` steps before it had none."""
+        """Begin the proposals after a step; rested: how many steps before it had no proposals."""
         self._slice = SLICE
         self._step += 1 + rested
 

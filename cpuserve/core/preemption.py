@@ -12,7 +12,10 @@ from cpuserve.ids import BlockId
 
 
 def users(running: Sequence[Request], blocks: set[BlockId], block_size: int) -> list[Request]:
-    """Return the requests that have skipped tokens in these blocks, which were not computed."""
+    """Return the requests that begin after tokens in these blocks, which no step has computed.
+
+    They found the blocks in the prefix cache.
+    """
     return [r for r in running if r.uses(blocks, r.num_computed // block_size)]
 
 

@@ -63,8 +63,11 @@ class ParkedChunks:
         masks_late: requests with bitmasks are passed over.
         """
         found: list[tuple[Request, SeqChunk]] = []
-        left = self._most - sum([len(chunk.token_ids) for chunk in batch]) if self._chunks else 0
-        for request in running if self._chunks else ():
+        self.in_step = False
+        if not self._chunks:
+            return found
+        left = self._most - sum([len(chunk.token_ids) for chunk in batch])
+        for request in running:
             chunk = self._chunks.get(request.id)
             if chunk is None or (masks_late and request.masked):
                 continue
