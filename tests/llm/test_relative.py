@@ -1,4 +1,4 @@
-"""Encoders with scores by distance (DeBERTa, MPNet, T5): rows, tables, and settings of theirs."""
+"""Encoders whose attention depends on the distance of two tokens: DeBERTa, MPNet and T5."""
 
 from __future__ import annotations
 

@@ -132,15 +132,11 @@ def mistral3(
     if processor.get("do_resize", True) is False:
         msg = "do_resize is false: pictures of any size are read, which have to be scaled"
         raise ModelError(msg)
-    usual, more = (
-        "[IMG]",
-        {
-            "line": tokens.get("image_break_token", "[IMG_BREAK]"),
-            "after": tokens.get("image_end_token", "[IMG_END]"),
-        },
-    )
+    usual = "[IMG]"
+    line = tokens.get("image_break_token", "[IMG_BREAK]")
+    after = tokens.get("image_end_token", "[IMG_END]")
     if _is_light_on(config):
-        usual, more = "<|image_pad|>", {"line": "", "after": ""}
+        usual, line, after = "<|image_pad|>", "", ""
     return PixtralPictures(
         edge=edge,
         most_rows=MOST_PATCHES // merge**2,
@@ -148,7 +144,8 @@ def mistral3(
         merge=merge,
         resample=read_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", usual),
-        **more,
+        line=line,
+        after=after,
     )
 
 

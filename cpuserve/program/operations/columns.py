@@ -337,16 +337,8 @@ def with_taps(program: Program, layers: Sequence[int]) -> Program:
         at = _begin_of(ops, layer)
         stream = ops[at].reads()[0] if at >= 0 else None
         value = next((v for v in values if v.id == stream), None)
-        if (
-            stream is None
-            or value is None
-            or (value.width, value.copies, value.fold)
-            != (
-                program.width,
-                1,
-                1,
-            )
-        ):
+        sizes = None if value is None else (value.width, value.copies, value.fold)
+        if stream is None or value is None or sizes != (program.width, 1, 1):
             msg = f"the model has no residual stream before layer {layer} that a head could read"
             raise ModelError(msg)
         out = ValueId(number + count + 1)

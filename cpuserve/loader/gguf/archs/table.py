@@ -44,10 +44,7 @@ REASONS = {
     "t5": _PAIR,
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
-    **dict.fromkeys(
-        ("gptj",),
-        "give the safetensors of the model, which run",
-    ),
+    "gptj": "give the safetensors of the model, which run",
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
     "jais": "of its kind, GPT-2 runs",
     "qwen": "of its kind, Qwen2, Qwen3 and Qwen3.5 run",
