@@ -26,8 +26,10 @@ import os
 import re
 import shutil
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -293,16 +295,19 @@ def misses_of(heat: Path) -> tuple[float, ...]:
         ValueError: it has no uses.
     """
     uses = array("f", heat.read_bytes())
-    left = total = sum(uses)
-    if not (0 < total < math.inf and min(uses) >= 0):
+    if not (0 < sum(uses) < math.inf and min(uses) >= 0):
         raise ValueError
-    hottest, out, at = sorted(uses, reverse=True), [], 0
-    for percent in range(101):
-        end = percent * len(hottest) // 100
-        left -= sum(hottest[at:end])
-        out.append(max(0.0, left / total))
-        at = end
-    return tuple(out)
+    missed = missed_uses(uses)
+    return tuple(missed[percent * len(uses) // 100] for percent in range(101))
+
+
+def missed_uses(uses: Iterable[float]) -> list[float]:
+    """Return the shares of uses that miss if 0, 1, 2 .. of the experts are in memory.
+
+    These are the experts that were used most. uses: of each expert, with a sum above 0.
+    """
+    kept = list(accumulate(sorted(uses, reverse=True), initial=0.0))
+    return [max(0.0, 1.0 - share / kept[-1]) for share in kept]
 
 
 def _remove_records(weights: Path) -> None:

@@ -19,6 +19,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_bytes, format_gib_up
 from cpuserve.errors import ConfigError
 from cpuserve.fault_points import active, fault
+from cpuserve.loader.packed_files import missed_uses
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import ExpertCounts, Float32
 
@@ -117,8 +118,7 @@ class ExpertHeat:
         heat = self.read()
         if heat is None or not heat.sum():
             return None
-        hottest = np.sort(heat)[::-1]
-        return float(1 - hottest[: int(kept * heat.size)].sum() / heat.sum())
+        return missed_uses(heat.tolist())[int(kept * heat.size)]
 
 
 class ExpertMemory:
