@@ -1,5 +1,6 @@
 """Drafts: which guesses are worth a row, and what becomes of them."""
 
+import functools
 import random
 from itertools import count
 
@@ -432,23 +433,24 @@ def test_a_text_that_never_repeats_gets_no_drafts(monkeypatch):
     assert len(engine.batches) == 60
 
 
+def drafted_steps(engine, numbers, steps, slow=0.0):
+    """Return how many of these steps of four requests had drafts; a draft takes `slow` s more."""
+    found = 0
+    for _ in range(steps):
+        while len(engine.scheduler.requests) < 4:
+            engine.add(next(numbers), PROMPT, max_tokens=150)
+        engine.step()
+        work = engine.scheduler.work
+        found += work.drafts > 0
+        engine.scheduler.cost.observe(work, seconds_of(work) + slow * work.drafts)
+    return found
+
+
 @pytest.mark.parametrize("slow_steps", [200, 400])
 def test_drafts_come_back_although_no_draft_seemed_to_pay_for_a_while(monkeypatch, slow_steps):
     engine = Engine(monkeypatch, num_blocks=900, drafts=(3, 1, 3), pays=True, budget=64)
     monkeypatch.setattr(NgramIndex, "chances", lambda _self, count: [0.95] * count)
-    numbers = count()
-
-    def run(steps, slow=0.0):
-        drafted = 0
-        for _ in range(steps):
-            while len(engine.scheduler.requests) < 4:
-                engine.add(next(numbers), PROMPT, max_tokens=150)
-            engine.step()
-            work = engine.scheduler.work
-            drafted += work.drafts > 0
-            engine.scheduler.cost.observe(work, seconds_of(work) + slow * work.drafts)
-        return drafted
-
+    run = functools.partial(drafted_steps, engine, count())
     run(200)
     assert run(100) > 60
     run(slow_steps, slow=0.02)
@@ -483,17 +485,7 @@ def test_time_of_other_programs_is_not_part_of_the_price_of_a_draft(monkeypatch,
 
     monkeypatch.setattr(engine.model, "run", run)
 
-    def drafted(steps, waits):
-        found = 0
-        for _ in range(steps):
-            while len(engine.scheduler.requests) < 4:
-                engine.add(next(numbers), PROMPT, max_tokens=150)
-            engine.step()
-            work = engine.scheduler.work
-            found += work.drafts > 0
-            engine.scheduler.cost.observe(work, seconds_of(work) + waits * work.drafts)
-        return found
-
+    drafted = functools.partial(drafted_steps, engine, numbers)
     drafted(200, 0.0)
     assert drafted(100, 0.0) > 60
     extra = slow

@@ -24,26 +24,36 @@ def written(folder, config=None, **changes):
     return folder
 
 
-def test_pixels_and_prompts_are_those_of_the_processors(tmp_path):
-    family = family_of(written(tmp_path))
-    assert family == SMALL
-    given = {"do_rescale": False, "do_normalize": False, "size": PROCESSOR["size"]}
-    processor = PixtralImageProcessorPil(**given, patch_size={"height": 16, "width": 16})
+def compare(family, merge):
+    """Assert that pictures are prepared as by the processor; rows of merge x merge patches of 8."""
+    side = 8 * merge
+    processor = PixtralImageProcessorPil(
+        do_rescale=False,
+        do_normalize=False,
+        size=PROCESSOR["size"],
+        patch_size={"height": side, "width": side},
+    )
     for number, (width, height) in enumerate(SIZES):
-        if 16 * width < height:  # the processor makes a picture without a width of it
+        if side * width < height:  # the processor makes a picture without a width of it
             continue
         image = picture(width, height, seed=number)
         found = processor.preprocess([image])
         (pixels,) = np.asarray(found["pixel_values"])
-        want = in_merge_order(pixels.transpose(1, 2, 0)[None].astype(np.uint8), 8, 2)
+        want = in_merge_order(pixels.transpose(1, 2, 0)[None].astype(np.uint8), 8, merge)
         assert np.array_equal(family.patches(image), want), (width, height)
         layout = family.layout(width, height)
         # The processor of the whole prompt, which needs torchvision: a line ends with a token.
         (used,) = found["image_sizes"]
-        tokens = (["[IMG]"] * (used[1] // 16) + ["[IMG_BREAK]"]) * (used[0] // 16)
+        tokens = (["[IMG]"] * (used[1] // side) + ["[IMG_BREAK]"]) * (used[0] // side)
         assert layout.text == "".join([*tokens[:-1], "[IMG_END]"])
-        assert layout.rows == layout.text.count("[IMG]") == len(want) // 4
+        assert layout.rows == layout.text.count("[IMG]") == len(want) // merge**2
         assert layout.num_patches == len(want)
+
+
+def test_pixels_and_prompts_are_those_of_the_processors(tmp_path):
+    family = family_of(written(tmp_path))
+    assert family == SMALL
+    compare(family, merge=2)
 
 
 @pytest.mark.parametrize(
@@ -62,25 +72,7 @@ def test_lines_of_lighton_ocr_have_no_ends(kind, tmp_path):
 def test_the_pictures_of_pixtral_12b_have_a_row_for_each_patch(tmp_path):
     own = {"model_type": "pixtral", "patch_size": 8}
     family = family_of(written(tmp_path, {"model_type": "llava", "vision_config": own}))
-    processor = PixtralImageProcessorPil(
-        do_rescale=False,
-        do_normalize=False,
-        size=PROCESSOR["size"],
-        patch_size={"height": 8, "width": 8},
-    )
-    for number, (width, height) in enumerate(SIZES):
-        if 8 * width < height:
-            continue
-        image = picture(width, height, seed=number)
-        found = processor.preprocess([image])
-        (pixels,) = np.asarray(found["pixel_values"])
-        want = in_merge_order(pixels.transpose(1, 2, 0)[None].astype(np.uint8), 8, 1)
-        assert np.array_equal(family.patches(image), want), (width, height)
-        layout = family.layout(width, height)
-        (used,) = found["image_sizes"]
-        tokens = (["[IMG]"] * (used[1] // 8) + ["[IMG_BREAK]"]) * (used[0] // 8)
-        assert layout.text == "".join([*tokens[:-1], "[IMG_END]"])
-        assert layout.rows == len(want)
+    compare(family, merge=1)
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 50, 99, 100000])
