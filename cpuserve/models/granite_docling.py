@@ -1,7 +1,7 @@
 """The tower of Granite-Docling 500M: SigLIP over square tiles, with features of earlier layers.
 
-Of its two connectors, the program has the coarse one; transformers uses the fine one, with four
-times as many rows, only for the processor's `fine_route`. Source: modeling_granite_docling.
+Of its two connectors, the program has the coarse one. It has the fine one, with four times as many
+rows, if the image processor's settings have `fine_route`. Source: modeling_granite_docling.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for the 
 
 
 class GraniteDoclingTower:
-    """The vision model and the coarse connector of Granite-Docling."""
+    """The vision model and one of the two connectors of Granite-Docling.
+
+    Keys of family: path, the connector, "coarse" or "fine"; other, the one that is not used.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
@@ -39,6 +42,11 @@ class GraniteDoclingTower:
         own |= read_object(config, "vision_config")
         merge = read_int(own, "scale_factor", 4, high=64)
         side = read_int(own, "image_size", high=1 << 14)
+        has_fine, path, other = read_bool(own, "use_fine_route", True), "coarse", "fine"
+        if read_bool(pictures, "fine_route", False):
+            if not has_fine or merge % 2 or side // read_int(own, "patch_size") % merge:
+                refuse("fine_route", True, "false: the model has no fine connector")
+            path, other, merge = "fine", "coarse", merge // 2
         usual = {**config, "vision_config": own, "scale_factor": merge}
         tiles = {**pictures, "max_image_size": {"longest_edge": side}}
         found = Idefics3Tower.spec(usual, tiles, width)
@@ -52,20 +60,22 @@ class GraniteDoclingTower:
             # The program of the text part keeps its rows divided by the residual multiplier.
             row_scale=read_float(text, "embedding_multiplier", 1.0) / residual,
             level_scale=1.0 / residual,
-            family={"fine": read_bool(own, "use_fine_route", True)},
+            family={"path": path, "other": other if has_fine else ""},
         )
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         x, levels, merged = siglip_patches(b, s, SIGLIP_AT), list[ValueId](), s.merge**2
+        path = f"{_AT}.{s.family['path']}"
         for i in range(s.layers):
             siglip_layer(b, s, f"{SIGLIP_AT}.encoder.layers.{i}", x)
             if i in s.level_layers:
-                levels.append(_level(b, s, b.fold(x, merged), len(levels)))
+                at = f"{path}.deepstack_mergers.{len(levels)}"
+                levels.append(_level(b, s, b.fold(x, merged), at))
         x = b.layer_norm(x, f"{SIGLIP_AT}.post_layernorm")
         x = b.fold(b.layer_norm(x, f"{_AT}.ln_in", eps=_EPS), merged)
-        x = b.linear(x, f"{_AT}.coarse.projection", features=s.out_width)
+        x = b.linear(x, f"{path}.projection", features=s.out_width)
         b.plane_embed(x, side=s.side // s.merge)
         h = b.activation(b.layer_norm(x, f"{_AT}.ln_mid", eps=_EPS), "gelu")
         h = b.linear(h, f"{_AT}.mlp_fc2", features=s.out_width)
@@ -75,23 +85,23 @@ class GraniteDoclingTower:
         b.multiply_by(
             rows, [(s.out_width, s.row_scale), (s.out_width * len(levels), s.level_scale)]
         )
-        b.leave(_fine_names(len(levels)) if s.family["fine"] else ())
+        if other := s.family["other"]:
+            b.leave(_names(f"{_AT}.{other}", len(levels)))
         b.hidden(rows)
 
 
-def _level(b: Builder, s: TowerSpec, x: ValueId, number: int) -> ValueId:
-    at = f"{_AT}.coarse.deepstack_mergers.{number}"
+def _level(b: Builder, s: TowerSpec, x: ValueId, at: str) -> ValueId:
     h = b.layer_norm(x, f"{at}.layer_norm", eps=_EPS)
     h = b.linear(h, f"{at}.linear_1", features=s.out_width, bias=True, then="gelu")
     return b.linear(h, f"{at}.linear_2", features=s.out_width, bias=True)
 
 
-def _fine_names(levels: int) -> list[str]:
-    """Return the tensors of the fine connector."""
+def _names(path: str, levels: int) -> list[str]:
+    """Return the tensors of a connector."""
     mergers = [
-        f"{_AT}.fine.deepstack_mergers.{number}.{part}.{kind}"
+        f"{path}.deepstack_mergers.{number}.{part}.{kind}"
         for number in range(levels)
         for part in ("layer_norm", "linear_1", "linear_2")
         for kind in ("weight", "bias")
     ]
-    return [f"{_AT}.fine.projection.weight", *mergers]
+    return [f"{path}.projection.weight", *mergers]

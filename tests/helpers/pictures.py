@@ -136,6 +136,7 @@ MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
 PIXTRALS = (MISTRAL3, LIGHT_ON)  # towers of Pixtral
 GRANITE = "GraniteDoclingForConditionalGeneration"
+GRANITE_FINE = f"{GRANITE} fine"  # with the connector that makes four times as many rows
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
 
@@ -175,10 +176,8 @@ def write_tower_model(
     width: the width of the tower, a multiple of its 3 heads.
     text: changed values of the config of the text part.
     """
-    chat, architecture = (
-        architecture == INTERNVL_CHAT,
-        architecture.replace(INTERNVL_CHAT, INTERNVL),
-    )
+    chat, fine = architecture == INTERNVL_CHAT, architecture == GRANITE_FINE
+    architecture = architecture.replace(INTERNVL_CHAT, INTERNVL).partition(" ")[0]
     whole = getattr(transformers, architecture).config_class
     vision = {
         "hidden_size": width,
@@ -202,7 +201,7 @@ def write_tower_model(
     if architecture == GRANITE:
         text |= {"model_type": "granite_docling_text", "attention_multiplier": 0.5}
         text |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 0.25}
-        vision |= {"scale_factor": merge, "deepstack_visual_indexes": [0, 2]}
+        vision |= {"scale_factor": 2 * merge if fine else merge, "deepstack_visual_indexes": [0, 2]}
         vision["out_hidden_size"] = text["hidden_size"]
         own = {"image_token_id": IMAGE_ID, "density_router_hidden_size": 8}
     if architecture == LLAVA:
@@ -224,12 +223,23 @@ def write_tower_model(
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
+    if fine:
+        pictures["fine_route"] = True
+        _take_fine_route(model)
     if architecture == LLAVA:
         pictures |= {"size": {"shortest_edge": side * PATCH}, "crop_size": pictures["size"]}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     if chat:
         _as_internvl_chat(to)
     return model
+
+
+def _take_fine_route(model: torch.nn.Module) -> None:
+    """Let a Granite-Docling encode all pictures as if its processor had `fine_route`."""
+    whole, mask = model.model.get_image_features, torch.ones(1, dtype=torch.bool)
+    model.model.get_image_features = lambda *given, **more: whole(
+        *given, **{**more, "tile_fine_mask": mask}
+    )
 
 
 # The names of InternVL's own code in place of those of transformers.

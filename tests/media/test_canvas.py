@@ -25,8 +25,8 @@ SIZE = {"height": 64, "width": 64}
 WIDE = {"dense_max_patches": 12, "dense_max_scale": 0.6, "dense_min_aspect": 1.2}
 
 
-def written(path, **processor):
-    vision = {"image_size": 64, "patch_size": 8, "scale_factor": 2}
+def written(path, scale=2, **processor):
+    vision = {"image_size": 64, "patch_size": 8, "scale_factor": scale}
     config = {"model_type": "granite_docling", "vision_config": vision}
     (path / "config.json").write_text(json.dumps(config))
     settings = {"size": SIZE, "max_patches": 6, **processor}
@@ -52,14 +52,18 @@ def in_merge_order(tiles):
         {**WIDE, "dense_max_aspect": 1.4},
         {"dense_max_patches": 12},
         {"dense_max_patches": 12, "dense_min_aspect": 1.3, "resample": 2},
+        {"fine_route": True},
     ],
 )
 def test_pixels_and_prompts_are_those_of_the_processor(settings, tmp_path):
-    given = written(tmp_path, **settings)
+    fine = "fine_route" in settings
+    given = written(tmp_path, scale=4 if fine else 2, **settings)
+    length = 4 if fine else 16  # of the coarse route in any case
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_seq_len": length}))
     family = family_of(tmp_path)
     processor = GraniteDoclingImageProcessorPil(**given, do_rescale=False, do_normalize=False)
     prompts = GraniteDoclingProcessor.__new__(GraniteDoclingProcessor)
-    prompts.image_seq_len, prompts.image_token = 16, "<image>"
+    prompts.image_seq_len, prompts.image_token = length, "<image>"
     prompts.fake_image_token, prompts.global_image_tag = "<fake_token_around_image>", "<global-img>"
     for number, (width, height) in enumerate(SIZES):
         image = picture(width, height, seed=number)
@@ -177,13 +181,17 @@ def test_settings_change_the_tiles():
     for settings in ({"detail": "low"}, {"crop_to_patches": False}, {"max_patches": 1}):
         assert SMALL.changed(settings).layout(640, 480).tiles == ((8, 8),)
     assert SMALL.changed({"fine_route": False, "detail": "high"}) == SMALL
+    fine = replace(SMALL, fine=True)
+    assert fine.changed({"fine_route": True}) == fine
+    with pytest.raises(InvalidRequest, match=r"fine_route cannot be False: .* which is true"):
+        fine.changed({"fine_route": False})
     assert len(SMALL.changed({"min_patches": 6}).layout(64, 64).tiles) == 7
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"fine_route": True}, "fine_route cannot be True"),
+        ({"fine_route": True}, "fine_route cannot be True: .* which is false"),
         ({"crop_to_patches": 1}, "crop_to_patches must be true or false"),
         ({"max_patches": 65}, "max_patches must be a number from 1 to 64"),
         ({"min_patches": 7}, "min_patches must be at most 6"),
@@ -204,7 +212,7 @@ def test_a_setting_that_the_family_cannot_follow_is_refused(settings, why):
         ({"max_patches": 65}, "at most 64 are read"),
         ({"min_patches": 7}, "min_patches is 7 and max_patches 6"),
         ({"dense_max_scale": "much"}, "dense_max_scale is 'much'"),
-        ({"fine_route": True}, "fine_route"),
+        ({"fine_route": True, "scale": 1}, "scale_factor / 2 is 0"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(processor, why, tmp_path):

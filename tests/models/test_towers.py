@@ -27,6 +27,7 @@ from tests.helpers.pictures import (
     GEMMA3,
     GEMMA4,
     GRANITE,
+    GRANITE_FINE,
     GRID_MODELS,
     INTERNVL,
     LFM2,
@@ -51,11 +52,18 @@ SHAPES = {
     "whole": (4, 4, 4),
     "gemma 3": (8, 4, 8),
     "granite": (8, 2, 8),
+    "granite fine": (8, 2, 8),
     "internvl": (8, 2, 8),
     "llava": (6, 1, 6),
 }
 SMOLVLM = "SmolVLMForConditionalGeneration"
-OTHERS = {"gemma 3": GEMMA3, "granite": GRANITE, "internvl": INTERNVL, "llava": LLAVA}
+OTHERS = {
+    "gemma 3": GEMMA3,
+    "granite": GRANITE,
+    "granite fine": GRANITE_FINE,
+    "internvl": INTERNVL,
+    "llava": LLAVA,
+}
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -482,6 +490,18 @@ def test_a_part_of_a_step_that_does_not_exist_is_refused(tmp_path):
         assert native.advance(1e9, 5)
 
     with_team(1, [], use)
+
+
+def test_a_fine_route_that_a_model_does_not_have_is_refused(tmp_path):
+    path, *_ = written(tmp_path, 8, 2, 8, GRANITE_FINE)
+    assert opened(path)[0].tower.merge == 2
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    for changes in ({"use_fine_route": False}, {"scale_factor": 5}, {"image_size": 48}):
+        vision = {**config["vision_config"], **changes}
+        file.write_text(json.dumps({**config, "vision_config": vision}))
+        with pytest.raises(ModelError, match=r"fine_route is True, .* has no fine connector"):
+            opened(path)
 
 
 def test_a_llava_with_other_features_reads_texts_only(tmp_path):

@@ -20,6 +20,7 @@ from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
     GRANITE,
+    GRANITE_FINE,
     GRID_MODELS,
     IMAGE_ID,
     INTERNVL,
@@ -39,7 +40,9 @@ from tests.helpers.rounding import program_bound
 from tests.helpers.steps import Sequence, step
 
 SIDE, MERGE, ROWS = 6, 2, 9
-WITHOUT_MERGE = 3, 1  # side and merge of LLaVA, which has as many rows
+# Side and merge of other models: LLaVA has as many rows, and Granite-Docling's fine route more.
+SIZES = {LLAVA: (3, 1), GRANITE_FINE: (8, 2)}
+MEDIA = 128  # the rows of the buffer of encoded pictures
 TOKENS = 32
 # Each prompt as pieces: a number of tiles of one picture, or of tokens of text.
 PROMPTS = {
@@ -50,7 +53,10 @@ PROMPTS = {
 }
 
 
-TILES = ["SmolVLMForConditionalGeneration", GEMMA3, GRANITE, INTERNVL, INTERNVL_CHAT, LLAVA]
+TILES = [
+    *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
+    *(INTERNVL, INTERNVL_CHAT, LLAVA),
+]
 MODELS = [*TILES, *GRID_MODELS]
 
 
@@ -72,8 +78,14 @@ def gguf_model(request, tmp_path_factory):
 def write_model(architecture, path, text=None, tower=None):
     if architecture in GRID_MODELS:
         return write_grid_model(architecture, path, text=text, tower=tower)
-    side, merge = WITHOUT_MERGE if architecture == LLAVA else (SIDE, MERGE)
+    side, merge = SIZES.get(architecture, (SIDE, MERGE))
     return write_tower_model(architecture, path, side=side, merge=merge, text=text)
+
+
+def tile_of(theirs):
+    """(patches of a side, rows) of a tile of a model."""
+    side = np.max(theirs.config.vision_config.image_size) // PATCH
+    return side, side**2 // (1 if type(theirs).__name__ == LLAVA else MERGE**2)
 
 
 def prompt_of(name, theirs):
@@ -90,12 +102,13 @@ def prompt_of(name, theirs):
         if architecture in GRID_MODELS:
             size = (SIDE, SIDE * n) if n != 2 else (SIDE * n, SIDE)
             pixels.append(random_grid(*size, seed=n))
+            rows = ROWS
         else:
-            side, _ = WITHOUT_MERGE if architecture == LLAVA else (SIDE, MERGE)
+            side, rows = tile_of(theirs)
             pixels.append(random_tiles(n, side, seed=n))
         tiles = [(each.shape[0] // PATCH, each.shape[1] // PATCH) for each in pixels[-1]]
-        pictures.append(Picture(bytes(32), [(len(ids), ROWS * n)], tiles))
-        ids += [IMAGE_ID] * (ROWS * n)
+        pictures.append(Picture(bytes(32), [(len(ids), rows * n)], tiles))
+        ids += [IMAGE_ID] * (rows * n)
     return ids, pictures, pixels
 
 
@@ -153,7 +166,7 @@ class Ours:
             state_slots=12 if self.program.states else 0,
             block_size=32,
             isa=_C.isa_levels()[-1],
-            media_rows=80,
+            media_rows=MEDIA,
             threads=threads,
         )
         made = TorchExecutor if kind == "torch" else NativeExecutor
@@ -170,10 +183,10 @@ class Ours:
         if tiles:
             patches = np.concatenate([patches_of(each, self.spec.tower.merge) for each in pixels])
             encoded = self.executor.tower.encode(patches, tiles)
-            self.executor.write_media(80 - len(encoded), encoded)
+            self.executor.write_media(MEDIA - len(encoded), encoded)
         count, media = sum(picture.num_rows for picture in pictures), []
         for token in prompt:
-            media.append(80 - count if token == IMAGE_ID else -1)
+            media.append(MEDIA - count if token == IMAGE_ID else -1)
             count -= token == IMAGE_ID
         states = 16 if self.program.states else 0
         sequence, logprobs = Sequence(0, list(prompt), list(range(12)), states), []

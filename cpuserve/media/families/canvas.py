@@ -46,6 +46,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
     least, most: the number of tiles of a canvas; most = 1: the whole picture is the only tile.
     resample: Pillow's number of the filter.
     names: whether the prompt names the row and the column of each tile (Granite-Docling).
+    fine: whether tiles have four times as many rows as usual (Granite-Docling's `fine_route`).
     marker, before, after: the texts of the tokens of the prompt.
     most_rows: the most rows of a picture; 0 = no limit besides the tiles.
     """
@@ -57,6 +58,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
     most: int = 1
     resample: int = 3
     names: bool = False
+    fine: bool = False
     marker: str = "<image>"
     before: str = "<fake_token_around_image>"
     after: str = "<fake_token_around_image>"
@@ -117,8 +119,15 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
             elif name == "max_tokens":
                 number = _number(name, value, self.rows_of_tile)
                 made = made._with(most_rows=min(number, made.most_rows or number))
-            elif name == "fine_route" and value is False:
-                continue
+            elif name == "fine_route" and self.names:
+                if value is not self.fine:
+                    here = "true" if self.fine else "false"
+                    refuse_setting(
+                        name,
+                        f"cannot be {value!r:.40}: fine_route of this model's "
+                        f"preprocessor_config.json, which is {here}, decides the connector that "
+                        "the server loads for all pictures",
+                    )
             else:
                 refuse_setting(
                     name,
@@ -205,16 +214,16 @@ def granite_docling(
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    if processor.get("fine_route"):
-        msg = "fine_route, which makes four times as many tokens of a picture, is not supported"
-        raise ModelError(msg)
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
+    merge, fine = read_number(vision.get("scale_factor", 4), "vision_config.scale_factor"), False
+    if processor.get("fine_route"):
+        merge, fine = read_number(merge // 2, "vision_config.scale_factor / 2"), True
     made = _tiles(
         processor,
         tile=read_number(vision.get("image_size", 512), "vision_config.image_size"),
         patch=read_number(vision.get("patch_size", 16), "vision_config.patch_size"),
-        merge=read_number(vision.get("scale_factor", 4), "vision_config.scale_factor"),
+        merge=merge,
         most=32,
         crops=True,
     )
@@ -226,6 +235,7 @@ def granite_docling(
         made,
         names=True,
         wide=wide,
+        fine=fine,
         marker=tokens.get("image_token", "<image>"),
     )
     return _checked(made, whole.get("image_seq_len"), "image_seq_len")
@@ -333,8 +343,9 @@ def _tiles(
 
 
 def _checked(made: CanvasTiles, length: object, name: str) -> CanvasTiles:
-    if length is not None and length != made.rows_of_tile:
-        msg = f"{name} is {length!r}, but a tile has {made.rows_of_tile} rows"
+    rows = made.rows_of_tile // 4 if made.fine else made.rows_of_tile
+    if length is not None and length != rows:
+        msg = f"{name} is {length!r}, but a tile has {rows} rows"
         raise ModelError(msg)
     return made
 
