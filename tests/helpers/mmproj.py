@@ -1,7 +1,8 @@
 """Writes tiny models of images and text as GGUF files: the text part, and an mmproj file.
 
 convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the same model; of
-LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files.
+LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files,
+but those of Pixtral 12B were not tried.
 
 For SmolVLM, Gemma 3 and Qwen, the 16 greedy tokens after a picture are equal to the interpreter's.
 Qwen3-VL needs more layers of text than levels for this. For GLM, LFM2-VL, Mistral 3, PaddleOCR-VL
@@ -191,6 +192,7 @@ TEXTS = {
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
     "LightOnOcrForConditionalGeneration": ("qwen3", "Qwen3ForCausalLM"),
     "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
+    "LlavaForConditionalGeneration pixtral": ("llama", "LlamaForCausalLM"),
     "Mistral3ForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "PaddleOCRVLForConditionalGeneration": ("paddleocr", "LlamaForCausalLM"),
     "Qwen2VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
@@ -210,6 +212,7 @@ GGUF_TEXTS = {
     "Gemma4ForConditionalGeneration whole": _GEMMA4_TEXT,
     "Glm4vMoeForConditionalGeneration": {"routed_scaling_factor": 1.5},
     "Lfm2VlForConditionalGeneration": {"block_auto_adjust_ff_dim": False},
+    "LlavaForConditionalGeneration pixtral": {"sliding_window": None},
     "Mistral3ForConditionalGeneration": {"sliding_window": None},
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
@@ -261,6 +264,14 @@ def write_ggufs(
     return files
 
 
+def _kind(config):
+    """Return the model type; Pixtral 12B has files of the kind of Mistral 3."""
+    own = config["vision_config"].get("model_type")
+    return (
+        "mistral3" if own == "pixtral" and config["model_type"] == "llava" else config["model_type"]
+    )
+
+
 def split_pairs(settings, name, value):
     """Return the rows of q and k as in files for M-RoPE: the even ones of the rotated first."""
     if not name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
@@ -279,15 +290,13 @@ def _tower(config, tensors, swapped):
             continue
         if name.endswith(("mask_token", "packing_position_embedding.weight")):
             continue
-        if config["model_type"] == "llava" and _is_unread(config, name):
+        if _kind(config) == "llava" and _is_unread(config, name):
             continue
         if ".attn.qkv." in name and config["model_type"].startswith("qwen2"):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
                 found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
             continue
-        if config["model_type"] in ("mistral3", "lighton_ocr") and re.search(
-            r"attention\.[qk]_proj", name
-        ):
+        if _kind(config) in _PIXTRALS and re.search(r"attention\.[qk]_proj", name):
             heads = config["vision_config"]["num_attention_heads"]  # for ggml's "normal" RoPE
             halves = value.reshape(heads, 2, -1, *value.shape[1:])
             value = halves.swapaxes(1, 2).reshape(value.shape)
@@ -302,7 +311,7 @@ def _tower(config, tensors, swapped):
         else:
             found[short] = value + 1 if "soft_emb_norm" in name else value
     width = config["text_config"]["hidden_size"]
-    return found | {name: np.ones(width) for name in _UNREAD.get(config["model_type"], ())}
+    return found | {name: np.ones(width) for name in _UNREAD.get(_kind(config), ())}
 
 
 def _is_unread(config, name):
@@ -339,8 +348,8 @@ def _own_keys(config, pictures):
             "clip.vision.n_wa_pattern": vision["fullatt_block_indexes"][0] + 1,
             "clip.vision.attention.layer_norm_epsilon": 1e-6,
         }
-    if config["model_type"] in _MORE_KEYS:
-        return _MORE_KEYS[config["model_type"]](config, vision, pictures)
+    if _kind(config) in _MORE_KEYS:
+        return _MORE_KEYS[_kind(config)](config, vision, pictures)
     if config["model_type"].startswith("qwen3"):
         levels = vision.get("deepstack_visual_indexes", [])
         return {
@@ -412,11 +421,11 @@ def _keys_of_llava(config, vision, _pictures):
 
 def _keys_of_mistral3(config, vision, pictures):
     return {
-        "clip.projector_type": "pixtral" if config["model_type"] == "mistral3" else "lightonocr",
+        "clip.projector_type": "pixtral" if _kind(config) == "mistral3" else "lightonocr",
         "clip.use_gelu": vision["hidden_act"] == "gelu" or None,
         "clip.use_silu": vision["hidden_act"] == "silu" or None,
         "clip.vision.image_size": pictures["size"]["longest_edge"],
-        "clip.vision.spatial_merge_size": config["spatial_merge_size"],
+        "clip.vision.spatial_merge_size": config.get("spatial_merge_size"),
         "clip.vision.attention.layer_norm_epsilon": 1e-5,
     }
 
@@ -502,7 +511,7 @@ def _renamed(config, name, *, swapped):
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
     stem, _, end = name.rpartition(".")
-    if (own := _OWN_NAMES.get(config["model_type"], {}).get(stem)) is not None:
+    if (own := _OWN_NAMES.get(_kind(config), {}).get(stem)) is not None:
         return f"{own}.{end}"
     if stem in _NAMES:
         return f"{_NAMES[stem]}.{end}"

@@ -134,7 +134,8 @@ INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not ru
 LLAVA = "LlavaForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
-PIXTRALS = (MISTRAL3, LIGHT_ON)  # towers of Pixtral
+PIXTRAL_12B = f"{LLAVA} pixtral"
+PIXTRALS = (MISTRAL3, LIGHT_ON, PIXTRAL_12B)  # towers of Pixtral
 GRANITE = "GraniteDoclingForConditionalGeneration"
 GRANITE_FINE = f"{GRANITE} fine"  # with the connector that makes four times as many rows
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
@@ -433,17 +434,20 @@ def write_grid_model(
     return model
 
 
-def write_pixtral_12b(to: Path) -> torch.nn.Module:
-    """Write a random LLaVA with a Pixtral, in the way of Pixtral 12B, and return it."""
+def write_pixtral_12b(to: Path, text: dict[str, Any] | None = None) -> torch.nn.Module:
+    """Write a random LLaVA with a Pixtral, in the way of Pixtral 12B, and return it.
+
+    text: changed values of the config of the text part.
+    """
     vision = CONFIG_MAPPING["pixtral"](
         hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=3,
         patch_size=PATCH, image_size=16 * PATCH,
     )  # fmt: skip
     made = CONFIG_MAPPING["mistral"]
-    text = made(**_known(made(), {**_TEXT, **_KINDS["mistral"]}))
+    inner = made(**{**_known(made(), {**_TEXT, **_KINDS["mistral"]}), **(text or {})})
     config = transformers.LlavaConfig(
         vision_config=vision,
-        text_config=text,
+        text_config=inner,
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
         image_token_index=IMAGE_ID,
@@ -452,6 +456,13 @@ def write_pixtral_12b(to: Path) -> torch.nn.Module:
     pictures = {**PIXELS, "patch_size": PATCH, "size": {"longest_edge": 16 * PATCH}}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     return model
+
+
+def name_of(model: torch.nn.Module) -> str:
+    """Return the architecture of a model that was written here, with the name of its variant."""
+    found = type(model).__name__
+    pixtral = found == LLAVA and model.config.vision_config.model_type == "pixtral"
+    return PIXTRAL_12B if pixtral else found
 
 
 def random_grid(rows: int, columns: int, seed: int = 0) -> np.ndarray:

@@ -28,10 +28,12 @@ from tests.helpers.pictures import (
     GEMMA4,
     GRID_MODELS,
     LLAVA,
+    PIXTRAL_12B,
     patches_of,
     pixels_of,
     random_tiles,
     write_grid_model,
+    write_pixtral_12b,
     write_tower_model,
 )
 
@@ -54,6 +56,8 @@ def files(source, tmp_path_factory):
 
 def write_model(name, to):
     """Write the model of another tower, of the kind that GGUF files can have."""
+    if name == PIXTRAL_12B:
+        return write_pixtral_12b(to, GGUF_TEXTS[name])
     if name not in GRID_MODELS:
         merge = 1 if name == LLAVA else MERGE
         return write_tower_model(name, to, side=SIDE, merge=merge, text=GGUF_TEXTS.get(name))

@@ -27,13 +27,16 @@ from tests.helpers.pictures import (
     INTERNVL_CHAT,
     LLAVA,
     PATCH,
+    PIXTRAL_12B,
     PIXTRALS,
     grid_inputs,
+    name_of,
     patches_of,
     pixels_of,
     random_grid,
     random_tiles,
     write_grid_model,
+    write_pixtral_12b,
     write_tower_model,
 )
 from tests.helpers.rounding import program_bound
@@ -57,7 +60,8 @@ TILES = [
     *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
     *(INTERNVL, INTERNVL_CHAT, LLAVA),
 ]
-MODELS = [*TILES, *GRID_MODELS]
+ANY_SIZE = [*GRID_MODELS, PIXTRAL_12B]  # with pictures of any size
+MODELS = [*TILES, *ANY_SIZE]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -76,6 +80,8 @@ def gguf_model(request, tmp_path_factory):
 
 
 def write_model(architecture, path, text=None, tower=None):
+    if architecture == PIXTRAL_12B:
+        return write_pixtral_12b(path, text)
     if architecture in GRID_MODELS:
         return write_grid_model(architecture, path, text=text, tower=tower)
     side, merge = SIZES.get(architecture, (SIDE, MERGE))
@@ -85,7 +91,7 @@ def write_model(architecture, path, text=None, tower=None):
 def tile_of(theirs):
     """(patches of a side, rows) of a tile of a model."""
     side = np.max(theirs.config.vision_config.image_size) // PATCH
-    return side, side**2 // (1 if type(theirs).__name__ == LLAVA else MERGE**2)
+    return side, side**2 // (1 if name_of(theirs) == LLAVA else MERGE**2)
 
 
 def prompt_of(name, theirs):
@@ -93,14 +99,15 @@ def prompt_of(name, theirs):
 
     theirs: the model; if it reads pictures of any size, a picture is one tile with the rows of n.
     """
-    architecture = type(theirs).__name__
+    architecture = name_of(theirs)
     stream, ids, pictures, pixels = np.random.default_rng(3), [], [], []
     for kind, n in PROMPTS[name]:
         if kind == "text":
             ids += stream.integers(10, 380, n).tolist()
             continue
-        if architecture in GRID_MODELS:
-            size = (SIDE, SIDE * n) if n != 2 else (SIDE * n, SIDE)
+        if architecture in ANY_SIZE:
+            side = SIDE // MERGE if architecture == PIXTRAL_12B else SIDE
+            size = (side, side * n) if n != 2 else (side * n, side)
             pixels.append(random_grid(*size, seed=n))
             rows = ROWS
         else:
@@ -114,8 +121,8 @@ def prompt_of(name, theirs):
 
 def theirs_of(model, ids, pixels):
     """(logits of every token of the prompt and of TOKENS greedy ones, these tokens)."""
-    architecture = type(model).__name__
-    whole = architecture in GRID_MODELS
+    architecture = name_of(model)
+    whole = architecture in ANY_SIZE
     given = {}
     if pixels:
         if whole:

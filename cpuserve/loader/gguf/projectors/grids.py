@@ -76,6 +76,13 @@ _GEMMA4 = {
     "ffn_up": "mlp.up_proj.linear",
     "ffn_down": "mlp.down_proj.linear",
 }
+_PIXTRAL_12B = {
+    "architectures": {
+        f"{name}ForCausalLM": "LlavaForConditionalGeneration" for name in ("Llama", "Mistral")
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}
 _GEMMA4_IN_ORDER = (1536, 2560)  # the widths of E2B and E4B, where a token sees those before it
 
 
@@ -201,11 +208,14 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 
 
 def _pixtral(keys: Keys) -> dict[str, Any]:
-    vision = read_vision(keys)
+    """Return the settings of Mistral 3, or of Pixtral 12B, which merges no patches."""
+    vision = {**read_vision(keys), "model_type": "pixtral"}
     if vision["hidden_act"] == "gelu_pytorch_tanh":
         vision["hidden_act"] = "gelu"  # files have one key for both
+    is_12b = not keys.has("mm.patch_merger.weight")
     return {
-        "model_type": "mistral3",
+        "model_type": "llava" if is_12b else "mistral3",
+        **(_PIXTRAL_12B if is_12b else {}),
         "spatial_merge_size": keys.count("spatial_merge_size", 1),
         "multimodal_projector_bias": keys.has("mm.1.bias"),
         "vision_config": vision,
