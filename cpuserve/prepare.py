@@ -67,6 +67,7 @@ def prepare(
     """
     from cpuserve.loader.eagle_heads import with_any_head
     from cpuserve.loader.gguf.mmproj import choose_mmproj
+    from cpuserve.media.families.settings import check_options
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes
 
@@ -84,6 +85,8 @@ def prepare(
     if own is not None and facts.draft is None:
         facts = replace(facts, draft=checked_draft(model_facts(own, *found)[1]))
     _check_override(asked)
+    if facts.tower is not None:
+        check_options(asked.server, facts.picture_tokens, facts.path, facts.mmproj)
     host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
     resolved = _with_sources(
@@ -574,6 +577,7 @@ def _tower_facts(
         ModelError: the settings of the image processor are not complete.
         ConfigError: a picture cannot have so few tokens.
     """
+    from cpuserve.media.families.settings import configured
     from cpuserve.media.families.table import family_of, family_with
     from cpuserve.models import build_tower
     from cpuserve.program.counts import weight_counts
@@ -582,11 +586,7 @@ def _tower_facts(
     if family is None:
         return None
     if most_tokens:
-        try:
-            family = family.changed({"max_tokens": most_tokens})
-        except InvalidRequest as error:
-            msg = f"--image-max-tokens {most_tokens}: {error.message}"
-            raise ConfigError(msg) from None
+        family = configured(family, {"max_tokens": most_tokens})
     page = family.layout(1275, 1650)
     operations = sum(tower.operations(rows * columns) for rows, columns in page.tiles)
     most = tower.tile_patches // tower.merge**2

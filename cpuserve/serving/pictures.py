@@ -17,8 +17,10 @@ from cpuserve.core.pictures import Picture
 from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
+from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
-from cpuserve.media.families.table import FRAMES, AnyFamily, family_of, family_with
+from cpuserve.media.families.settings import configured, family_at, server_settings
+from cpuserve.media.families.table import FRAMES, AnyFamily
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
@@ -60,11 +62,6 @@ class PictureRules:
     @classmethod
     def of(cls, options: ServerOptions, most_tokens: int) -> PictureRules:
         """Return the rules that options set; most_tokens: EngineConfig.picture_tokens."""
-        settings = dict(options.mm_processor_kwargs or {})
-        if most_tokens:
-            settings["max_tokens"] = most_tokens
-        if options.image_min_tokens:
-            settings["min_tokens"] = options.image_min_tokens
         return cls(
             (options.limit_mm_per_prompt or {}).get("image", MOST_PICTURES),
             SourceRules(
@@ -72,18 +69,8 @@ class PictureRules:
                 options.allowed_local_media_path,
                 timeout_s=options.image_fetch_timeout,
             ),
-            settings,
+            server_settings(options, most_tokens),
         )
-
-
-def _family(path: Path, mmproj: str | None) -> AnyFamily | None:
-    """Return the family of a model; ModelError if its files say too little about pictures."""
-    if mmproj:
-        from cpuserve.loader.gguf.mmproj import mmproj_config
-        from cpuserve.loader.gguf.parts import open_gguf
-
-        return family_with(mmproj_config(open_gguf(Path(mmproj))))
-    return family_of(path) if path.is_dir() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +130,10 @@ class PictureReader:
 
         path, mmproj: the files of the model (EngineConfig.model_path and mmproj).
 
-        Raises ModelError if the family cannot follow a setting of the server.
+        Raises ConfigError if the family cannot follow a setting of the server.
         """
         try:
-            family = _family(Path(path), mmproj)
+            family = family_at(Path(path), mmproj)
             if family is None:
                 return None
             if not is_installed():
@@ -156,12 +143,7 @@ class PictureReader:
         except ModelError as error:
             log.warning("pictures are refused: %s", error)
             return None
-        try:
-            made._family = family.changed(rules.settings)
-        except InvalidRequest as error:
-            options = "--mm-processor-kwargs, --image-min-tokens and --image-max-tokens"
-            msg = f"{options}: {error.message}"
-            raise ModelError(msg) from None
+        made._family = configured(family, rules.settings)
         return made
 
     async def read(
@@ -184,7 +166,7 @@ class PictureReader:
         """
         family = self._family.changed(settings) if settings else self._family
         _check_number(sum(1 for _ in _media(messages)), self._rules.most)
-        found, pictures = list(messages), list[ReadPicture]()
+        found, pictures, left = list(messages), list[ReadPicture](), MOST_PIXELS
         for index, message in enumerate(messages):
             content = message.get("content")
             if not isinstance(content, list) or not any(map(is_read, content)):
@@ -195,12 +177,13 @@ class PictureReader:
                     parts.append(part)
                     continue
                 try:
-                    read = await self._file(part, family, measures=measures)
+                    read = await self._file(part, family, left, measures=measures)
                 except InvalidRequest as error:
                     if index in own:
                         raise
                     parts.append(_left_out(part, error))
                     continue
+                left -= read.file.pixels
                 parts += [replace(part, kind="image")] * len(read.file.pictures)
                 pictures += self._of_file(read, part)
                 _check_number(len(pictures), self._rules.most)
@@ -253,8 +236,13 @@ class PictureReader:
             done = place + 1
         return [*found, *ids[done:]], shown
 
-    async def _file(self, part: MediaPart, family: AnyFamily, *, measures: bool) -> _ReadFile:
-        """Return the bytes and the pictures of a part; errors begin with the place of the part."""
+    async def _file(
+        self, part: MediaPart, family: AnyFamily, left: int, *, measures: bool
+    ) -> _ReadFile:
+        """Return the bytes and the pictures of a part; errors begin with the place of the part.
+
+        left: the most pixels that its pictures may have.
+        """
         rules = self._rules
         try:
             if part.detail and part.detail != "auto":
@@ -269,7 +257,7 @@ class PictureReader:
                 data = (await _DECODING.run(size, lambda: _as_data(part).read(most))).data
             document = part.kind == "file"
             return await _DECODING.run(
-                len(data), lambda: self._decoded(data, family, document, measures)
+                len(data), lambda: self._decoded(data, family, document, left, measures)
             )
         except RequestError as error:
             if error.message.startswith(part.where):
@@ -278,7 +266,9 @@ class PictureReader:
             error.param = error.role = "messages"
             raise
 
-    def _decoded(self, data: bytes, family: AnyFamily, document: bool, measures: bool) -> _ReadFile:
+    def _decoded(
+        self, data: bytes, family: AnyFamily, document: bool, left: int, measures: bool
+    ) -> _ReadFile:
         """Decode a file, unless its layout is known; keep its patches for the engine."""
         key = hashlib.sha256(
             hashlib.sha256(data).digest() + msgspec.msgpack.encode((family, document))
@@ -287,18 +277,30 @@ class PictureReader:
         known = self._known.get(key)
         if known is None:
             # The pages of a document are drawn when the engine asks for them.
-            found = self._decode(data, family, document, measures or is_document)
+            found = self._decode(data, family, document, measures or is_document, left)
             known = found.file
             if not measures:
                 self._keep(key, found, is_document)
+        check_left(known.pixels, left)
         return _ReadFile(data, key, family, is_document, known)
 
     def _decode(
-        self, data: bytes, family: AnyFamily, document: bool, measures: bool, page: int = -1
+        self,
+        data: bytes,
+        family: AnyFamily,
+        document: bool,
+        measures: bool,
+        left: int = MOST_PIXELS,
+        page: int = -1,
     ) -> Pictures:
-        most = self._rules.most
         return DECODER.decode(
-            data, family, document=document, most_pages=most, measures=measures, page=page
+            data,
+            family,
+            document=document,
+            most_pages=self._rules.most,
+            measures=measures,
+            left=left,
+            page=page,
         )
 
     def _keep(self, key: bytes, found: Pictures, is_document: bool) -> None:
@@ -333,7 +335,7 @@ class PictureReader:
 
     def _drawn(self, read: _ReadFile, page: int, key: bytes) -> bytes:
         number = page if read.is_document else -1
-        found = self._decode(read.data, read.family, read.is_document, False, number)
+        found = self._decode(read.data, read.family, read.is_document, False, page=number)
         self._keep_patches(key, found.patches)
         return found.patches
 

@@ -217,6 +217,20 @@ def test_a_name_with_a_private_address_at_the_second_look(monkeypatch):
     assert (looks, connected) == (["rebinds.example"], ["93.184.216.34"])
 
 
+def test_huge_pictures_in_one_body_are_refused_before_they_are_decoded(monkeypatch):
+    api = picture_api(**RULES)
+    monkeypatch.setattr("cpuserve.serving.pictures.MOST_PIXELS", 10_000)
+    parts = [image(data_url(png(seed=31))), image(data_url(announced(70, 70)))]
+    error = error_of(ask_beside_a_stream(api, parts))
+    why = "messages[0].content[1] makes more than 512 million pixels with the pictures before it"
+    assert why in error["message"], "and nothing about its damaged pixels"
+    turn = [{"role": "user", "content": parts}]
+    assert why in error_of(api.post("/tokenize", model="tiny", messages=turn))["message"]
+    more = [{"role": "assistant", "content": "Fine."}, {"role": "user", "content": "and?"}]
+    assert api.chat(messages=[*turn, *more]).status_code == 200
+    assert "[An image was left out: it makes more than" in prompt_of(api)
+
+
 def test_a_text_chunk_that_unpacks_to_256_mb_ends_no_server():
     api = picture_api(**RULES)
     response = ask_beside_a_stream(api, image(data_url(huge_text())))

@@ -139,6 +139,16 @@ def test_a_number_of_tokens_that_no_picture_can_have_ends_the_start(model, tmp_p
     assert prepared(model, image_max_tokens="8").facts.tower.page_rows == 4
     with pytest.raises(ConfigError, match="--image-max-tokens 69: max_tokens must be at least 70"):
         prepared(grid_model(GEMMA4, tmp_path), image_max_tokens="69")
+    for given, why in (
+        ({"image_min_tokens": "5"}, "--image-min-tokens 5: min_tokens is no setting"),
+        (
+            {"image_min_tokens": "5", "image_max_tokens": "8"},
+            "--image-max-tokens 8 and --image-min-tokens 5: min_tokens is no setting",
+        ),
+        ({"mm_processor_kwargs": '{"size": 7}'}, "--mm-processor-kwargs: size must be"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            prepared(model, **given)
     texts = prepared(tiny_model("llama"), image_max_tokens="8")
     (row,) = [d for d in texts.resolved.decisions if d.field == "image_max_tokens"]
     assert (row.got, row.why) == (0, "no effect: this model reads no pictures")

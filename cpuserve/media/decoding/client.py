@@ -19,7 +19,7 @@ from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
 from cpuserve.fault_points import fault
 from cpuserve.limited.server import ForkServer
 from cpuserve.limited.wire import receive, send
-from cpuserve.media.decoding.formats import is_document
+from cpuserve.media.decoding.formats import MOST_PIXELS, is_document
 from cpuserve.media.decoding.wire import DECODED, READY, STOPPED, DecodedFile, DecodeJob
 from cpuserve.media.families.table import AnyFamily
 
@@ -92,12 +92,14 @@ class Decoder:
         document: bool,
         most_pages: int,
         measures: bool,
+        left: int = MOST_PIXELS,
         page: int = -1,
     ) -> Pictures:
         """Return the pictures of a file.
 
         document: whether the file may be a document with at most most_pages pages.
         measures: find only the layouts; there are no patches.
+        left: how many pixels a picture may have; 0 or more.
         page: draw only this page of a document; -1 = all.
 
         Raises:
@@ -113,6 +115,7 @@ class Decoder:
             page,
             most_pages,
             self.max_pixels,
+            left,
             self.cpu_s + PAGE_CPU_S * pages,
             self.wall_s + PAGE_WALL_S * pages,
             self.memory_bytes,

@@ -15,14 +15,31 @@ if TYPE_CHECKING:
 # JPEG includes the pictures of cameras that have several in one file; the first one is read.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
 READABLE = "PNG, JPEG, WebP, GIF, TIFF or BMP"
+# The most pixels of all pictures of a request: 64 pictures of 3840 x 2160, about 16 s of a CPU.
+MOST_PIXELS = 1 << 29
 _WHITE = (255, 255, 255, 255)
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)  # the orientations of EXIF that exchange width and height
 _MOST_16_BITS, _MOST_8_BITS = 65535, 255
 
 
-def opened(data: bytes, most_pixels: int) -> tuple[Image, tuple[int, int]]:
+def check_left(pixels: int, left: int) -> None:
+    """Raise InvalidRequest if a picture has more pixels than a request may still have.
+
+    left: MOST_PIXELS, without those of the pictures before it.
+    """
+    if pixels > left:
+        msg = (
+            f"makes more than {MOST_PIXELS >> 20} million pixels with the pictures before it, "
+            "which are accepted in a request. Send fewer pictures, or scale them down"
+        )
+        raise InvalidRequest(msg)
+
+
+def opened(data: bytes, most_pixels: int, left: int) -> tuple[Image, tuple[int, int]]:
     """Return a picture before its pixels are decoded, and its size as it is shown.
+
+    left: see check_left.
 
     Raises InvalidRequest if the bytes are no picture, or one with too many pixels.
     """
@@ -47,6 +64,7 @@ def opened(data: bytes, most_pixels: int) -> tuple[Image, tuple[int, int]]:
             "Scale it down"
         )
         raise InvalidRequest(msg)
+    check_left(width * height, left)
     if width < 1 or height < 1:
         raise InvalidRequest("has no pixels")  # noqa: EM101
     try:

@@ -96,7 +96,7 @@ def _decoded(job: DecodeJob, data: bytes) -> tuple[DecodedFile, int]:
         if job.measures:
             return DecodedFile([_measured(job, size) for size in document.sizes()]), -1
         return _written(job, document.pages(job.page))
-    image, size = opened(data, job.most_pixels)
+    image, size = opened(data, job.most_pixels, job.left)
     if job.measures:
         return DecodedFile([_measured(job, size)]), -1
     return _written(job, map(partial(rgb), [image]))

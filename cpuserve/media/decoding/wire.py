@@ -21,6 +21,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     document: whether the file may be a document; its pages become pictures.
     page: the only page of a document that is drawn; -1 = all.
     most_pages, most_pixels: the limits of a document and of a picture.
+    left: how many more pixels the request may have (MOST_PIXELS).
     cpu_s, wall_s, memory_bytes: the limits of the job.
     """
 
@@ -30,6 +31,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     page: int
     most_pages: int
     most_pixels: int
+    left: int
     cpu_s: float
     wall_s: float
     memory_bytes: int
@@ -47,3 +49,8 @@ class DecodedFile(msgspec.Struct, frozen=True, array_like=True):
     """The pictures of a file in order: one, or one for each page of a document."""
 
     pictures: list[Decoded]
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels all pictures have before they are scaled."""
+        return sum(each.width * each.height for each in self.pictures)
