@@ -1,4 +1,4 @@
-"""The tower of InternVL: a ViT with a class token over square tiles.
+"""The tower of InternVL and Qianfan-OCR: a ViT with a class token over square tiles.
 
 Source: modeling_internvl of transformers, and modeling_intern_vit and modeling_internvl_chat in
 published models, which have the same tower under other names.
@@ -160,6 +160,23 @@ class InternVLChatTower:
         own["use_qk_norm"] = read_bool(own, "qk_normalization", True)
         whole = {**config, "vision_config": own, "vision_feature_layer": -1}
         found = InternVLTower.spec(whole, pictures, width)
+        names = (_CHAT_NAMES.at, "mlp1.")
+        return replace(found, patch_weight=_CHAT_NAMES.patches, names=names)
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        _build(b, s, _CHAT_NAMES)
+
+
+class QianfanTower:
+    """The same tower of Qianfan-OCR, with the names of InternVLChatModel."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = {"attention_bias": True, **read_object(config, "vision_config")}
+        found = InternVLTower.spec({**config, "vision_config": own}, pictures, width)
         names = (_CHAT_NAMES.at, "mlp1.")
         return replace(found, patch_weight=_CHAT_NAMES.patches, names=names)
 

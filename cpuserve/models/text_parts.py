@@ -240,6 +240,7 @@ TEXT_PARTS = {
     "Mistral3ForConditionalGeneration": Whole("mistral", ("ministral3", "mistral4", "llama")),
     "Ovis2ForConditionalGeneration": Whole("qwen2", tied=True),
     "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl_text", tied=True),
+    "QianfanOCRForConditionalGeneration": Whole("qwen3", tied=False),
     "Qwen2VLForConditionalGeneration": Whole("qwen2_vl_text", tied=False),
     "Qwen2_5_VLForConditionalGeneration": Whole("qwen2_5_vl_text", tied=False),
     "Qwen3VLForConditionalGeneration": Whole("qwen3_vl_text", tied=False),

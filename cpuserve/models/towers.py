@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # The key of the config for the settings of the image processor, which have a file of their own.
 PICTURES = "image_processor"
 BUILTIN = {
+    "AyaVisionForConditionalGeneration": "cpuserve.models.aya_vision:AyaVisionTower",
     "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
     "Gemma4ForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4Tower",
     "Glm46VForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
@@ -42,6 +43,7 @@ BUILTIN = {
     "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
     "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
+    "QianfanOCRForConditionalGeneration": "cpuserve.models.internvl:QianfanTower",
     "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
     "Qwen2_5_VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen25VLTower",
     "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",

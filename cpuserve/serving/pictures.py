@@ -20,7 +20,7 @@ from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
 from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
 from cpuserve.media.families.settings import configured, family_at, server_settings
-from cpuserve.media.families.table import FRAMES, AnyFamily
+from cpuserve.media.families.table import FRAMES, WRITTEN, AnyFamily
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
@@ -195,6 +195,17 @@ class PictureReader:
         """The marker of a picture with the texts that chat templates write around it."""
         before, after = FRAMES.get(self._family.marker, ("", ""))
         return f"{before}{self.spaced(self._family.marker)}{after}"
+
+    def found(self, text: str, count: int) -> str:
+        """Return a rendered prompt with a marker in place of each text of `WRITTEN`.
+
+        count: the number of pictures. If the prompt has another number of these texts, a user may
+          have written some, so it stays as it is.
+        """
+        written = WRITTEN.get(self._family.marker)
+        if written is None or self.is_marked(text) or text.count(written) != count:
+            return text
+        return text.replace(written, self._family.marker)
 
     def is_marked(self, text: str) -> bool:
         """Whether a rendered prompt has the marker of a picture."""

@@ -65,15 +65,26 @@ KINDS = {
         {**MEAN, "patch_size": 8, "merge_size": 2}
         | {"size": {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}},
     ),
+    # Its templates write a text that is no token.
+    "aya_vision": (
+        QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>"),
+        ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>"],
+        {"downsample_factor": 2, "vision_config": VISION},
+        {**MEAN, "size": {"height": 32, "width": 32}},
+    ),
 }
+WHOLE = {"aya_vision": {"img_size": 32, "patch_size": 16}}
 # What is in a prompt for a picture of 32 x 32 pixels, and how a turn of the user is written.
 SHOWN = {
     "gemma3": "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n",
     "qwen3_vl": "<|vision_start|>" + "<|image_pad|>" * 4 + "<|vision_end|>",
+    "aya_vision": "<|START_OF_IMG|>TILE_GLOBAL" + "<|IMG_PATCH|>" * 4 + "<|END_OF_IMG|>",
 }
 TURN = {
     "gemma3": "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n",
-    "qwen3_vl": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+    **dict.fromkeys(
+        ("qwen3_vl", "aya_vision"), "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    ),
 }
 
 
@@ -91,6 +102,7 @@ def folder(kind):
     (path / "chat_template.jinja").unlink(missing_ok=True)
     (path / "config.json").write_text(json.dumps({"model_type": kind, **config}))
     (path / "preprocessor_config.json").write_text(json.dumps(processor))
+    (path / "processor_config.json").write_text(json.dumps(WHOLE.get(kind, {})))
     return path
 
 
@@ -198,3 +210,11 @@ def test_a_plain_prompt_of_llamacpp_has_the_texts_around_a_picture(api, kind):
     assert api.post("/completion", prompt=prompt, n_predict=2).status_code == 200
     check(api, kind, 1)
     assert prompt_of(api, kind).endswith(TURN[kind].format(f"look {SHOWN[kind]}"))
+
+
+@pytest.mark.parametrize("kind", ["aya_vision"])
+def test_what_a_template_writes_is_no_picture_if_a_user_types_it(api, kind):
+    assert api.chat([text("an <image> here "), image()]).status_code == 200
+    check(api, kind, 1)
+    said = f"an <image> here \n{SHOWN[kind]}"
+    assert prompt_of(api, kind) == TURN[kind].format(said), "the picture has a line of its own"

@@ -101,6 +101,8 @@ def write_picture_model(architecture: str, kind: str, to: Path) -> torch.nn.Modu
             torch.nn.init.normal_(weights, std=0.1)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(to)
+    if architecture == QIANFAN:
+        _as_published(to)
     return model
 
 
@@ -130,6 +132,8 @@ GEMMA3 = "Gemma3ForConditionalGeneration"
 GEMMA4 = "Gemma4ForConditionalGeneration"
 LFM2 = "Lfm2VlForConditionalGeneration"
 INTERNVL = "InternVLForConditionalGeneration"
+AYA = "AyaVisionForConditionalGeneration"
+QIANFAN = "QianfanOCRForConditionalGeneration"
 INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not run, writes it
 LLAVA = "LlavaForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
@@ -171,7 +175,8 @@ def write_tower_model(
 ) -> torch.nn.Module:
     """Write a random model of images with the settings of its image processor, and return it.
 
-    architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling or InternVL.
+    architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling, InternVL, Qianfan-OCR, LLaVA
+      or Aya Vision.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -208,8 +213,14 @@ def write_tower_model(
     if architecture == LLAVA:
         vision["model_type"] = "clip_vision_model"
         own = {"image_token_index": IMAGE_ID, "image_seq_length": side**2}
-    if architecture == INTERNVL:
-        text["model_type"] = "qwen2"
+    if architecture == AYA:
+        vision["model_type"] = "siglip_vision_model"
+        # transformers multiplies by logit_scale in the text model only, and not in Aya Vision.
+        text |= {"model_type": "cohere2", "logit_scale": 1.0, "sliding_window": 24}
+        own = {"image_token_index": IMAGE_ID, "downsample_factor": merge}
+        own["alignment_intermediate_size"] = 40
+    if architecture in (INTERNVL, QIANFAN):
+        text["model_type"] = "qwen2" if architecture == INTERNVL else "qwen3"
         vision["layer_scale_init_value"] = 0.5
         own = {"image_token_id": IMAGE_ID, "downsample_ratio": 1 / merge}
         own["tie_word_embeddings"] = text["tie_word_embeddings"] = False
@@ -220,19 +231,37 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture in (GEMMA3, GRANITE, INTERNVL, LLAVA):
+    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, LLAVA, AYA):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
     if fine:
         pictures["fine_route"] = True
         _take_fine_route(model)
+    if architecture == AYA:
+        sizes = {"img_size": side * PATCH, "patch_size": merge * PATCH}
+        (to / "processor_config.json").write_text(json.dumps(sizes))
+    if architecture == QIANFAN:
+        _as_published(to)
     if architecture == LLAVA:
         pictures |= {"size": {"shortest_edge": side * PATCH}, "crop_size": pictures["size"]}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     if chat:
         _as_internvl_chat(to)
     return model
+
+
+def _as_published(folder: Path) -> None:
+    """Name the layers of a Qianfan-OCR's text part as published files do.
+
+    transformers 5.24 writes these layers with the "encoder." of the tower's.
+    """
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    wrong = "language_model.model.encoder."
+    assert any(name.startswith(wrong) for name in tensors)
+    renamed = {n.replace(wrong, "language_model.model."): x for n, x in tensors.items()}
+    save_file(renamed, file, {"format": "pt"})
 
 
 def _take_fine_route(model: torch.nn.Module) -> None:
@@ -542,11 +571,11 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     """Return what the image processor makes of the tiles, as arguments of the model.
 
     The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
-    Gemma 3, InternVL and LLaVA.
+    Gemma 3, InternVL, Qianfan-OCR, LLaVA and Aya Vision.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    if architecture in (GEMMA3, INTERNVL, LLAVA):
+    if architecture in (GEMMA3, INTERNVL, QIANFAN, LLAVA, AYA):
         return {"pixel_values": pixels}
     given = {"pixel_values": pixels[None]}
     if architecture == GRANITE:

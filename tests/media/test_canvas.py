@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.granite_docling.image_processing_pil_granite_docling import (
     GraniteDoclingImageProcessorPil,
 )
 from transformers.models.granite_docling.processing_granite_docling import GraniteDoclingProcessor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.canvas import CanvasTiles
@@ -83,17 +85,19 @@ INTERNVL = {
 }
 
 
+@pytest.mark.parametrize("kind", ["internvl", "qianfan_ocr"])
 @pytest.mark.parametrize("settings", [{}, {"max_patches": 5, "min_patches": 2}])
-def test_pixels_and_prompts_of_internvl_are_those_of_the_processor(settings, tmp_path):
+def test_pixels_and_prompts_of_internvl_are_those_of_the_processor(settings, kind, tmp_path):
     written(tmp_path, crop_to_patches=False, **{"max_patches": 12, **settings})
-    (tmp_path / "config.json").write_text(json.dumps(INTERNVL))
+    (tmp_path / "config.json").write_text(json.dumps({**INTERNVL, "model_type": kind}))
     tokens = {"extra_special_tokens": {"start_image_token": "<b>", "end_image_token": "<e>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_seq_length": 16}))
     family = family_of(tmp_path)
     given = {"size": SIZE, **InternVLProcessor.images_kwargs, **settings}
     processor = GotOcr2ImageProcessorPil(**given, do_rescale=False, do_normalize=False)
-    prompts = InternVLProcessor.__new__(InternVLProcessor)
+    made = InternVLProcessor if kind == "internvl" else QianfanOCRProcessor
+    prompts = made.__new__(made)
     prompts.image_seq_length, prompts.image_token = 16, "<IMG_CONTEXT>"
     prompts.start_image_token, prompts.end_image_token = "<b>", "<e>"
     for number, (width, height) in enumerate(SIZES):
@@ -104,6 +108,46 @@ def test_pixels_and_prompts_of_internvl_are_those_of_the_processor(settings, tmp
         layout = family.layout(width, height)
         assert layout.text == prompts.replace_image_token(found, 0), (width, height)
         assert layout.rows == len(want) // 4
+
+
+AYA = {
+    "model_type": "aya_vision",
+    "vision_config": {"image_size": 64, "patch_size": 8},
+    "downsample_factor": 2,
+}
+AYA_TOKENS = {
+    "start_of_img_token": "<b>",
+    "end_of_img_token": "<e>",
+    "img_patch_token": "<p>",
+    "tile_token": "PART",
+    "tile_global_token": "ALL",
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_patches": 5, "min_patches": 2}])
+@pytest.mark.parametrize("crops", [True, False])
+def test_pixels_and_prompts_of_aya_vision_are_those_of_the_processor(settings, crops, tmp_path):
+    given = written(tmp_path, crop_to_patches=crops, **{"max_patches": 12, **settings})
+    (tmp_path / "config.json").write_text(json.dumps(AYA))
+    whole = {**AYA_TOKENS, "img_size": 64, "patch_size": 8, "downsample_factor": 2}
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+    family = family_of(tmp_path)
+    processor = GotOcr2ImageProcessorPil(**given, do_rescale=False, do_normalize=False)
+    prompts = AyaVisionProcessor.__new__(AyaVisionProcessor)
+    prompts.img_size, prompts.patch_size = 64, 16
+    for name, token in AYA_TOKENS.items():
+        setattr(prompts, name, token)
+    for number, (width, height) in enumerate(SIZES):
+        image = picture(width, height, seed=number)
+        found = processor.preprocess([image])
+        want = in_merge_order(found["pixel_values"])
+        assert np.array_equal(family.patches(image), want), (width, height)
+        layout = family.layout(width, height)
+        assert layout.text == prompts.replace_image_token(found, 0), (width, height)
+        assert layout.rows == layout.text.count("<p>") == len(want) // 4
+    (tmp_path / "processor_config.json").write_text(json.dumps({"img_size": 64, "patch_size": 8}))
+    with pytest.raises(ModelError, match="img_size / patch_size is 64, but a tile has 16 rows"):
+        family_of(tmp_path)
 
 
 CHAT = {

@@ -24,6 +24,7 @@ from cpuserve.runtime.torch_executor import TorchTower
 from cpuserve.runtime.tower import tower_config, window_order
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
+    AYA,
     GEMMA3,
     GEMMA4,
     GRANITE,
@@ -34,6 +35,7 @@ from tests.helpers.pictures import (
     LLAVA,
     MISTRAL3,
     PATCH,
+    QIANFAN,
     grid_inputs,
     patches_of,
     random_grid,
@@ -55,6 +57,8 @@ SHAPES = {
     "granite fine": (8, 2, 8),
     "internvl": (8, 2, 8),
     "llava": (6, 1, 6),
+    "aya vision": (6, 3, 6),
+    "qianfan": (8, 2, 8),
 }
 SMOLVLM = "SmolVLMForConditionalGeneration"
 OTHERS = {
@@ -63,6 +67,8 @@ OTHERS = {
     "granite fine": GRANITE_FINE,
     "internvl": INTERNVL,
     "llava": LLAVA,
+    "aya vision": AYA,
+    "qianfan": QIANFAN,
 }
 
 
@@ -291,7 +297,7 @@ def test_rows_of_shorter_types_are_near(smolvlm, scheme, level):
         assert np.array_equal(more, got), "the tower has a scheme of its own"
 
 
-@pytest.mark.parametrize("architecture", [SMOLVLM, GEMMA3, GRANITE, INTERNVL])
+@pytest.mark.parametrize("architecture", [SMOLVLM, GEMMA3, GRANITE, INTERNVL, AYA])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype, architecture):
     path, _, side, merge = written(tmp_path, 4, 2, 4, architecture)

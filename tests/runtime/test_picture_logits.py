@@ -18,6 +18,7 @@ from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
+    AYA,
     GEMMA3,
     GRANITE,
     GRANITE_FINE,
@@ -29,6 +30,7 @@ from tests.helpers.pictures import (
     PATCH,
     PIXTRAL_12B,
     PIXTRALS,
+    QIANFAN,
     grid_inputs,
     name_of,
     patches_of,
@@ -58,7 +60,7 @@ PROMPTS = {
 
 TILES = [
     *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
-    *(INTERNVL, INTERNVL_CHAT, LLAVA),
+    *(INTERNVL, INTERNVL_CHAT, LLAVA, AYA, QIANFAN),
 ]
 ANY_SIZE = [*GRID_MODELS, PIXTRAL_12B]  # with pictures of any size
 MODELS = [*TILES, *ANY_SIZE]

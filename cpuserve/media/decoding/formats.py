@@ -26,7 +26,7 @@ _MOST_16_BITS, _MOST_8_BITS = 65535, 255
 def check_left(pixels: int, left: int) -> None:
     """Raise InvalidRequest if a picture has more pixels than a request may still have.
 
-    left: MOST_PIXELS, without those of the pictures before it.
+    left: MOST_PIXELS, less the pixels of the pictures before it.
     """
     if pixels > left:
         msg = (

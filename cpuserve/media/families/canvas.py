@@ -1,7 +1,7 @@
-"""Granite-Docling 500M and InternVL: square tiles on the canvas that is most like the picture.
+"""Granite-Docling 500M, InternVL, Qianfan-OCR and Aya Vision: square tiles on a canvas.
 
-Source: the image processors of Granite-Docling and GOT-OCR 2, and the processors of Granite-Docling
-and InternVL, in transformers 5.24.
+The canvas is the one that is most like the picture. Source: the image processors of
+Granite-Docling and GOT-OCR 2, and the processors of these models, in transformers 5.24.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
     least, most: the number of tiles of a canvas; most = 1: the whole picture is the only tile.
     resample: Pillow's number of the filter.
     names: whether the prompt names the row and the column of each tile (Granite-Docling).
+    numbered: the text before the number of each tile; "" = tiles have no numbers (Aya Vision).
     fine: whether tiles have four times as many rows as usual (Granite-Docling's `fine_route`).
     marker, before, after: the texts of the tokens of the prompt.
     most_rows: the most rows of a picture; 0 = no limit besides the tiles.
@@ -58,6 +59,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
     most: int = 1
     resample: int = 3
     names: bool = False
+    numbered: str = ""
     fine: bool = False
     marker: str = "<image>"
     before: str = "<fake_token_around_image>"
@@ -84,7 +86,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
         number = across * down + (across * down > 1)
         side, rows = self.tile // self.patch, self.rows_of_tile * number
         used = across * self.tile, down * self.tile
-        text = self._named(across, down) if self.names else self._plain(rows)
+        text = self._named(across, down) if self.names else self._plain(number)
         return PictureLayout(((side, side),) * number, text, *used, rows=rows)
 
     def patches(self, image: Image) -> np.ndarray:
@@ -191,8 +193,12 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
                 best, nearest = grid, away
         return best
 
-    def _plain(self, rows: int) -> str:
-        return f"{self.before}{self.marker * rows}{self.after}"
+    def _plain(self, number: int) -> str:
+        rows = self.marker * self.rows_of_tile
+        if not self.numbered:
+            return f"{self.before}{rows * number}{self.after}"
+        tiles = "".join(f"{self.numbered}_{tile}{rows}" for tile in range(1, number))
+        return f"{self.before}{tiles}{self.whole}{rows}{self.after}"
 
     def _named(self, across: int, down: int) -> str:
         rows = self.marker * self.rows_of_tile
@@ -274,6 +280,42 @@ def internvl(
         after=tokens.get("end_image_token", "</img>"),
     )
     return _checked(made, whole.get("image_seq_length"), "image_seq_length")
+
+
+def aya_vision(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    _tokens: Mapping[str, str],
+) -> CanvasTiles:
+    """Return the family of Aya Vision with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    made = _tiles(
+        processor,
+        tile=read_number(vision.get("image_size", 384), "vision_config.image_size"),
+        patch=read_number(vision.get("patch_size", 14), "vision_config.patch_size"),
+        merge=read_number(config.get("downsample_factor", 2), "downsample_factor"),
+        most=12,
+        crops=False,
+    )
+    made = msgspec.structs.replace(
+        made,
+        marker=str(whole.get("img_patch_token", "<|IMG_PATCH|>")),
+        before=str(whole.get("start_of_img_token", "<|START_OF_IMG|>")),
+        after=str(whole.get("end_of_img_token", "<|END_OF_IMG|>")),
+        numbered=str(whole.get("tile_token", "TILE")),
+        whole=str(whole.get("tile_global_token", "TILE_GLOBAL")),
+    )
+    # The processor knows the size of a tile, and how many pixels become a row.
+    side, pixels = whole.get("img_size", 364), whole.get("patch_size", 28)
+    pixels = read_number(pixels, "patch_size") * read_number(
+        whole.get("downsample_factor", 1), "downsample_factor"
+    )
+    return _checked(made, (read_number(side, "img_size") // pixels) ** 2, "img_size / patch_size")
 
 
 def internvl_chat(

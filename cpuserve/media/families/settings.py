@@ -44,7 +44,7 @@ def server_settings(options: ServerOptions, most_tokens: int) -> dict[str, Any]:
 def configured(family: AnyFamily, settings: Mapping[str, Any]) -> AnyFamily:
     """Return the family with the settings of the server.
 
-    Raises ConfigError, which names the options, if the family cannot follow one.
+    Raises ConfigError, with the options, if the family cannot follow one.
     """
     try:
         return family.changed(settings)

@@ -10,7 +10,13 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
-from cpuserve.media.families.canvas import CanvasTiles, granite_docling, internvl, internvl_chat
+from cpuserve.media.families.canvas import (
+    CanvasTiles,
+    aya_vision,
+    granite_docling,
+    internvl,
+    internvl_chat,
+)
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
@@ -35,6 +41,7 @@ FamilyReader: TypeAlias = Callable[
     [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily
 ]
 FAMILIES: dict[str, FamilyReader] = {
+    "aya_vision": aya_vision,
     "gemma3": gemma3,
     "gemma4": gemma4,
     "glm46v": glm_ocr,
@@ -51,6 +58,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "llava": llava,
     "mistral3": mistral3,
     "paddleocr_vl": paddleocr_vl,
+    "qianfan_ocr": internvl,
     "qwen2_5_vl": qwen_vl,
     "qwen2_vl": qwen_vl,
     "qwen3_5": qwen_vl,
@@ -65,6 +73,9 @@ FRAMES = {
     "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
     "<|IMAGE_PLACEHOLDER|>": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
 }
+# By the same: the text, which may be no token, that chat templates write instead of the marker
+# (Aya Vision, Qianfan-OCR).
+WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_CONTEXT>": "<image>"}
 
 
 def family_with(config: Mapping[str, Any]) -> AnyFamily | None:

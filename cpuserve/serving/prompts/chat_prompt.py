@@ -60,6 +60,7 @@ async def chat_prompt(
     messages, pictures = await read_pictures(context, call, measures=measures)
     text = await run_rendering(num_bytes, lambda: render_chat(context, call, messages))
     if pictures and (reader := context.pictures) is not None:
+        text = reader.found(text, len(pictures))
         if not reader.is_marked(text):
             shown, mark = _with_marks(messages)
             text = await run_rendering(num_bytes, lambda: render_chat(context, call, shown))

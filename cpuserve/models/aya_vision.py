@@ -1,0 +1,79 @@
+"""The tower of Aya Vision: SigLIP over square tiles, without its last norm.
+
+Source: transformers modeling_aya_vision and modeling_siglip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import read_dtype, read_float, read_int, read_object, refuse
+from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer, siglip_patches
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.parts import rows
+
+_AT, _JOIN = "vision_tower", "multi_modal_projector"
+# The defaults of the class.
+_USUAL = {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384}
+_USUAL |= {"num_hidden_layers": 26, "num_attention_heads": 14}
+
+
+class AyaVisionTower:
+    """The vision model and the projector of Aya Vision.
+
+    Keys of family: join_width, the outputs of the projector's first matrix; join_eps, the epsilon
+    of its norm.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = {**_USUAL, **read_object(config, "vision_config")}
+        for key, fixed in (
+            ("vision_feature_layer", -1),
+            ("vision_feature_select_strategy", "full"),
+        ):
+            if config.get(key, fixed) != fixed:
+                refuse(key, config[key], repr(fixed))
+        patch = read_int(own, "patch_size", high=1024)
+        side = read_int(own, "image_size", high=1 << 14) // patch
+        merge = read_int(config, "downsample_factor", 2, high=64)
+        if side < 1 or side % merge:
+            refuse("downsample_factor", merge, f"a divisor of the {side} patches of a side")
+        join = read_int(config, "alignment_intermediate_size", width, high=1 << 24)
+        if join % 2:
+            refuse("alignment_intermediate_size", join, "an even number")
+        return TowerSpec(
+            **read_siglip(own),
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=merge,
+            out_width=width,
+            side=side,
+            table=side,
+            pixels=read_pixels(pictures),
+            patch_weight=f"{_AT}.embeddings.patch_embedding",
+            names=(f"{_AT}.", f"{_JOIN}."),
+            family={
+                "join_width": join,
+                "join_eps": read_float(config, "adapter_layer_norm_eps", 1e-6),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        b.leave(f"{_AT}.head.{name}" for name in HEAD)
+        b.leave(f"{_AT}.post_layernorm.{kind}" for kind in ("weight", "bias"))
+        x = siglip_patches(b, s, _AT)
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
+        eps, half = s.family["join_eps"], s.family["join_width"] // 2
+        x = b.layer_norm(b.fold(x, s.merge**2), f"{_JOIN}.layernorm", eps=cast("float", eps))
+        # The gate is the second half.
+        both = [rows(f"{_JOIN}.linear_1", first, half) for first in (half, 0)]
+        x = b.linear(x, both, features=half, bias=True, then="silu_mul")
+        b.hidden(b.linear(x, f"{_JOIN}.linear_2", features=s.out_width, bias=True))
