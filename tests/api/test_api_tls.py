@@ -141,6 +141,32 @@ def replace(pair, name):
         new.replace(path)
 
 
+@in_loop
+async def test_a_mounted_secret_of_kubernetes_is_read_again_when_its_link_is_swapped(tmp_path):
+    def swap(name, before=None):
+        """Mount another version: files lead to ..data/files, and ..data to a new folder."""
+        version = tmp_path / f"..{name}"
+        version.mkdir()
+        for suffix in ("crt", "key"):
+            shutil.copyfile(FILES / f"{name}.{suffix}", version / f"tls.{suffix}")
+        (tmp_path / "..data_tmp").symlink_to(version.name)
+        (tmp_path / "..data_tmp").replace(tmp_path / "..data")
+        if before is not None:
+            shutil.rmtree(tmp_path / f"..{before}")
+
+    swap("first")
+    pair = [tmp_path / "tls.crt", tmp_path / "tls.key"]
+    for path in pair:
+        path.symlink_to(f"..data/{path.name}")
+    async with live(ssl_certfile=str(pair[0]), ssl_keyfile=str(pair[1])) as server:
+        assert await certificate(server) == der("first.crt")
+        for before, name in (("first", "second"), ("second", "first")):
+            swap(name, before)
+            for _ in range(2):
+                server.state.certificate.look()
+            assert await certificate(server) == der(f"{name}.crt")
+
+
 BAD_PAIRS = {
     "another key": lambda pair: shutil.copyfile(FILES / "second.crt", pair[0]),
     "no file": lambda pair: pair[1].unlink(),

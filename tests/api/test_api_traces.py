@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gzip
+import io
 import json
 import socket
 import subprocess
@@ -15,11 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from cpuserve.api.batches.line_runner import LineRunner
+from cpuserve.api.batches.lines import read_lines
 from cpuserve.api.http import traces
 from cpuserve.api.http.records import Records, check_protocol, endpoint_of, records_of, with_path
 from cpuserve.api.http.traces import Collector, Traces
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
+from cpuserve.serving.callers.caller import Caller
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post
 from tests.api.test_api_request_log import GENERATING, SECRET
@@ -329,6 +333,29 @@ def test_requests_that_lose_their_client_or_fail_have_spans(collector):
     assert (gone.status.code, failed.status.code) == (2, 2)
     for root in (gone, failed):
         assert [span.name for span in children_of(collector, root)] == CHILDREN
+
+
+def test_each_line_of_a_batch_has_a_trace_of_its_own(collector):
+    """A line runs when there is room, perhaps days after the request for its batch has ended."""
+    results = []
+    asked = {"method": "POST", "url": CHATS, "headers": {"traceparent": PARENT}}
+    lines = [
+        {"custom_id": "good", **asked, "body": GENERATING[CHATS]},
+        {"custom_id": "bad", **asked, "body": {**GENERATING[CHATS], "max_tokens": -1}},
+    ]
+    data = io.BytesIO("\n".join(map(json.dumps, lines)).encode())
+    with traced(collector) as records:
+        runner = LineRunner(Api(records=records).app, lambda: Caller.of_address("ann"), "batch")
+        asyncio.run(runner.run(read_lines(data, (CHATS,), 10_000), results.append, most=2))
+    spans = {attributes(root)["cpuserve.request_id"]: root for root in collector.roots}
+    assert len(spans) == len({root.trace_id for root in spans.values()}) == len(results) == 2
+    for result in results:
+        root = spans[result.response.request_id]
+        assert (root.parent_span_id, attributes(root)["cpuserve.caller"]) == (b"", "ann")
+        good = result.custom_id == "good"
+        assert attributes(root)["http.response.status_code"] == (200 if good else 400)
+        assert [span.name for span in children_of(collector, root)] == (CHILDREN if good else [])
+    assert TRACE not in {root.trace_id.hex() for root in collector.roots}
 
 
 def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(collector, monkeypatch, caplog):
