@@ -1234,6 +1234,66 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=48,
         routed_scaling_factor=2.5,
     ),
+    "tiny-axk2": _decoder(
+        "AXK2",
+        (*_TINY[:3], 3, 4, 4),
+        **_TINY_KEYS,
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=12,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=48,
+        routed_scaling_factor=2.5,
+        gated_norm_rank=8,
+        index_topk=64,  # the tests have longer texts
+        index_n_heads=16,
+        index_head_dim=64,
+    ),
+    "tiny-hy-v4": _decoder(
+        "HYV4",
+        (*_TINY[:3], 4, 4, 4),
+        **_TINY_KEYS,
+        model_type="hy_v4",
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        moe_intermediate_size=96,
+        routed_scaling_factor=1.7,
+        hc_mult=2,
+        hc_magnitude=1.5,
+        hc_eps=1e-3,
+        swiglu_limit=0.8,
+        index_topk=64,  # the tests have longer texts
+        index_n_heads=16,
+        index_head_dim=64,
+        indexer_types=["full", "shared", "full", "shared"],
+    ),
+    "tiny-minimax": _decoder(
+        "MiniMax",
+        (*_TINY[:2], 96, 4, *_TINY[4:]),
+        **_TINY_KEYS,
+        model_type="minimax",
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        linear_attn_alpha_factor=1.5,
+        linear_attn_beta_factor=0.8,
+        full_attn_alpha_factor=1.2,
+        mlp_alpha_factor=0.9,
+        mlp_beta_factor=1.3,
+    ),
     "tiny-glm-moe-dsa": _decoder(
         "GlmMoeDsa",
         (*_TINY[:3], 4, 4, 4),
@@ -1710,7 +1770,7 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     parts = ("norm", "Norm", ".ln_", "_ln.")
     norm = any(part in need.name for part in parts) and need.name.endswith(".weight")
     factors = ("layer_scalar", "router.scale", "per_expert_scale", "correct_output_scale")
-    factors += ("hc_attn_scale", "hc_ffn_scale")
+    factors += ("hc_attn_scale", "hc_ffn_scale", "_layer.hc_scale", "hc_head_scale")
     norm = norm or need.name.endswith(factors)
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):

@@ -44,7 +44,7 @@ _IGNORED = re.compile(
 )
 # The parts for images and audio, heads for multi-token prediction, and the tokens of EAGLE-3 heads.
 _PARTS = re.compile(
-    r"(?:model\.)?mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"(?:model\.)?mtp(?:_layers)?\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|vit_large_projector\..*|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
@@ -53,8 +53,9 @@ _PARTS = re.compile(
 )
 
 
-# Published files of OLMo hybrid, of Flint and of MiMo V2 differ from transformers here.
+# Published files of OLMo hybrid, Flint, MiMo V2 and Hunyuan 4 differ from transformers here.
 _PUBLISHED = {
+    ".hc_pre.hc_": ".hc_",
     ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".self_attn.softmax_offset": ".self_attn.sinks",
     ".attention_layer_norm.": ".input_layernorm.",

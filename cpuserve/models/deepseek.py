@@ -483,19 +483,42 @@ def latent_and_selection(
     """
     at, rope = at or f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
-    nope, values, rank, q_rank = (
-        cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
-    )
-    wide, eps = s.q_heads * (nope + rope.rotary), cast("float", s.extra["latent_eps"])
-    if q_rank:
-        low = b.linear(h, f"{at}.q_a_proj", features=q_rank, bias=s.qkv_bias)
-        low = b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
+    wide = s.q_heads * (cast("int", s.extra["nope"]) + rope.rotary)
+    if s.extra["q_rank"]:
+        low = low_queries(b, s, at, h)
         q = b.linear(low, f"{at}.q_b_proj", features=wide)
         if selection is None:
             selection = select_latent(b, s, at, h, low)
     else:
         q = b.linear(h, f"{at}.q_proj", features=wide)
     scale_queries(b, s, q, wide)
+    return attend_latent(b, s, at, h, q, selection), selection
+
+
+def low_queries(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return the normalized queries of low rank of the latent attention `at`."""
+    rank, eps = cast("int", s.extra["q_rank"]), cast("float", s.extra["latent_eps"])
+    low = b.linear(h, f"{at}.q_a_proj", features=rank, bias=s.qkv_bias)
+    return b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
+
+
+def attend_latent(
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    h: ValueId,
+    q: ValueId,
+    selection: ValueId | None,
+    *,
+    sinks: str | None = None,
+) -> ValueId:
+    """Return the latent attention of the queries q of h, before the output matrix.
+
+    selection: the positions to read; None = all. sinks: as in `Builder.latent_attention`.
+    """
+    rope = s.rope
+    assert rope is not None, "read_latent sets it"
+    nope, values, rank = (cast("int", s.extra[key]) for key in ("nope", "values", "rank"))
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
     # Instead of a row, its values are multiplied, and the scores: extra["scale"] has the factor.
     row_scale = cast("float", s.extra.get("row_scale", 1.0))
@@ -510,9 +533,10 @@ def latent_and_selection(
         values=values,
         norm=f"{at}.kv_a_layernorm",
         scale=cast("float", s.extra["scale"]),
-        eps=eps,
+        eps=cast("float", s.extra["latent_eps"]),
         interleaved=cast("bool", s.extra["interleaved"]),
         selection=selection,
+        sinks=sinks,
     )
     b.multiply_by(out, row_scale)
-    return out, selection
+    return out

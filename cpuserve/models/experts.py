@@ -96,6 +96,8 @@ def add_mixture(
     biased: whether the router and all matrices of experts have biases.
     near: for the score "near_softmax", see `Route`.
     identities, weigh_inputs: see `Builder.mixture`.
+
+    If there is extra["expert_limit"] or extra["gate_limit"], it limits gates and ups.
     """
     experts = range(cast("int", s.extra["experts"]))
     return b.mixture(
@@ -115,7 +117,7 @@ def add_mixture(
         near=near,
         identities=identities,
         weigh_inputs=weigh_inputs,
-        limit=cast("float", s.extra.get("gate_limit", 0.0)),
+        limit=cast("float", s.extra.get("expert_limit", s.extra.get("gate_limit", 0.0))),
     )
 
 

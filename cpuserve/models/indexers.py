@@ -11,6 +11,7 @@ from cpuserve.models.llama import unpaired
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
 
 # The tensors of an indexer in a layer with latent attention.
 LATENT_INDEXER = (
@@ -102,6 +103,7 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
     h: the input of attention; low: its queries of low rank.
 
     extra["paired_index"]: the RoPE rotates neighbouring dims of index queries and keys.
+    extra["index_tail"]: it rotates neighbouring dims, and the last dims, not the first (Hunyuan 4).
     """
     indexer = cast("Indexer | None", s.extra.get("indexer"))
     if indexer is None:
@@ -109,17 +111,24 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
     rope = s.rope if s.rope is not None and s.rope.rotary else None
     keys = b.linear(h, f"{at}.indexer.wk", features=width)
-    keys = b.layer_norm(keys, f"{at}.indexer.k_norm", eps=1e-6)
+    keys = b.layer_norm(
+        keys, f"{at}.indexer.k_norm", eps=cast("float", s.extra.get("index_eps", 1e-6))
+    )
+    tail = rope.rotary if rope is not None and s.extra.get("index_tail") else 0
+    if tail:  # the ops rotate the first dims
+        keys = b.columns(keys, tail, column=width - tail, more=b.columns(keys, width - tail))
     if pool > 1:
         gates = b.linear(h, f"{at}.indexer.{POOLS[1]}", features=width, bare=True)
         keys = b.columns(keys, width, more=gates)
     paired = cast("bool", s.extra.get("paired_index", False)) and rope is not None
-    layer = b.store_index_keys(keys, rope=rope, interleaved=paired)
+    layer = b.store_index_keys(keys, rope=rope, interleaved=paired or tail > 0)
     if pool > 1:
         layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{at}.indexer.{POOLS[0]}")
     parts = {f"{at}.indexer.wq_b": heads * width}
     if rope is not None and paired:
         parts = unpaired(f"{at}.indexer.wq_b", heads, width, rope.rotary)
+    if tail:
+        parts = _tail_first(f"{at}.indexer.wq_b", heads, width, tail)
     queries = b.linear(low, list(parts), features=list(parts.values()))
     if rope is not None:
         b.rotate(queries, heads=heads, rope=rope, head_dim=width)
@@ -127,6 +136,19 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
     return b.select_keys(
         queries, weights, layer=layer, heads=heads, keep=indexer["keep"], pool=pool
     )
+
+
+def _tail_first(name: str, heads: int, width: int, tail: int) -> dict[str, int]:
+    """Return {name of a part: number of rows} for matrix `name`, as `unpaired`, with tails first.
+
+    tail: the number of rows at the end of a head, which the RoPE rotates.
+    """
+    found = {}
+    for first in range(0, heads * width, width):
+        for odd in range(2):
+            found[rows(name, first + width - tail + odd, tail // 2, step=2)] = tail // 2
+        found[rows(name, first, width - tail)] = width - tail
+    return found
 
 
 def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:

@@ -54,6 +54,8 @@ KINDS = (
     "kimi-linear",
     "glm5-next",
     "qwen4-exp",
+    "hy-v4",
+    "minimax",
     "mixtral",
     "mellum",
     "deepseek-v2",
@@ -126,6 +128,7 @@ FAMILIES = (
         "longcat",
         "bailing-hybrid",
     ),
+    "axk2",
     *("apertus1.5", "internlm3", "iquestcoder", "modernbert-decoder"),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )

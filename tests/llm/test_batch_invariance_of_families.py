@@ -30,6 +30,8 @@ KINDS = {
     "columns": "gemma3n",
     "streams": "glm5-next",
     "n-grams": "qwen4-exp",
+    "lightning": "minimax",
+    "selected sinks": "hy-v4",
     "lora": "llama",
 }
 NGRAM = {

@@ -161,6 +161,9 @@ def test_gguf_names_become_hugging_face_names(theirs, ours):
 
 def test_old_opt_names_get_their_prefix():
     assert checkpoint_to_hf("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"
+    hy4 = "model.layers.0.hc_attn_layer"
+    assert checkpoint_to_hf(f"{hy4}.hc_pre.hc_fn") == f"{hy4}.hc_fn"
+    assert is_ignored("model.mtp_layers.0.mlp.gate.weight")
     assert checkpoint_to_hf("model.decoder.x") == "model.decoder.x"
     assert checkpoint_to_hf("h.0.attn.c_attn.weight") == "transformer.h.0.attn.c_attn.weight"
     assert checkpoint_to_hf("wpe.weight") == "transformer.wpe.weight"

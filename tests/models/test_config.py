@@ -558,6 +558,7 @@ COUNTED |= {
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
         "mimo-v2": ("num_experts_per_tok", "moe_intermediate_size"),
         "longcat": ("num_layers",),
+        **dict.fromkeys(("axk2", "hy-v4"), ("num_experts_per_tok", "moe_intermediate_size")),
         "apertus1.5": ("vocab_size", "intermediate_size"),
         "modernbert-decoder": ("intermediate_size",),
         "zamba2": (
@@ -641,3 +642,22 @@ def test_every_builtin_architecture_can_be_imported():
     for name in BUILTIN:
         assert find_model(name) is not None
     assert find_model("NoSuchForCausalLM") is None
+
+
+def test_a_published_config_of_minimax_has_the_numbers_of_one_of_transformers():
+    published = tiny_config("minimax", architectures=["MiniMaxText01ForCausalLM"])
+    kinds = published.pop("layer_types")
+    factors = {k: published.pop(k) for k in [*published] if k.endswith("_factor")}
+    names = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
+    for key, value in factors.items():
+        part, _, kind = key.removesuffix("_factor").rpartition("_")
+        published[f"layernorm_{names[part]}_{kind}"] = value
+    published |= {"attn_type_list": [int(kind == "full_attention") for kind in kinds]}
+    published |= {"postnorm": True, "shared_intermediate_size": 0, "rotary_dim": 16}
+    wanted = tiny_config("minimax", partial_rotary_factor=0.5)
+    assert spec_from_config(published) == spec_from_config(wanted)
+    for key, value in (("postnorm", False), ("shared_intermediate_size", 8)):
+        with pytest.raises(ModelError, match=key):
+            spec_from_config({**published, key: value})
+    with pytest.raises(ModelError, match="attn_type_list"):
+        spec_from_config({**published, "attn_type_list": [2, 0, 1, 0]})

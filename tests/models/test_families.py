@@ -52,6 +52,26 @@ VARIANTS = {
     "llama-yarn": ("llama", {"rope_scaling": YARN, "max_position_embeddings": 256}),
     "llama-yarn-5": ("llama", {"rope_theta": None, "rope_parameters": YARN5, "head_dim": 32}),
     "llama-odd-sizes": ("llama", {"hidden_size": 56, "intermediate_size": 99, "vocab_size": 511}),
+    "axk2-no-groups": (
+        "axk2",
+        {
+            **dict.fromkeys(("n_group", "topk_group")),
+            "first_k_dense_replace": 2,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "minimax-defaults": (
+        "minimax",
+        {
+            "layer_types": None,
+            **{f"{part}_alpha_factor": 1 for part in ("linear_attn", "full_attn", "mlp")},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
+            "sliding_window": 40,
+            "num_key_value_heads": 4,
+        },
+    ),
     "apertus1.5-fewer-outputs": ("apertus1.5", {"vocab_size": 600, "output_vocab_size": 512}),
     "modernbert-decoder-biases": (
         "modernbert-decoder",

@@ -38,6 +38,19 @@ VARIANTS = {
             "swiglu_limit": 0.3,
         },
     ),
+    "hy-v4-four": (
+        "hy-v4",
+        {
+            "hc_mult": 4,
+            "hc_magnitude": 2.0,
+            "hc_eps": 1e-6,
+            "norm_topk_prob": False,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+        },
+    ),
     "qwen4-exp-plain": (
         "qwen4-exp",
         {

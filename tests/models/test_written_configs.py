@@ -153,6 +153,7 @@ OTHERWISE = {
             "glm4-moe-lite",
             "mistral4",
             "kimi-linear",
+            *("axk2", "hy-v4"),
             *("youtu", "axk1", "glm-moe-dsa", "bailing-hybrid", "sarvam-mla"),
         ),
         ("kv_heads", "head_dim"),

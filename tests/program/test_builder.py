@@ -113,6 +113,10 @@ WRONG = {
         "no 5 columns from column 60 on",
     ),
     "mamba2-width": (lambda b, x: _mamba2(b, x, key_width=9), "e is 64 wide, not 68"),
+    "decayed-sums": (
+        lambda b, x: b.decayed_sums(x, "m", width=9, slopes=(0.5, 0.25)),
+        "e is 64 wide, not 54",
+    ),
     "mamba2-groups": (lambda b, x: _mamba2(b, x, groups=3), "4 heads cannot form 3 equal groups"),
     "mamba2-steps": (lambda b, x: _mamba2(b, x, column=61), "no 4 columns from column 61 on"),
     "gated-norm-groups": (lambda b, x: b.gated_norm(x, x, "n", groups=5), "5 equal groups"),

@@ -38,8 +38,10 @@ KINDS = [
 KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
 HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2")
-INDEXED = ("deepseek-v3.2", "glm5-next", "qwen4-exp")  # tokens read 64 keys, or pools of these
+# tokens read 64 keys, or pools of these
+INDEXED = ("deepseek-v3.2", "glm5-next", "qwen4-exp", "hy-v4")
 STREAMS = ("glm5-next", "qwen4-exp")  # hybrids with several residual streams
+LIGHTNING = ("minimax",)
 THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
 BLOCKS = 64  # of the KV cache
@@ -163,7 +165,7 @@ def test_a_row_of_selected_keys_has_the_same_bits_however_it_is_computed(isa, fa
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
-@pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS)))
+@pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS, *LIGHTNING)))
 @each_level_of_vectors
 def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family, threads):
     """Its states are read, and closed, wherever a step happens to begin."""

@@ -179,6 +179,7 @@ class LatentBuilder(IndexerBuilder):
         eps: float | None = None,
         interleaved: bool = True,
         selection: ValueId | None = None,
+        sinks: str | None = None,
     ) -> ValueId:
         """Return attention over one compressed row of each token (MLA): [T, q_heads * values].
 
@@ -189,6 +190,7 @@ class LatentBuilder(IndexerBuilder):
           or two matrices with a part for each head:
           [rank, nope] for keys (transposed), [values, rank] for values.
         selection: the keys that each token reads (`select_keys`); None = all that it sees.
+        sinks: the full name of a weight [q_heads] (see `Attention`).
 
         Cached rows stay compressed: the part of kv_b for keys multiplies the queries,
         and the part for values multiplies the result of attention.
@@ -198,9 +200,6 @@ class LatentBuilder(IndexerBuilder):
         rank = self._width(kv) - rotary
         _check_head(f"layer {layer}: nope", nope, rotary)
         _check_head(f"layer {layer}: rank", rank, rotary)
-        if self._adapters is not None and kv_b in self._adapters.modules:
-            msg = f"{kv_b}: adapters of this matrix are not supported"
-            raise ModelError(msg)
         if rotary:
             check_rope(rope, nope + rotary)
         of_keys, of_values = self._head_parts(kv_b, nope, values, rank)
@@ -219,9 +218,10 @@ class LatentBuilder(IndexerBuilder):
         width = store.head_dim
         self._cache.append(CacheLayer(1, width, width, latent=True))
         rows = self._value(f"{at}.attention", heads * width)
+        sink = None if sinks is None else self._need(sinks, (heads,), "vector")
         keep = 0 if selection is None else self._width(selection)
-        one = (layer, heads, 1, width)
-        self._ops.append(Attention(queries, rows, *one, scale, selection=selection, keep=keep))
+        one = (queries, rows, layer, heads, 1, width, scale)
+        self._ops.append(Attention(*one, sinks=sink, selection=selection, keep=keep))
         out = self._value(f"{at}.values", heads * values)
         self._ops.append(HeadLinear(rows, out, *of_values, values, rank, width))
         return out
@@ -231,6 +231,9 @@ class LatentBuilder(IndexerBuilder):
     ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:
         """Return (matrix, heads, rows of a head, first used row of a head) for keys and values."""
         heads = self._spec.q_heads
+        if self._adapters is not None and kv_b in self._adapters.modules:
+            msg = f"{kv_b}: adapters of this matrix are not supported"
+            raise ModelError(msg)
         if isinstance(kv_b, str):
             both = self._matrix(kv_b, heads * (nope + values), rank)
             return (both, heads, nope + values, 0), (both, heads, nope + values, nope)

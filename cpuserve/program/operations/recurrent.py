@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from cpuserve.config.cache_groups import STATE_CHUNK
@@ -214,13 +214,15 @@ class Mamba2(Op, frozen=True):
 
     The state of a sequence is in state layer `state`, in units of `together` heads of a group.
     Source: transformers modeling_granitemoehybrid; Dao and Gu 2024 (Transformers are SSMs).
+
+    slopes: speeds of decay; the state of a head then decays by exp(-slope) at each token, steps
+      are 1, and there is no d (lightning attention, transformers modeling_minimax).
     """
 
-    reads_of = ("x", "steps")
     claimed = True
 
     x: ValueId
-    steps: ValueId
+    steps: ValueId | None
     out: ValueId
     state: int
     heads: int
@@ -229,35 +231,47 @@ class Mamba2(Op, frozen=True):
     value_width: int
     together: int
     column: int
-    a_log: str
-    dt_bias: str
-    d: str
+    a_log: str | None
+    dt_bias: str | None
+    d: str | None
     low: float
     high: float
+    slopes: tuple[float, ...] = ()
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """The values, keys and queries, and the steps if there are any."""
+        return (self.x,) if self.steps is None else (self.x, self.steps)
 
     def lower(self, to: Lowering) -> None:
+        names = (self.dt_bias, self.d)
+        dt_bias, d = (to.plain(name, self.heads) for name in names)
+        rates = to.vector(("rates", self.a_log or self.slopes), self.heads, self._rates)
+        to.add(self, rates=rates, dt_bias=dt_bias, d=d)
+
+    def _rates(self, read: ReadFn) -> Float32:
+        """Return the logarithm of the decay of each head during a step of 1."""
         import numpy as np
 
-        to.add(
-            self,
-            rates=to.vector(
-                ("rates", self.a_log), self.heads, lambda read: -np.exp(read(self.a_log))
-            ),
-            dt_bias=to.plain(self.dt_bias, self.heads),
-            d=to.plain(self.d, self.heads),
-        )
+        if self.a_log is None:
+            return -np.array(self.slopes, np.float32)
+        return -np.exp(read(self.a_log))
 
-    def reference(self, at: Interpreter, x: Tensor, steps: Tensor) -> Tensor:
+    def reference(self, at: Interpreter, x: Tensor, steps: Tensor | None = None) -> Tensor:
         import torch
+        from torch.nn import functional as F
 
         from cpuserve.program.reference.recurrent import Mamba2Weights
 
-        weights = Mamba2Weights(*map(at.vector, (self.a_log, self.dt_bias, self.d)))
-        steps = steps[:, self.column : self.column + self.heads]
+        rates = torch.from_numpy(self._rates(lambda name: at.vector(name).numpy()))
+        dt, d = torch.ones(len(x), self.heads), torch.zeros(self.heads)
+        if steps is not None and self.dt_bias is not None and self.d is not None:
+            raw = steps[:, self.column : self.column + self.heads] + at.vector(self.dt_bias)
+            dt, d = F.softplus(raw).clamp(self.low, self.high), at.vector(self.d)
+        weights = Mamba2Weights(rates, d)
         states = cast("Mamba2States", at.states[self.state])
         out = torch.empty(len(x), self.heads * self.value_width)
         for where, part in at.state_parts():
-            out[where] = states.run(x[where], steps[where], part, weights)
+            out[where] = states.run(x[where], dt[where], part, weights)
         return out
 
     def make_states(self, slots: int) -> Mamba2States:
@@ -265,8 +279,7 @@ class Mamba2(Op, frozen=True):
         from cpuserve.program.reference.recurrent import Mamba2Shape, Mamba2States
 
         widths = (self.key_width, self.value_width)
-        sizes = Mamba2Shape(self.heads, self.groups, *widths, self.low, self.high)
-        return Mamba2States(sizes, slots)
+        return Mamba2States(Mamba2Shape(self.heads, self.groups, *widths), slots)
 
 
 class SelectiveScan(Op, frozen=True):
@@ -493,12 +506,32 @@ class RecurrentBuilder(BaseBuilder):
         each = largest_part(heads // groups, STATE_HEADS)
         sizes = (heads, groups, key_width, value_width, each, column)
         self._ops.append(Mamba2(x, steps, out, state, *sizes, a_log, dt_bias, d, *limits))
+        self._add_states(heads, each, key_width, value_width)
+        return out
+
+    def decayed_sums(
+        self, x: ValueId, name: str, *, width: int, slopes: Sequence[float]
+    ) -> ValueId:
+        """Return queries times decayed sums of keys (x) values: [T, heads * width].
+
+        x: the values of all heads, then their keys, then their queries, `width` columns each.
+        slopes: one number for each head; its sums decay by exp(-slope) at each token (`Mamba2`).
+        """
+        heads = len(slopes)
+        self._check_width(f"{name}: x", x, 3 * heads * width)
+        out, sizes = self._value(name, heads * width), (heads, heads, width, width, 1, 0)
+        fixed = (None, None, None, 0.0, math.inf, tuple(slopes))
+        self._ops.append(Mamba2(x, None, out, len(self._states), *sizes, *fixed))
+        self._add_states(heads, 1, width, width)
+        return out
+
+    def _add_states(self, heads: int, each: int, key_width: int, value_width: int) -> None:
+        """Add the states of `heads` heads, in units of `each` heads."""
         # A unit of the state keeps the states of some heads of a group. For every open token
         # (a token after the closed state) it also keeps B, and u and decay of each head.
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
         closed = each * key_width * value_width
         self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))
-        return out
 
     def selective_scan(
         self,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
 
+ALL_PARTS = 3  # of StreamWeights: weights of inputs, weights of outputs, and a matrix
 MOST_STREAMS = 8  # kMaxStreams in csrc/runtime/operations/streams.h
 LEAST_GATE = 1e-6  # the least |d| of GateStreams, kLeastGate in csrc/runtime/operations/streams.cpp
 
@@ -30,6 +31,12 @@ class StreamWeights(Op, frozen=True):
     then each row, and so on, until the columns were divided `rounds` times.
     scales [3], base [n + n + n * n].
     Source: transformers modeling_glm5_next (mHC, Xie et al. 2026).
+
+    parts: 3 = as above. 2 = there is no matrix, and the weights of the layer's output are
+      most * sigmoid(z) + floor. 1 = there are only the weights of the input.
+      weights, base and scales then have the columns of these parts only.
+    most: the factor of the sigmoid in the weights of the output.
+    Source of these parameters: transformers modeling_hy_v4.
     """
 
     reads_of = ("x", "weights")
@@ -43,25 +50,35 @@ class StreamWeights(Op, frozen=True):
     rounds: int
     eps: float
     floor: float
+    parts: int = ALL_PARTS
+    most: float = 2.0
 
     def lower(self, to: Lowering) -> None:
-        columns = self.streams * (self.streams + 2)
-        to.add(self, scales=to.plain(self.scales, 3), base=to.plain(self.base, columns))
+        columns = weight_columns(self.streams, self.parts)
+        to.add(self, scales=to.plain(self.scales, self.parts), base=to.plain(self.base, columns))
 
     def reference(self, at: Interpreter, x: Tensor, weights: Tensor) -> Tensor:
         import torch
 
         n, floor = self.streams, self.floor
-        scales = at.vector(self.scales).repeat_interleave(torch.tensor([n, n, n * n]))
+        counts = torch.tensor([n, n, n * n][: self.parts])
+        scales = at.vector(self.scales).repeat_interleave(counts)
         z = weights * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + self.eps)
         z = z * scales + at.vector(self.base)
+        first, second = torch.sigmoid(z[:, :n]) + floor, torch.sigmoid(z[:, n : 2 * n])
+        if self.parts < ALL_PARTS:
+            return torch.cat([first, self.most * second + floor], dim=1)
         mix = torch.softmax(z[:, 2 * n :].reshape(-1, n, n), dim=2) + floor
         mix = mix / (mix.sum(dim=1, keepdim=True) + floor)
         for _ in range(self.rounds - 1):
             mix = mix / (mix.sum(dim=2, keepdim=True) + floor)
             mix = mix / (mix.sum(dim=1, keepdim=True) + floor)
-        first, second = torch.sigmoid(z[:, :n]) + floor, 2 * torch.sigmoid(z[:, n : 2 * n])
-        return torch.cat([first, second, mix.reshape(-1, n * n)], dim=1)
+        return torch.cat([first, self.most * second, mix.reshape(-1, n * n)], dim=1)
+
+
+def weight_columns(streams: int, parts: int) -> int:
+    """Return how many weights `StreamWeights` makes for each token."""
+    return streams * (streams + 2 if parts == ALL_PARTS else parts)
 
 
 class MergeStreams(Op, frozen=True):
@@ -93,6 +110,7 @@ class SpreadStreams(Op, frozen=True):
     mixed: whether `weights` come from `StreamWeights`.
       If so, stream i becomes weights[n + i] y + sum over j of weights[2 n + j n + i] stream j.
       If not, 2 sigmoid(weights[i]) y is added to stream i.
+    given: weights[n + i] y is added to stream i, with weights of `StreamWeights` without a matrix.
     """
 
     reads_of = ("y", "weights", "x")
@@ -103,6 +121,7 @@ class SpreadStreams(Op, frozen=True):
     weights: ValueId
     width: int
     mixed: bool
+    given: bool = False
 
     def reference(self, at: Interpreter, y: Tensor, weights: Tensor, x: Tensor) -> Tensor:
         import torch
@@ -113,7 +132,8 @@ class SpreadStreams(Op, frozen=True):
             mix = weights[:, 2 * n :].reshape(-1, n, n)
             out = mix.transpose(1, 2) @ streams + weights[:, n : 2 * n, None] * y[:, None]
         else:
-            out = streams + 2 * torch.sigmoid(weights)[..., None] * y[:, None]
+            by = weights[:, n : 2 * n] if self.given else 2 * torch.sigmoid(weights)
+            out = streams + by[..., None] * y[:, None]
         return out.reshape(x.shape)
 
 
@@ -154,20 +174,23 @@ class StreamsBuilder(BaseBuilder):
         base: str,
         rounds: int,
         floor: float,
+        parts: int = ALL_PARTS,
+        most: float = 2.0,
     ) -> None:
         """Turn `weights` [T, n (n + 2)] into the weights of the n streams of x, in place.
 
         scales, base: the names of vectors. For all arguments see the op `StreamWeights`.
         """
-        columns = self._width(weights)
-        streams = next((n for n in range(1, MOST_STREAMS + 1) if n * (n + 2) == columns), 0)
+        columns, counts = self._width(weights), range(1, MOST_STREAMS + 1)
+        streams = next((n for n in counts if weight_columns(n, parts) == columns), 0)
         if not streams or self._width(x) % streams:
             msg = f"{base}: {self._width(x)} columns are not the streams of {columns} weights"
             raise ModelError(msg)
-        self._need(scales, (3,), "vector")
+        self._need(scales, (parts,), "vector")
         self._need(base, (columns,), "vector")
         eps = self._spec.norm_eps
-        self._ops.append(StreamWeights(x, weights, streams, scales, base, rounds, eps, floor))
+        sizes = (rounds, eps, floor, parts, most)
+        self._ops.append(StreamWeights(x, weights, streams, scales, base, *sizes))
 
     def merge_streams(
         self, x: ValueId, width: int, *, weights: ValueId | None = None, scale: float = 1.0
@@ -184,12 +207,22 @@ class StreamsBuilder(BaseBuilder):
         return out
 
     def spread_streams(
-        self, y: ValueId, weights: ValueId, *, to: ValueId, mixed: bool = False
+        self,
+        y: ValueId,
+        weights: ValueId,
+        *,
+        to: ValueId,
+        mixed: bool = False,
+        given: bool = False,
     ) -> None:
-        """Add y to each stream of `to`, in place; mixed: `weights` are from stream_weights."""
+        """Add y to each stream of `to`, in place.
+
+        mixed, given: `weights` are from stream_weights with a matrix (mixed) or without (given).
+        """
         streams = self._streams(to, self._width(y))
-        self._check_width("weights", weights, streams * (streams + 2) if mixed else streams)
-        self._ops.append(SpreadStreams(to, y, weights, self._width(y), mixed))
+        columns = weight_columns(streams, ALL_PARTS if mixed else 2 if given else 1)
+        self._check_width("weights", weights, columns)
+        self._ops.append(SpreadStreams(to, y, weights, self._width(y), mixed, given))
 
     def gate_streams(self, keys: ValueId, queries: ValueId, values: ValueId) -> ValueId:
         """Return `values` in each stream, times a gate from the keys and queries of the stream."""

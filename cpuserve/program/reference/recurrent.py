@@ -237,23 +237,20 @@ class ConvInputs:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The weights of a Mamba2 layer in fp32, with the names of the fields of the op."""
+    """The weights of a Mamba2 layer in fp32, [heads]: rates (-exp(a_log)) and d."""
 
-    a_log: Tensor
-    dt_bias: Tensor
+    rates: Tensor
     d: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Shape:
-    """The sizes of a Mamba2 layer and the limits of its step sizes, as in the op."""
+    """The sizes of a Mamba2 layer, as in the op."""
 
     heads: int
     groups: int
     key_width: int
     value_width: int
-    low: float
-    high: float
 
 
 class Mamba2States:
@@ -276,15 +273,14 @@ class Mamba2States:
         """Return a view of the closed state in a state slot."""
         return (self._state[slot],)
 
-    def run(self, x: Tensor, steps: Tensor, part: ChunkRows, w: Mamba2Weights) -> Tensor:
-        """Return the output [rows of the part, heads * value_width]; steps [rows, heads]."""
+    def run(self, x: Tensor, dt: Tensor, part: ChunkRows, w: Mamba2Weights) -> Tensor:
+        """Return the output [rows of the part, heads * value_width]; dt [rows, heads]."""
         op, n, each = self._op, len(x), self._op.heads // self._op.groups
         shared = op.groups * op.key_width
         values, k, q = torch.split(x, [op.heads * op.value_width, shared, shared], dim=1)
         values = values.reshape(n, op.heads, -1)
         k, q = (y.reshape(n, op.groups, -1).repeat_interleave(each, dim=1) for y in (k, q))
-        dt = F.softplus(steps + w.dt_bias).clamp(op.low, op.high)
-        g = -torch.exp(w.a_log) * dt
+        g = w.rates * dt
         keys, us, decays = self._keys[part.slot], self._u[part.slot], self._decays[part.slot]
         state = torch.zeros_like(self._state[0])
         if part.closed >= 0:

@@ -131,7 +131,7 @@ void prepare(ShortConvOp& op, Program& p) {
 }
 
 void prepare(Mamba2Op& op, Program& p) {
-  p.check_tokens("mamba2", {op.x, op.steps, op.out});
+  p.check_tokens("mamba2", {op.x, op.out});
   check_argument(op.groups >= 1 && op.together >= 1 && op.heads >= 1 &&
                      op.heads % (int64_t{op.groups} * op.together) == 0,
                  "mamba2: ", op.heads, " heads cannot form ", op.groups, " groups of units of ",
@@ -141,12 +141,17 @@ void prepare(Mamba2Op& op, Program& p) {
   const int64_t width = op.values() + int64_t{2} * op.groups * op.key_width;
   check_argument(p.f32_value(op.x, "mamba2 x").width == width, "mamba2: x has width ",
                  p.value(op.x).width, ", not ", width);
-  p.check_columns(op.steps, op.column, op.heads, "mamba2 steps");
   check_argument(p.f32_value(op.out, "mamba2 out").width == op.values(),
                  "mamba2: out must have the width of all values, ", op.values());
   check_argument(op.x != op.out && op.steps != op.out, "mamba2: out must not be an input");
-  check_argument(op.rates != kNone && op.dt_bias != kNone && op.d != kNone,
+  const bool stepped = op.steps != kNone;
+  check_argument(op.rates != kNone && (op.dt_bias != kNone) == stepped &&
+                     (op.d != kNone) == stepped,
                  "mamba2: a weight is missing");
+  if (stepped) {
+    p.check_tokens("mamba2", {op.steps});
+    p.check_columns(op.steps, op.column, op.heads, "mamba2 steps");
+  }
   p.check_vector(op.rates, op.heads, "mamba2 rates");
   p.check_vector(op.dt_bias, op.heads, "mamba2 dt_bias");
   p.check_vector(op.d, op.heads, "mamba2 d");
@@ -373,6 +378,11 @@ void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w
   float* gates = carver.take<float>(2 * kStateChunk * heads);
   uint8_t* rest = carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(shape)));
   for (int64_t i = 0; i < r.rows; i++) {
+    if (op.steps == kNone) {
+      std::copy_n(w.vector(op.rates) + head0, heads, gates + i * heads);
+      std::fill_n(gates + (kStateChunk + i) * heads, heads, 1.0f);
+      continue;
+    }
     const float* from = floats_of(w.value(op.steps), r.t0 + i) + op.column + head0;
     for (int64_t h = 0; h < heads; h++) {
       const float raw = softplus(from[h] + w.vector(op.dt_bias)[head0 + h]);
@@ -402,6 +412,7 @@ void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w
   args.scratch = rest;
   args.next = next_of(op, unit, r, w);
   w.kernels().recurrent(args);
+  if (op.d == kNone) return;
   for (int64_t i = 0; i < r.rows; i++) {
     const float* v = args.v + i * args.v_stride;
     float* to = args.out + i * args.out_stride;

@@ -87,7 +87,8 @@ inline Accesses accesses(const ShortConvOp& op, const Program&) {
 
 // A Mamba2 layer without its convolution and its norm. The vector `rates` [heads] is -exp(A_log).
 // A unit of the state is `together` consecutive heads of one group,
-// which use the same keys (B) and queries (C).
+// which use the same keys (B) and queries (C). If `steps` is kNone, all time steps are 1, and
+// dt_bias and d are kNone as well: the decays of lightning attention do not depend on the token.
 struct Mamba2Op {
   static constexpr const char* kName = "mamba2";
   Id x, steps, out;
@@ -110,7 +111,7 @@ struct Mamba2Op {
 void prepare(Mamba2Op& op, Program& p);
 void run(const Mamba2Op& op, Worker& w) noexcept;
 inline Accesses accesses(const Mamba2Op& op, const Program&) {
-  return claimed({any(op.x), any(op.steps)}, {any(op.out)});
+  return claimed(with({any(op.x)}, op.steps != kNone, any(op.steps)), {any(op.out)});
 }
 
 // A Mamba 1 layer between its projections (kernels/generic/selective_scan.h); z begins at `column`

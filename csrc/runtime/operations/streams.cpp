@@ -50,14 +50,15 @@ void prepare(const StreamWeightsOp& op, const Program& p) {
   p.check_tokens(op.kName, {op.x, op.weights});
   check_argument(op.streams >= 1 && op.streams <= kMaxStreams, "stream_weights: ", op.streams,
                  " streams are not between 1 and ", kMaxStreams);
-  const int64_t n = op.streams, count = n * (n + 2);
+  check_argument(op.parts >= 1 && op.parts <= 3, "stream_weights: ", op.parts, " parts, not 1 to 3");
+  const int64_t n = op.streams, count = op.columns();
   check_argument(p.f32_value(op.x, "stream_weights x").width % n == 0 && op.x != op.weights,
                  "stream_weights: x does not consist of ", n, " streams");
   check_argument(p.f32_value(op.weights, "stream_weights weights").width == count,
                  "stream_weights: value ", p.value(op.weights).name, " has width ",
                  p.value(op.weights).width, ", not ", count);
   check_argument(op.scales != kNone && op.base != kNone, "stream_weights: a vector is missing");
-  p.check_vector(op.scales, 3, "stream_weights scales");
+  p.check_vector(op.scales, op.parts, "stream_weights scales");
   p.check_vector(op.base, count, "stream_weights base");
   check_argument(op.rounds >= 1 && op.floor >= 0.0f,
                  "stream_weights: there must be at least 1 round, and no negative floor");
@@ -67,14 +68,16 @@ void run(const StreamWeightsOp& op, Worker& w) noexcept {
   const Rows &x = w.value(op.x), &weights = w.value(op.weights);
   const int64_t n = op.streams;
   const float *scales = w.vector(op.scales), *base = w.vector(op.base);
+  const float more = op.parts < 3 ? op.floor : 0.0f;  // is added to weights of the output
   const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float rms = 1.0f / std::sqrt(mean_of(floats_of(x, t), x.width, square) + op.eps);
     float* to = floats_of(weights, t);
     for (int64_t i = 0; i < weights.width; i++) {
       const float z = to[i] * rms * scales[std::min<int64_t>(i / n, 2)] + base[i];
-      to[i] = i < n ? sigmoid(z) + op.floor : i < 2 * n ? 2.0f * sigmoid(z) : z;
+      to[i] = i < n ? sigmoid(z) + op.floor : i < 2 * n ? op.most * sigmoid(z) + more : z;
     }
+    if (op.parts < 3) continue;
     float* mix = to + 2 * n;
     for (int64_t j = 0; j < n; j++) soften(mix + j * n, n, op.floor);
     for (int64_t i = 0; i < n; i++) normalize(mix + i, n, n, op.floor);
@@ -108,7 +111,7 @@ void run(const MergeStreamsOp& op, Worker& w) noexcept {
 void prepare(const SpreadStreamsOp& op, const Program& p) {
   const int64_t n = check_streams(op.kName, op.x, op.y, p);
   check_argument(op.x != op.y && op.x != op.weights, "spread_streams: x must not be another input");
-  check_weights(op.kName, op.weights, op.mixed ? n * (n + 2) : n, p);
+  check_weights(op.kName, op.weights, op.mixed ? n * (n + 2) : op.given ? 2 * n : n, p);
 }
 
 void run(const SpreadStreamsOp& op, Worker& w) noexcept {
@@ -120,7 +123,7 @@ void run(const SpreadStreamsOp& op, Worker& w) noexcept {
     const float *added = floats_of(y, t), *weights = floats_of(w.value(op.weights), t);
     if (!op.mixed) {
       for (int64_t i = 0; i < n; i++, row += width) {
-        const float by = 2.0f * sigmoid(weights[i]);
+        const float by = op.given ? weights[n + i] : 2.0f * sigmoid(weights[i]);
         for (int64_t c = 0; c < width; c++) row[c] += by * added[c];
       }
       continue;

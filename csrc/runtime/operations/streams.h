@@ -14,12 +14,22 @@ constexpr int32_t kMaxStreams = 8;
 // and added to `base`. The first columns become sigmoid + floor, and the next ones 2 sigmoid.
 // The rows of the matrix become softmax + floor. Then its columns and rows are divided
 // by their sums in turn, until the columns were divided `rounds` times.
+//   parts  3: all of these; 2: only the weights of inputs, and weights of outputs, which are
+//          most * sigmoid + floor (Hunyuan 4); 1: only the weights of inputs
+//   most   replaces the 2 of 2 sigmoid
 struct StreamWeightsOp {
   static constexpr const char* kName = "stream_weights";
   Id x, weights, scales, base;
   int32_t streams, rounds;
   float eps, floor;
-  CPUSERVE_FIELDS(x, weights, scales, base, streams, rounds, eps, floor)
+  int32_t parts = 3;
+  float most = 2.0f;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, weights, scales, base, streams, rounds, eps, floor, parts,
+                                most)
+
+  int64_t columns() const {  // the number of weights of a row
+    return int64_t{streams} * (parts == 3 ? streams + 2 : parts);
+  }
 };
 void prepare(const StreamWeightsOp& op, const Program& p);
 void run(const StreamWeightsOp& op, Worker& w) noexcept;
@@ -42,12 +52,14 @@ inline Accesses accesses(const MergeStreamsOp& op, const Program&) {
 
 // Adds y to each of the n streams of x. With `mixed`, `weights` come from StreamWeightsOp,
 // and stream i becomes weights[n + i] * y + sum over j of weights[2 n + j n + i] * stream j.
+// With `given`, weights[n + i] * y is added to stream i, and weights come from StreamWeightsOp too.
 // Otherwise 2 sigmoid(weights[i]) * y is added to stream i.
 struct SpreadStreamsOp {
   static constexpr const char* kName = "spread_streams";
   Id y, weights, x;
   bool mixed;
-  CPUSERVE_FIELDS(y, weights, x, mixed)
+  bool given = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, y, weights, x, mixed, given)
 };
 void prepare(const SpreadStreamsOp& op, const Program& p);
 void run(const SpreadStreamsOp& op, Worker& w) noexcept;

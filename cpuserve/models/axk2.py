@@ -1,0 +1,113 @@
+"""A.X K2: DeepSeek V3.2, where low-rank gates follow norms, and gates follow attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_int, read_kinds, refuse
+from cpuserve.models.deepseek import attend_latent, read_latent
+from cpuserve.models.experts import add_shared_mixture, read_groups
+from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
+from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
+
+_DEFAULTS = {
+    "q_lora_rank": 384,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "routed_scaling_factor": 2.5,
+    "index_n_heads": 16,
+}
+
+
+class AxK2:
+    """A.X K2 and A.X K2 Light. Source: transformers modeling_axk2.
+
+    Keys of ModelSpec.extra in addition to the keys of DeepSeek:
+
+    gate_rank: the width between the two matrices of the gates after a norm.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an A.X K2 config; without n_group, there are no groups."""
+        if config.get("q_lora_rank", 384) is None:
+            refuse("q_lora_rank", None, "a number, since queries have a low rank")
+        config = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
+        if ("n_group" in config) != ("topk_group" in config):
+            refuse("topk_group", config.get("topk_group"), "given or missing, as n_group")
+        first = read_int(config, "first_k_dense_replace", 1, low=0)
+        every = read_int(config, "moe_layer_freq", 1)
+        kinds = read_kinds(
+            config,
+            "mlp_layer_types",
+            ("dense", "sparse"),
+            lambda i: "sparse" if i >= first and i % every == 0 else "dense",
+        )
+        spec = read_latent(
+            config,
+            positions=131072,
+            dense=tuple(i for i, kind in enumerate(kinds) if kind == "dense"),
+            groups=read_groups(config, (1, 1), best=2),
+            renormalize=read_bool(config, "norm_topk_prob", True),
+        )
+        spec.extra["gate_rank"] = read_int(config, "gated_norm_rank", 16, high=1 << 16)
+        return read_indexer(spec, config)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        dense = cast("tuple[int, ...]", s.extra["dense_layers"])
+        x = b.embed("model.embed_tokens")
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            out = _attention(b, s, f"{at}.self_attn", _gated_norm(b, s, x, f"{at}.input_layernorm"))
+            b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+            norm = f"{at}.post_attention_layernorm"
+            if layer in dense:
+                gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, norm), s.intermediate, to=x)
+            else:
+                h = _gated_norm(b, s, x, norm)
+                add_shared_mixture(b, s, f"{at}.mlp", h, x, score="sigmoid")
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"))
+
+
+def _gated_norm(b: Builder, s: ModelSpec, x: ValueId, at: str) -> ValueId:
+    """Return the norm of x times gates, which two small matrices compute from it."""
+    h = b.rms_norm(x, f"{at}.norm")
+    low = b.linear(h, f"{at}.W_down", features=cast("int", s.extra["gate_rank"]), then="silu")
+    b.gate(b.linear(low, f"{at}.W_up", features=s.width), to=h)
+    return h
+
+
+def _attention(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return the latent attention of h times its gates, before the output matrix.
+
+    One tensor has the queries and then the gates of each head, and its inputs are the queries of
+    low rank, normalized and as they are.
+    """
+    rope = s.rope
+    assert rope is not None, "read_latent sets it"
+    nope, values, rank = (cast("int", s.extra[key]) for key in ("nope", "values", "q_rank"))
+    raw = b.linear(h, f"{at}.q_a_proj", features=rank, bias=s.qkv_bias)
+    low = b.rms_norm(raw, f"{at}.q_a_layernorm", eps=cast("float", s.extra["latent_eps"]))
+    both, wide = b.columns(low, rank, more=raw), nope + rope.rotary
+    starts = range(0, s.q_heads * (wide + values), wide + values)
+    queries = [rows(f"{at}.q_b_proj", start, wide) for start in starts]
+    gates = [rows(f"{at}.q_b_proj", start + wide, values) for start in starts]
+    if "indexer" not in s.extra:
+        leave_indexer(b, at, LATENT_INDEXER)
+    selection = select_latent(b, s, at, h, low)
+    out = attend_latent(b, s, at, h, b.linear(both, queries, features=wide), selection)
+    b.gate(b.linear(both, gates, features=values), to=out)
+    return out

@@ -1,0 +1,170 @@
+"""Hunyuan 4: latent attention with sinks and gates between residual streams, and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, refuse
+from cpuserve.models.deepseek import attend_latent, low_queries, read_latent
+from cpuserve.models.experts import add_mixture, read_dense_layers, read_groups
+from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
+from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.mixture import Groups
+from cpuserve.program.operations.streams import MOST_STREAMS
+from cpuserve.program.ops import ValueId
+
+_DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "routed_scaling_factor": 2.827,
+}
+_TYPES = ("shared", "full")
+
+
+class HunYuan4:
+    """Hunyuan 4 (text). Source: transformers modeling_hy_v4.
+
+    The RoPE rotates neighbouring dims, as in vLLM and llama.cpp, which read the published files.
+    In transformers 5.24 it rotates halves, with the same files.
+
+    Keys of ModelSpec.extra in addition to the keys of DeepSeek:
+
+    streams, floor: as in GLM-5.3.
+    most: the largest weight of the output of a part of a layer in a stream.
+    expert_limit: the limit of the gates and ups of experts.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Hunyuan 4 text config."""
+        config = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
+        types = read_kinds(config, "indexer_types", _TYPES, lambda i: _TYPES[i % 4 == 1 or not i])
+        if types[0] != "full":
+            refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
+        first = read_int(config, "first_k_dense_replace", 1, low=0)
+        spec = read_latent(
+            config,
+            positions=262144,
+            dense=read_dense_layers(config, first=first),
+            groups=read_groups(config, (1, 1), best=2),
+            renormalize=read_bool(config, "norm_topk_prob", True),
+        )
+        extra = {
+            **spec.extra,
+            "index_tail": True,
+            "index_eps": spec.norm_eps,
+            "shared_index": tuple(i for i, kind in enumerate(types) if kind == "shared"),
+            "streams": read_int(config, "hc_mult", 4, high=MOST_STREAMS),
+            "most": read_float(config, "hc_magnitude", 2.0),
+            "floor": read_float(config, "hc_eps", 1e-6),
+            "expert_limit": _read_limit(config),
+        }
+        return read_indexer(replace(spec, extra=extra), config, heads=16)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        streams = cast("int", s.extra["streams"])
+        first = x = b.embed("model.embed_tokens")
+        for _ in range(streams - 1):  # all residual streams begin with the embedding
+            x = b.columns(first, s.width, more=x)
+        selected: ValueId | None = None
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            h, weights = _enter(b, s, f"{at}.hc_attn_layer.hc", x)
+            h = b.rms_norm(h, f"{at}.input_layernorm")
+            y, selected = _attention(b, s, layer, h, selected)
+            b.spread_streams(y, weights, to=x, given=True)
+            h, weights = _enter(b, s, f"{at}.hc_mlp_layer.hc", x)
+            y = _mlp(b, s, layer, b.rms_norm(h, f"{at}.post_attention_layernorm"))
+            b.spread_streams(y, weights, to=x, given=True)
+        h, _ = _enter(b, s, "model.hc_head.hc_head", x, parts=1)
+        finish_decoder(b, s, b.rms_norm(h, "model.norm"))
+
+
+def _read_limit(config: Mapping[str, Any]) -> float:
+    """Return the limit of the gates and ups of experts; 0: there is none."""
+    limit = config.get("swiglu_limit", 10.0)
+    if isinstance(limit, int | float) and not isinstance(limit, bool) and limit <= 0:
+        refuse("swiglu_limit", limit, "above 0")
+    return read_float(config, "swiglu_limit", 10.0)
+
+
+def _enter(
+    b: Builder, s: ModelSpec, at: str, x: ValueId, *, parts: int = 2
+) -> tuple[ValueId, ValueId]:
+    """Return the input of a part of a layer, and the weights of its output in the streams.
+
+    parts: the number of kinds of weights, which is 1 at the end of the model.
+    """
+    n = cast("int", s.extra["streams"])
+    weights = b.linear(x, f"{at}_fn", features=n * parts, bare=True)
+    b.stream_weights(
+        x,
+        weights,
+        scales=f"{at}_scale",
+        base=f"{at}_base",
+        rounds=1,
+        floor=cast("float", s.extra["floor"]),
+        parts=parts,
+        most=cast("float", s.extra["most"]),
+    )
+    return b.merge_streams(x, s.width, weights=weights), weights
+
+
+def _attention(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, selected: ValueId | None
+) -> tuple[ValueId, ValueId | None]:
+    """Return the latent attention of h, and the positions that it reads.
+
+    selected: the positions that the layer before reads; some layers read the same.
+    """
+    at, rope = f"model.layers.{layer}.self_attn", s.rope
+    assert rope is not None, "read_latent sets it"
+    low = low_queries(b, s, at, h)
+    wide = s.q_heads * (cast("int", s.extra["nope"]) + rope.rotary)
+    q = b.linear(low, f"{at}.q_b_proj", features=wide)
+    if layer not in cast("tuple[int, ...]", s.extra["shared_index"]):
+        selected = select_latent(b, s, at, h, low)
+        if selected is None:
+            leave_indexer(b, at, LATENT_INDEXER)
+    sinks = f"{at}.learnable_sink_param"
+    out = attend_latent(b, s, at, h, q, selected, sinks=sinks)
+    values = s.q_heads * cast("int", s.extra["values"])
+    b.gate(b.linear(h, f"{at}.linear_gate", features=values), to=out)
+    y = b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+    return y, selected
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the layer's experts of h, chosen and shared, or its plain MLP of h."""
+    at = f"model.layers.{layer}.mlp"
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        return gated_mlp(b, s, at, h, s.intermediate)
+    out = add_mixture(
+        b,
+        s,
+        at,
+        h,
+        None,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=cast("bool", s.extra["renormalize"]),
+        score="sigmoid",
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.gate.e_score_correction_bias",
+        groups=cast("Groups | None", s.extra["groups"]),
+    )
+    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out)

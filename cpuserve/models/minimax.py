@@ -1,0 +1,133 @@
+"""MiniMax 01 and M1: lightning attention, some full attention, and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import attend, finish_decoder, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
+
+KINDS = ("linear_attention", "full_attention")
+_PARTS = ("linear_attn", "full_attn", "mlp")
+# The keys of published configs, which transformers renames.
+_PUBLISHED = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
+_LINEAR_EPS = 1e-6  # of the norm after lightning attention; no config has it
+_LEAST = 1e-5  # a small number in the slopes of layers
+
+
+class MiniMax:
+    """MiniMax Text 01 and M1. Source: transformers modeling_minimax.
+
+    A residual is the normalized input of a part of a layer, times the part's alpha.
+
+    Keys of ModelSpec.extra in addition to the keys of experts:
+
+    attends: whether each layer has full attention.
+    alphas, betas: the factors of the residual and of the result, of lightning attention,
+      full attention and experts.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a MiniMax config, of transformers or as published."""
+        given = _given(config)
+        read_choice(given, "hidden_act", "silu", {"silu": "silu"})
+        kinds = read_kinds(given, "layer_types", KINDS, lambda i: KINDS[i % 2 == 0])
+        extra = {
+            **read_experts(given, count="num_local_experts", width="intermediate_size"),
+            "attends": tuple(kind == "full_attention" for kind in kinds),
+            "alphas": tuple(read_float(given, f"{part}_alpha_factor", 1.0) for part in _PARTS),
+            "betas": tuple(read_float(given, f"{part}_beta_factor", 1.0) for part in _PARTS),
+        }
+        return read_decoder(
+            {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **given},
+            positions=131072,
+            window=read_int(given, "sliding_window", 0, low=0),
+            extra=extra,
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        alphas, betas = (cast("tuple[float, ...]", s.extra[key]) for key in ("alphas", "betas"))
+        attends = cast("tuple[bool, ...]", s.extra["attends"])
+        x = b.embed("model.embed_tokens")
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            x = b.rms_norm(x, f"{at}.input_layernorm")
+            full = attends[layer]
+            if full:
+                out, name = attend(b, s, layer, x, cache=sum(attends[:layer])), "o_proj"
+            else:
+                out, name = _lightning(b, s, layer, x), "out_proj"
+            b.multiply_by(out, betas[full])
+            b.multiply_by(x, alphas[full])
+            b.linear(out, f"{at}.self_attn.{name}", add_to=x)
+            h = b.rms_norm(x, f"{at}.post_attention_layernorm")
+            x = _experts(b, s, f"{at}.block_sparse_moe", h, (alphas[2], betas[2]))
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"))
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with the keys of transformers."""
+    given = {key: value for key, value in config.items() if value is not None}
+    for part, name in _PUBLISHED.items():
+        for factor in ("alpha", "beta"):
+            if (published := f"layernorm_{name}_{factor}") in given:
+                given[f"{part}_{factor}_factor"] = given[published]
+    types = given.get("attn_type_list")
+    if "layer_types" not in given and isinstance(types, list):
+        if not all(kind in (0, 1) for kind in types):
+            refuse("attn_type_list", types, "a list of 0 (lightning attention) and 1 (full)")
+        given["layer_types"] = [KINDS[kind] for kind in types]
+    if not read_bool(given, "postnorm", True):
+        refuse("postnorm", False, "true: residuals are normalized inputs")
+    if shared := read_int(given, "shared_intermediate_size", 0, low=0):
+        refuse("shared_intermediate_size", shared, "0: there are no shared experts")
+    if "rotary_dim" in given and "partial_rotary_factor" not in given:
+        width, heads = (read_int(given, key) for key in ("hidden_size", "num_attention_heads"))
+        head_dim = read_int(given, "head_dim", max(width // heads, 1))
+        rotary = read_int(given, "rotary_dim", high=head_dim)
+        given["partial_rotary_factor"] = rotary / head_dim
+    return given
+
+
+def _lightning(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the lightning attention of h, before the output matrix.
+
+    One tensor has the query, the key and the value of each head.
+    """
+    at, d, heads = f"model.layers.{layer}.self_attn", s.head_dim, s.q_heads
+    starts = [[(3 * head + part) * d for head in range(heads)] for part in (2, 1, 0)]
+    parts = [rows(f"{at}.qkv_proj", start, d) for part in starts for start in part]
+    vkq = b.linear(h, parts, features=d, then="silu")
+    out = b.decayed_sums(vkq, at, width=d, slopes=_slopes(heads, layer, s.layers))
+    out = b.rms_norm(out, f"{at}.norm", eps=_LINEAR_EPS)
+    b.gate(b.linear(h, f"{at}.output_gate", features=heads * d), to=out)
+    decays = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+    b.leave(f"{at}.{name}" for name in decays)  # they follow from the number of the head
+    return out
+
+
+def _slopes(heads: int, layer: int, layers: int) -> tuple[float, ...]:
+    """Return how fast the sums of each head decay; they decay more slowly in later layers."""
+    factor = 1 - layer / (layers - 1 + _LEAST) + _LEAST
+    return tuple(2 ** (-8 * (head + 1) / heads) * factor for head in range(heads))
+
+
+def _experts(
+    b: Builder, s: ModelSpec, at: str, h: ValueId, factors: tuple[float, float]
+) -> ValueId:
+    """Return factors[0] h + factors[1] times the experts of h."""
+    out = add_mixture(
+        b, s, at, h, None, parts=("w1", "w3", "w2"), renormalize=True, scale=factors[1]
+    )
+    b.multiply_by(h, factors[0])
+    b.add(h, to=out)
+    return out
