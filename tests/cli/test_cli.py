@@ -588,6 +588,16 @@ def test_importing_the_routes_loads_neither_numpy_nor_torch():
     assert out.stdout.strip() == "[]"
 
 
+def test_the_fingerprint_of_a_model_loads_no_numpy_into_the_front_end():
+    """--audit and --prefix-cache-dir need it there."""
+    names = "cpuserve.api.lifecycle.model_context", "cpuserve.engine.fingerprint"
+    code = f"import sys, {', '.join(names)}; print('numpy' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+    assert not any({"numpy", "torch"} & imported_when_run(name) for name in names)
+
+
 FRONT_END = ("api", "serving", "tokenizer", "metrics", "sampling", "core")
 
 

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.engine.build import build_engine
+from cpuserve.engine.fingerprint import fingerprint
 from cpuserve.engine.ipc import Abort, AddRequest, TierStats
-from cpuserve.engine.offload import check_tiers, fingerprint
+from cpuserve.engine.offload import check_tiers
 from cpuserve.errors import ConfigError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference

@@ -11,7 +11,7 @@ import torch
 
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
-from cpuserve.engine.offload import fingerprint
+from cpuserve.engine.fingerprint import fingerprint
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.mmproj import PROJECTORS, mmproj_config

@@ -10,6 +10,7 @@ import msgspec
 
 from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.config.checks import ANY_NAME
+from cpuserve.engine.fingerprint import fingerprint
 from cpuserve.log import get_logger
 from cpuserve.media.families.table import FAMILIES
 from cpuserve.metrics.server import ServerMetrics
@@ -38,7 +39,7 @@ log = get_logger("serve")
 # The default limit on the body of a request, if it may have pictures in base64.
 PICTURE_BODY_BYTES = 64 << 20
 
-# Settings that can change a response, besides SETTINGS in engine/offload.py.
+# Settings that can change a response, besides SETTINGS in engine/fingerprint.py.
 _SETTINGS = (
     "model",
     "max_model_len",
@@ -152,8 +153,6 @@ def files_fingerprint(config: EngineConfig) -> str:
 
     This reads samples of the model's files. Where and how fast the model computes does not count.
     """
-    from cpuserve.engine.offload import fingerprint
-
     template = config.chat_template
     facts = {
         "engine": fingerprint(config, ()).hex(),

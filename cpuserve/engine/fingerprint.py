@@ -1,0 +1,63 @@
+"""The fingerprint of a model with its settings: engines with equal ones can share KV blocks.
+
+The front end imports this module as well, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.loader.source_digest import sampled, weight_files
+from cpuserve.version import version
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+
+# Increment this number if a new version stores the same keys and values as different bytes.
+KV_FORM = 2
+# Settings that can change the bytes of the keys and values of given tokens.
+SETTINGS = (
+    "architecture",
+    "dtype",
+    "activation_bits",
+    "quantize",
+    "tower_quantize",
+    "long_rope",
+    "kv_dtype",
+    "block_size",
+    "executor",
+    "model_impl",
+    "isa",
+)
+
+
+def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
+    """Return 32 bytes that differ if engines have other keys, values or states for a token."""
+    facts = {
+        "version": version(),
+        "kv_form": KV_FORM,
+        "sizes": sizes,
+        "groups": [group.layers for group in config.kv_groups],
+        "files": _files(Path(config.model_path), config.mmproj),
+        **{name: getattr(config, name) for name in SETTINGS},
+    }
+    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).digest()
+
+
+def _files(path: Path, mmproj: str | None = None) -> list[tuple[str, int, int, str]]:
+    """Return (name, bytes, time of change, hash of samples) of each file of the model.
+
+    Name, size and time are not enough: fine-tunes of one model have equal ones if a container image
+    or an archive has set all times to one value.
+    """
+    files = sorted(path.glob("*")) if path.is_dir() else weight_files(path, mmproj)
+    kinds = (".safetensors", ".json", ".gguf")
+    found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
+    return [
+        (file.name, status.st_size, status.st_mtime_ns, sampled(file, status.st_size))
+        for file, status in found
+    ]
