@@ -85,6 +85,9 @@ POINTS = {
     "kv_block.write": _point("write a block", KILL, "ENOSPC", "EIO"),
     "kv_scan.read": _point("read the list of blocks", "EIO"),
     "kv_shared.read": _point("read a block of another server", "EIO"),
+    "response.list": _point("read the list of kept responses", "EIO"),
+    "response.read": _point("read the tokens of a kept response", "EIO", "EMFILE"),
+    "response.write": _point("write the tokens of a response", "ENOSPC", "EROFS", "EIO"),
     # Files of the server's own.
     "secret.read": _point("read a secret of the server", "EIO"),
     "secret.write": _point("write a secret of the server", "ENOSPC", "EROFS"),

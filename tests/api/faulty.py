@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+from cpuserve.serving.models.recent_prompts import MAX_PROMPTS_OF_CALLER
 from tests.helpers.adapter import adapter_of
 from tests.helpers.drawn import data_url, picture, saved
 from tests.helpers.patience import wait_until
@@ -53,6 +54,29 @@ def stream(server):
 def chat(server):
     messages = [{"role": "user", "content": f"hello {next(NUMBERS)}"}]
     return [server.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 4})]
+
+
+def talk(server):
+    """A conversation whose tokens are kept in a file."""
+    return [_say(server, [_question()])]
+
+
+def continued(server):
+    """A conversation that goes on when so many others have come that only its file is left."""
+    turns = [_question()]
+    answers = [_say(server, turns)]
+    for _ in range(MAX_PROMPTS_OF_CALLER):
+        answers += chat(server)
+    turns += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "And then?"}]
+    return [*answers, _say(server, turns)]
+
+
+def _question():
+    return {"role": "user", "content": f"{next(NUMBERS)} " + "a long question, " * 12}
+
+
+def _say(server, turns):
+    return server.ask("/v1/chat/completions", {"messages": turns, "max_tokens": 4})
 
 
 def grammar(server):

@@ -73,6 +73,7 @@ ELSEWHERE = {
     "platforms/cpu.py:_machine": "for the text of an error",
     "platforms/tuned.py:store_tuned": "a command stores these sizes",
     "program/lower.py:step_bytes": "a method of weights has the name read_bytes",
+    "serving/models/kept_responses.py:_created": "its caller has the point",
     "runtime/native.py:_parts": "a method of weights has the name read_bytes",
     "runtime/packed_cache.py:_code_digest": "reads the code of this package",
     "runtime/packed_cache.py:disk_rate": "a measurement for a line of the log",

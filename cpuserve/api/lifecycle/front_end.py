@@ -18,7 +18,12 @@ from cpuserve.api.callers.known_callers import KeyFileWatch, KnownCallers
 from cpuserve.api.http.listener import Listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models
-from cpuserve.api.lifecycle.model_context import files_fingerprint, load_texts, make_context
+from cpuserve.api.lifecycle.model_context import (
+    files_fingerprint,
+    kept_responses,
+    load_texts,
+    make_context,
+)
 from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import reload_signals, stop_signals
 from cpuserve.api.request.sealed import Seal
@@ -227,6 +232,7 @@ class FrontEnd:
         if self._options.audit is not None:
             found = await asyncio.to_thread(files_fingerprint, self._config)
             self.context.files_fingerprint = found
+        self.context.kept = await asyncio.to_thread(kept_responses, self._config)
         gc.collect()
         gc.freeze()
         return loaded
@@ -290,7 +296,7 @@ class FrontEnd:
         """Stop the engine, which fails running requests; then close all connections."""
         self.state.draining = self.state.stopping = True
         self._server.should_exit = True
-        await asyncio.gather(self._client.close(), self.models.close())
+        await asyncio.gather(self.context.close(), self.models.close())
         await asyncio.to_thread(DECODER.close)
         await asyncio.to_thread(RENDERER.close)  # its threads would delay the exit
         await asyncio.wait((http,), timeout=_FLUSH_S)

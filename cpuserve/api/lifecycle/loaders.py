@@ -8,7 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cpuserve.api.lifecycle.engines import start_engines
-from cpuserve.api.lifecycle.model_context import files_fingerprint, load_texts, make_context
+from cpuserve.api.lifecycle.model_context import (
+    files_fingerprint,
+    kept_responses,
+    load_texts,
+    make_context,
+)
 from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.request.memory_trim import trim_asleep
 from cpuserve.engine.affinity import on_cpus
@@ -82,6 +87,7 @@ class ModelLoader:
             context, _ = make_context(client, configs, self._options, platform, kv_bytes, details)
             if self._options.audit is not None:
                 context.files_fingerprint = await asyncio.to_thread(files_fingerprint, config)
+            context.kept = await asyncio.to_thread(kept_responses, config)
             context.set_ready(*loaded)
             self._sources = config.sources
         except BaseException:

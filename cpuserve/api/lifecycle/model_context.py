@@ -17,6 +17,7 @@ from cpuserve.metrics.server import ServerMetrics
 from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.models.details import ModelDetails
+from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.models.tasks import default_task, tasks_of
 from cpuserve.serving.pictures import PictureRules
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 # The default limit on the body of a request, if it may have pictures in base64.
 PICTURE_BODY_BYTES = 64 << 20
+# The tokens of responses may take this part of the bytes that the prefix cache may take.
+_SHARE_OF_RESPONSES = 16
 
 # Settings that can change a response, besides SETTINGS in engine/fingerprint.py.
 _SETTINGS = (
@@ -163,6 +166,30 @@ def files_fingerprint(config: EngineConfig) -> str:
         **{name: getattr(config, name) for name in _SETTINGS},
     }
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
+
+
+def kept_responses(config: EngineConfig) -> KeptResponses | None:
+    """Return the kept responses of a model, in the directory of its prefix cache; None = no files.
+
+    This reads samples of the model's files.
+
+    Raises:
+      ConfigError: the directory has files of another program.
+    """
+    if config.prefix_cache_dir is None or config.pooling != "none":
+        return None
+    tokens = fingerprint(config, ()) + config.tokenizer_path.encode()
+    model = hashlib.sha256(tokens + bytes([config.control_tokens_in_messages])).digest()
+    directory = Path(config.prefix_cache_dir).expanduser()
+    try:
+        return KeptResponses(directory, model, config.prefix_cache_bytes // _SHARE_OF_RESPONSES)
+    except OSError as error:
+        log.warning(
+            "%s cannot be used (%s), so the tokens of responses are not kept for the next start",
+            directory,
+            error.strerror or type(error).__name__,
+        )
+        return None
 
 
 def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:

@@ -498,6 +498,8 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
             if sequence.recent is not None and context.recent is not None:
                 ends = {*context.bounds.eos_ids, *params.stop_token_ids}
                 context.recent.remember(sequence.recent, run.response_ids, ends)
+                if context.kept is not None:
+                    context.kept.put(sequence.recent)
 
 
 def _engine_request(sequence: SequenceRequest, run: SequenceRun) -> EngineRequest:

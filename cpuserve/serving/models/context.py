@@ -14,6 +14,7 @@ from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.core.admission import ANY_ROWS, Limits
 from cpuserve.serving.calls.call import MAX_LOGPROBS
 from cpuserve.serving.models.details import ModelDetails
+from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.limits import Backlog, ClientLimits
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
 from cpuserve.serving.models.next_turns import NextTurns
@@ -68,6 +69,7 @@ class ModelContext:
     pictures: reads the pictures of requests; None = the model reads no pictures.
     picture_rules: the rules of the server for pictures.
     recent: the prompts of the last requests; None = prefixes are not cached.
+    kept: has the tokens of responses in files; None = they are not kept after a restart.
     turns: computes next turns of conversations in advance; None = nobody does.
     preset: the texts and parameters of a created model.
     files_fingerprint: differs if the model's files or settings differ; "" = not computed.
@@ -108,6 +110,7 @@ class ModelContext:
     pictures: PictureReader | None = None
     picture_rules: PictureRules = field(default_factory=PictureRules)
     recent: RecentPrompts | None = None
+    kept: KeptResponses | None = None
     turns: NextTurns | None = None
     preset: Preset | None = None
     files_fingerprint: str = ""
@@ -165,6 +168,12 @@ class ModelContext:
             )
         self.vector_width = number("width", 0)
         self.ready = True
+
+    async def close(self) -> None:
+        """End the engines, and write the responses that wait for the disk."""
+        await self.client.close()
+        if self.kept is not None:
+            await self.kept.close()
 
     def unavailable(self) -> str | None:
         """Return why requests cannot be answered now, or None if they can."""

@@ -583,7 +583,7 @@ class _Slot:
 
 
 async def _close_engines(context: ModelContext) -> None:
-    await context.client.close()
+    await context.close()
 
 
 def _first_slot(context: ModelContext, sleeper: Sleeper | None, keep_s: float) -> _Slot:

@@ -101,9 +101,14 @@ async def _known(
     """Return the tokens of the longest earlier prompt that `text` begins with, or None.
 
     The tokens of its response are among them if `text` continues with the same response.
+    After a restart, earlier prompts are in the files of `context.kept`.
     """
     assert context.recent is not None
-    earlier = context.recent.beginning(call.caller, scope_of(call), text, digests)
+    whose = call.caller, scope_of(call)
+    earlier = context.recent.beginning(*whose, text, digests)
+    if context.kept is not None:
+        longest = 0 if earlier is None else len(earlier.text)
+        earlier = await context.kept.beginning(*whose, text, digests, longest) or earlier
     if earlier is None:
         return None
     size = _TIMES_LONGER * len(earlier.response)
