@@ -20,7 +20,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from bench_tower import SHAPES, write_model
+from make_picture_model import SHAPES, write_model
 
 from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.cli.bench_flags import number

@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -1679,20 +1679,26 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write_weights(
-    program: Program, directory: Path, dtype: str, seed: int, prefix: str = "model."
+    program: Program,
+    directory: Path,
+    dtype: str,
+    seed: int,
+    prefix: str = "model.",
+    more: Sequence[WeightNeed] = (),
 ) -> None:
     """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB.
 
-    prefix: what their names have instead of "model.".
+    prefix: it replaces "model." in them. more: further tensors.
     """
     stored = [
         replace(need, name=re.sub(r"^model\.", prefix, need.name))
         for need in stored_needs(program.weights)
     ]
-    shards = _plan_shards(stored, dtype)
+    stored += more
     offsets = {name for op in program.ops if getattr(op, "plus_one", False) for name in _norms(op)}
     parts = [part for need in program.weights if (part := parse(need.name))]
     kinds = _Kinds(offsets, {part.tensor for part in parts if part.columns})
+    shards = _plan_shards(stored, dtype)
     if len(shards) == 1:
         _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed, kinds)
         return
@@ -1715,7 +1721,7 @@ class _Kinds(NamedTuple):
     transposed: set[str]
 
 
-def _plan_shards(needs: tuple[WeightNeed, ...], dtype: str) -> list[list[WeightNeed]]:
+def _plan_shards(needs: Sequence[WeightNeed], dtype: str) -> list[list[WeightNeed]]:
     shards: list[list[WeightNeed]] = [[]]
     used = 0
     for need in needs:
@@ -1779,6 +1785,8 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
         middle, spread = -1e-6, 0.0
     if need.role != "vector":
         inputs = need.shape[0 if need.name in kinds.transposed else -1]
+        if "patch_embed" in need.name:
+            inputs = math.prod(need.shape[1:])
         spread = math.sqrt(3.0 / inputs)  # uniform numbers have variance spread^2 / 3
         if need.name.endswith("modality_router.weight"):
             spread *= inputs  # Gemma 3n divides its input by `inputs`

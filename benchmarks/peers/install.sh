@@ -2,10 +2,10 @@
 # Install the engines to compare with, each into its own virtual environment below $PEERS (default
 # ~/.cache/cpuserve-peers), outside the repository.
 #
-# usage: install.sh [vllm] [llama] [openvino]      (default: all)
+# usage: install.sh [vllm] [llama] [openvino] [openvino_convert]      (default: all)
 set -euo pipefail
 PEERS=${PEERS:-$HOME/.cache/cpuserve-peers}
-VLLM=0.32.0 LLAMA=0.3.36 OPENVINO=2026.4.1 TORCH=2.13.0
+VLLM=0.32.0 LLAMA=0.3.36 OPENVINO=2026.4.1 TORCH=2.13.0 OPTIMUM=2.2.0 TRANSFORMERS=4.57.6
 
 # fresh NAME: create and activate a new environment. The file NAME/complete marks a finished one.
 fresh() {
@@ -34,10 +34,16 @@ install_vllm() {
 }
 
 install_llama() { pip install -q "llama-cpp-python==$LLAMA" gguf; } # compiles for this CPU
-install_openvino() { pip install -q "openvino-genai==$OPENVINO"; }
+install_openvino() { pip install -q "openvino-genai==$OPENVINO" pillow; }
+
+# For openvino_convert.py. The converter of Qwen3-VL needs this version of transformers.
+install_openvino_convert() {
+  pip install -q "optimum-intel==$OPTIMUM" "transformers==$TRANSFORMERS" "torch==$TORCH" \
+    torchvision pillow "openvino-genai==$OPENVINO"
+}
 
 mkdir -p "$PEERS/wheels"
-[ $# -gt 0 ] || set -- vllm llama openvino
+[ $# -gt 0 ] || set -- vllm llama openvino openvino_convert
 for name in "$@"; do
   [ -e "$PEERS/$name/complete" ] && continue
   echo "installing $name into $PEERS/$name"

@@ -105,7 +105,7 @@ class ScriptEngine:
         python = str(PEERS / name / "bin/python")
         self.command = [python, str(HERE / script), *map(str, arguments)]
 
-    def measure(self, _args):
+    def measure(self, _args, _scenario=None):
         out = subprocess.run(self.command, capture_output=True, text=True, check=False)
         if out.returncode or not out.stdout.strip():
             last = (out.stderr.strip() or "it printed no error").splitlines()[-1]

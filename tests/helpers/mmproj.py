@@ -241,7 +241,7 @@ def write_ggufs(
     text, tower = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
         found = checkpoint_to_hf(name)
-        (tower if found.startswith(_PARTS) else text)[found] = value
+        (tower if is_of_tower(found) else text)[found] = value
     (to / "text").mkdir(parents=True)
     name = config["architectures"][0]
     arch, family = TEXTS.get(name) or TEXTS[f"{name} whole"]
@@ -260,7 +260,7 @@ def write_ggufs(
     if arch == "glm4":
         keys = {"rope.dimension_sections": [*settings["rope_parameters"]["mrope_section"], 0]}
     convert(arch, files[0], source=to / "text", **keys)
-    write_mmproj(files[1], config, source, _tower(config, tower, swapped), kind, **changes)
+    write_mmproj(files[1], config, source, tower_of(config, tower, swapped), kind, **changes)
     return files
 
 
@@ -282,7 +282,12 @@ def split_pairs(settings, name, value):
     return np.concatenate(parts, axis=1).reshape(value.shape)
 
 
-def _tower(config, tensors, swapped):
+def is_of_tower(name: str) -> bool:
+    """Whether a tensor is of the tower, or of the part that joins it to the text part."""
+    return name.startswith(_PARTS)
+
+
+def tower_of(config, tensors, swapped=False):
     """Return the tensors of a tower as the converter writes them."""
     found = {}
     for name, value in tensors.items():
