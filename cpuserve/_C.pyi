@@ -146,6 +146,8 @@ class Executor:
         rows_per_seq: int = 1,
         packed_pool: int = 0,
         before_read: Callable[[int], int] | None = None,
+        kv_owner: Executor | None = None,
+        kv_layers: Sequence[int] = (),
     ) -> None:
         """packed_fd: a file of packed_file_bytes() from which the matrices are mapped.
         packed_pool: the bytes of a pool that reads experts from the file; 0 = there is no pool.
@@ -154,7 +156,9 @@ class Executor:
 
         packed_offset: where these bytes begin in the file.
         rows_per_seq: the most rows that a step samples for a sequence of one token: 1, and 1 for
-        each draft token."""
+        each draft token.
+        kv_owner: an executor with equal blocks, whose KV layers `kv_layers` this one reads; it has
+        none of its own, and stores no keys."""
     def read_packed(self, fd: int, offset: int = 0) -> None:
         """Fill the matrices from a file, on all threads; if they are mapped, read them."""
     def seal_packed(self) -> None:

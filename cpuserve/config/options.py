@@ -469,7 +469,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             "How --speculate guesses tokens: a JSON object with method (ngram: guess "
             "the tokens after an earlier occurrence of the last tokens; draft_model: a second "
             "model guesses as well; mtp: a head of the model for multi-token prediction guesses as "
-            "well; eagle3: an EAGLE-3 head guesses as well), model (the draft model or head), "
+            "well, or the assistant of a Gemma 4 that `model` names; "
+            "eagle3: an EAGLE-3 head guesses as well), model (the draft model, assistant or head), "
             "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2).",
             default="as --speculate auto decides",
             check=read_speculation,

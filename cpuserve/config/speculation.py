@@ -11,10 +11,14 @@ from cpuserve.errors import ConfigError
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.
 AUTO, NGRAM, DRAFT_MODEL, MTP, EAGLE3 = "auto", "ngram", "draft_model", "mtp", "eagle3"
-# Methods that need a second checkpoint, and those that are heads of the model.
+# Methods that need a second checkpoint, and those that are heads of the model. MTP is a head in the
+# checkpoint of the model, or in its own one (the assistants of Gemma 4).
 WITH_MODEL, HEADS = (DRAFT_MODEL, EAGLE3), (MTP, EAGLE3)
 # Names of vLLM for "mtp", by the architecture of the model.
-MTP_OF = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+MTP_OF = (
+    *("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+    "gemma4_mtp",
+)
 AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
 # With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
@@ -30,8 +34,9 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_blocks: the number of its KV blocks.
     max_tokens: the most tokens of its steps.
     head: whether it is a head, which reads hidden states of the engine's model: in the checkpoint
-      of this model (multi-token prediction), or in its own one (EAGLE-3).
+      of this model (multi-token prediction), or in its own one (EAGLE-3, assistants of Gemma 4).
     layers: the layers of the engine's model from which an EAGLE-3 head reads.
+    caches: an assistant reads the keys of these layers of the engine's model.
     """
 
     model: str
@@ -44,6 +49,7 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_model_len: int
     head: bool = False
     layers: list[int] = []
+    caches: list[int] = []
 
 
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
@@ -53,7 +59,8 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     (or fewer, down to prompt_lookup_min) in the sequence, and propose the tokens after it.
     method AUTO: the same, with less memory (`automatic`).
     method "draft_model": the same as AUTO, and the tokens that `model` generates.
-    method "mtp": the same as AUTO, where the checkpoint must have a head for it.
+    method "mtp": the same as AUTO, where the checkpoint must have a head for it, or the tokens that
+    `model` guesses, an assistant of Gemma 4.
     method "eagle3": the same as AUTO, and the tokens that the EAGLE-3 head `model` guesses.
     """
 
@@ -122,9 +129,10 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
     if method not in (NGRAM, DRAFT_MODEL, MTP, EAGLE3):
         msg = f'method must be "{NGRAM}", "{DRAFT_MODEL}", "{MTP}" or "{EAGLE3}"'
         raise ValueError(msg)
-    if not isinstance(model, str) or bool(model) != (method in WITH_MODEL):
+    named = method in WITH_MODEL or (method == MTP and bool(model))
+    if not isinstance(model, str) or bool(model) != named:
         msg = f'model must name a draft model, with the method "{DRAFT_MODEL}" or none, '
-        msg += f'or a head, with the method "{EAGLE3}"'
+        msg += f'or a head, with the method "{EAGLE3}" or "{MTP}"'
         raise ValueError(msg)
     tokens = _whole(values, "num_speculative_tokens", MOST_TOKENS) or 5
     most, least = (

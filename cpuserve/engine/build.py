@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from cpuserve.config.engine import KvGroup
 from cpuserve.config.speculation import AUTO
 from cpuserve.core.kv.manager import KvManager
+from cpuserve.engine.assistant import Assistant
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.draft_head import DraftHead
 from cpuserve.engine.draft_model import DraftModel
@@ -116,6 +118,7 @@ def _draft_model(
     draft = config.draft
     if draft is None:
         return None
+    caching = config.enable_prefix_caching
     own = msgspec.structs.replace(
         config,
         draft=None,
@@ -138,6 +141,8 @@ def _draft_model(
         weight_memory_bytes=0,
         mmproj=None,
     )
+    if draft.caches:
+        return _assistant(own, config, vocab, team, target)
     if draft.head:
         own = msgspec.structs.replace(own, media_rows=draft.max_tokens, weight_cache_bytes=0)
         try:
@@ -147,11 +152,11 @@ def _draft_model(
                 raise
             log.warning("no tokens are guessed with the head of the model: %s", error)
             return None
-        kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=False)
+        kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=caching)
         return DraftHead(executor, kv, vocab, draft.max_model_len, target, head)
     executor, own_vocab, *_ = _on_program(own, None, team)
     check_vocabulary(config, draft, min(vocab, own_vocab))
-    kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+    kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=caching)
     return DraftModel(executor, kv, vocab, draft.max_model_len)
 
 
@@ -175,6 +180,38 @@ def _head_executor(
     head, weights = found
     weights = quantize_online(weights, config.quantize)
     return head, NativeExecutor(config, head.program, weights, team)
+
+
+def _assistant(
+    own: EngineConfig, config: EngineConfig, vocab: int, team: Any, target: Executor
+) -> DraftModel:
+    """Return an assistant of the engine's model; `target` is the executor of this model.
+
+    own: the settings of its executor, which has no KV blocks.
+    """
+    from cpuserve.loader.assistants import open_assistant
+    from cpuserve.quant import quantize_online
+    from cpuserve.runtime.native import NativeExecutor
+
+    draft, whole = config.draft, config.kv_groups
+    assert draft is not None
+    groups = [
+        next((number for number, group in enumerate(whole) if layer in group.layers), 0)
+        for layer in draft.caches
+    ]
+    own = msgspec.structs.replace(
+        own,
+        kv_blocks=config.kv_blocks,
+        kv_groups=[KvGroup(window=0, layers=[layer]) for layer in range(len(groups))],
+        media_rows=draft.max_tokens,
+        weight_cache_bytes=0,
+    )
+    head, weights = open_assistant(Path(own.model_path), Path(config.model_path))
+    weights = quantize_online(weights, own.quantize)
+    assert isinstance(target, NativeExecutor)  # asks_for_head
+    kv: dict[str, Any] = {"kv_owner": target.native, "kv_layers": draft.caches}
+    executor = NativeExecutor(own, head.program, weights, team, **kv)
+    return Assistant(executor, vocab, draft.max_model_len, target, head, groups)
 
 
 def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) -> None:

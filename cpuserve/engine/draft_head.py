@@ -41,9 +41,11 @@ class DraftHead(DraftModel):
     Further guesses read hidden states of the head itself. Their rows are computed again
     when the model has computed their tokens.
 
+    After a prefix that the model finds in its cache, the head finds its keys in its own cache. The
+    key of the last token of such a prefix may belong to another next token.
     A text that lacks the hidden states of some tokens begins anew after them: the head then
     attends only to later tokens (`DraftedText.first`). This happens while no guesses pay,
-    and after a prefix that was found in the cache.
+    and after a prefix from an offload tier, which has the keys of the model only.
 
     target: the executor of the model.
     head: the head that `executor` runs.
@@ -86,11 +88,14 @@ class DraftHead(DraftModel):
     # --- texts -------------------------------------------------------------------------------
 
     def _begin(self, request: Request) -> DraftedText:
-        """Return a text without keys."""
+        """Return a text with the keys of the longest prefix that the cache has."""
         chain = PrefixChain(salt=request.chain.salt)
         sequence = DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
         sequence.base = len(request.token_ids)
         self._begin_at(request, sequence, 0)
+        match = self.kv.match_prefix(chain, request.token_ids)
+        self.kv.adopt(sequence.tables, chain, match)
+        sequence.computed = match.num_tokens
         self._sequences[request.id] = sequence
         return sequence
 
@@ -106,6 +111,9 @@ class DraftHead(DraftModel):
         self._learn_chances(sequence, ids)
         sequence.computed = min(sequence.computed, sequence.base - 1)
         sequence.base = len(ids)
+        if sequence.first == 0:
+            computed = sequence.computed
+            self.kv.publish(sequence.tables, sequence.chain, ids, computed, computed=True)
 
     def _grow(self, sequence: DraftedText, tokens: int) -> bool:
         return self.kv.grow(sequence.tables, tokens - sequence.first)
@@ -145,7 +153,7 @@ class DraftHead(DraftModel):
             self._learn(sequence, ids)
         # The row of a token needs the next token, and rejected drafts are not in the text.
         end = min(step.position + step.tokens, len(ids) - 1)
-        if not step.position <= sequence.computed <= end:
+        if sequence.computed < step.position:
             self._begin_at(request, sequence, step.position)
         start = sequence.computed
         if start >= end or not self._grow(sequence, end):

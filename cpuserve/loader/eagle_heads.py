@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cpuserve.config.speculation import EAGLE3
+from cpuserve.config.speculation import EAGLE3, MTP
 from cpuserve.errors import ModelError
+from cpuserve.loader.assistants import with_assistant
 from cpuserve.loader.guess_heads import GuessHead, head_facts, with_head
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.loader.safetensors import SafetensorsStore
@@ -88,6 +89,8 @@ def with_any_head(
     Raises:
         ModelError: the head that is asked for cannot be used with this model.
     """
+    if asked == MTP and head is not None:
+        return with_assistant(facts, path, head), []
     if asked != EAGLE3 or head is None:
         return with_head(facts, path, asked)
     if facts.pooling != "none" or not facts.has_program:

@@ -68,6 +68,7 @@ class GuessHead:
     called: how a tensor begins in the Program, and in the checkpoint.
     layers: the layers of the model that it reads the inputs of; () = of the output matrix.
     ids: the token of each of its logits; None = a logit for each token of the model.
+    caches: the KV layers of the model that its cache layers are (assistants); () = it has its own.
     """
 
     spec: ModelSpec
@@ -75,6 +76,7 @@ class GuessHead:
     called: Mapping[str, str]
     layers: tuple[int, ...] = ()
     ids: npt.NDArray[np.int64] | None = None
+    caches: tuple[int, ...] = ()
 
     def stored(self, name: str) -> str:
         """Return the name in the checkpoint of a tensor of the Program."""

@@ -91,7 +91,7 @@ class Gemma4:
         for i in range(s.layers):
             at = f"model.layers.{i}"
             shared_attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
-            _feed_forward(b, s, i, x)
+            feed_forward(b, s, i, x)
             if inputs is not None:
                 b.add(gated_input(b, s, i, inputs, x), to=x)
             b.scale(x, f"{at}.layer_scalar")
@@ -196,7 +196,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
         kv_heads, d = cast("tuple[int, int]", s.extra["local_heads"])
     q, k, v, o = (f"{at}.self_attn.{part}_proj" for part in "qkvo")
     cache = cast("tuple[int, ...]", s.extra["caches"])[layer]
-    own = cache == layer
+    own = cache == layer and not s.guesses
     names, sizes = [q], [s.q_heads * d]
     if own:
         # With one_kv, values of global layers are the keys before their norm: k is used twice.
@@ -221,7 +221,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
     b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
 
 
-def _feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
+def feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Add norm(the layer's MLP of x, and its experts if there are any) to x."""
     at, width = f"model.layers.{layer}", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
     h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")

@@ -106,6 +106,7 @@ class ModelFacts:
     draft: the model that guesses tokens for this one; None = there is no such model.
     head: whether this is a head, which is the draft of its model and reads its hidden states.
     layers: the layers of the model that the head reads the inputs of (EAGLE-3).
+    caches: the KV layers of the model that the head reads (assistants).
     """
 
     name: str
@@ -152,6 +153,7 @@ class ModelFacts:
     draft: ModelFacts | None = None
     head: bool = False
     layers: tuple[int, ...] = ()
+    caches: tuple[int, ...] = ()
 
     @property
     def picture_span(self) -> int:

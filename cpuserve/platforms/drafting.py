@@ -14,6 +14,7 @@ from cpuserve.config.speculation import (
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 
+ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 # Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests
 # and for each of their draft tokens, but not fewer or more rows than these
 # (csrc/runtime/executor.h: kLeastLogitRows).
@@ -50,7 +51,8 @@ def options_of_draft(options: EngineOptions) -> EngineOptions | None:
 def asks_for_head(options: EngineOptions) -> str:
     """Return "auto" if a head of the checkpoint may guess tokens, "mtp" if it must, or "" if not.
 
-    "auto": if the checkpoint has a head, it is used. "eagle3": a head in the options.
+    "auto": if the checkpoint has a head, it is used. "eagle3": a head in the options. With "mtp",
+    the options may name one as well (an assistant).
     """
     asked = asked_speculation(
         options.speculate, options.speculative_config, options.model_draft, options.draft_max
@@ -65,14 +67,16 @@ def asks_for_head(options: EngineOptions) -> str:
 def checked_draft(draft: ModelFacts) -> ModelFacts:
     """Return `draft` if this model can guess tokens; if not, raise a ConfigError."""
     why = ""
-    if not draft.has_program:
+    if draft.architecture in ASSISTANTS:
+        why = 'it is an assistant: set the method "mtp" for it'
+    elif not draft.has_program:
         why = f"cpuserve does not implement {draft.architecture}"
     elif draft.pooling != "none":
         why = "it generates no text"
     elif draft.state_bytes:
         why = "it has recurrent layers, and their states cannot drop a rejected token"
     if why:
-        msg = f"the draft model {draft.name} cannot be used: {why}; name another one"
+        msg = f"the draft model {draft.name} cannot be used: {why}; or name another one"
         raise ConfigError(msg)
     return draft
 
@@ -138,4 +142,5 @@ def draft_config(draft: ModelFacts | None, config: EngineConfig) -> DraftModelCo
         max_model_len=min(config.max_model_len, draft.max_position),
         head=draft.head,
         layers=list(draft.layers),
+        caches=list(draft.caches),
     )

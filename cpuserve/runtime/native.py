@@ -78,9 +78,11 @@ class NativeExecutor:
         team: _C.Team,
         progress: ProgressFn | None = None,
         tower: TowerSpec | None = None,
+        **kv: Any,
     ) -> None:
-        """tower: the tower of the model, if it has one; its weights are loaded as well."""
-        self.team = team
+        """tower: the tower of the model, if it has one; its weights are loaded as well.
+        kv: kv_owner and kv_layers of `_C.Executor`, if the program reads keys of another one."""
+        self.team, self._kv = team, kv
         self._cpus = config.thread_cpus
         self._activation_bits = config.activation_bits
         self.max_tokens = config.max_num_batched_tokens
@@ -124,7 +126,7 @@ class NativeExecutor:
             try:
                 fault("engine.map")
                 return PackedParts(
-                    [part.create(self.team, fd, writable) for part in parts],
+                    [part.create(self.team, fd, writable, **self._kv) for part in parts],
                     [part.offset for part in parts],
                 )
             except (OSError, RuntimeError, MemoryError) as error:  # the system has refused memory
@@ -368,7 +370,7 @@ class ModelPart:
         lowered, offset = lower(config, program, weights), before - HEADER_BYTES
         return cls(config, lowered, offset, offset + _C.packed_file_bytes(team, lowered.native))
 
-    def create(self, team: _C.Team, fd: int, writable: bool) -> _C.Executor:
+    def create(self, team: _C.Team, fd: int, writable: bool, **kv: Any) -> _C.Executor:
         config = self.config
         sizes = partial(_C.pooled_bytes, team, self.lowered.native)
         options = {} if writable else pool_options(config, sizes)
@@ -386,6 +388,7 @@ class ModelPart:
             packed_writable=writable,
             packed_offset=self.offset,
             **options,
+            **kv,
         )
         if config.work_sizes:
             native.work_sizes = config.work_sizes

@@ -85,7 +85,7 @@ N = TypeVar("N", bound=Native)
 
 
 class PackedParts(Generic[N]):
-    """Native executors whose packed matrices are in one file, one after the other.
+    """Native executors with packed matrices in one file, one after the other.
 
     offsets: where the HEADER_BYTES before the arenas of each begin.
     """
@@ -136,7 +136,7 @@ class PackedCache:
     def __init__(
         self, config: EngineConfig, lowered: Sequence[Lowered], size: int, extension: Path
     ) -> None:
-        """lowered: the programs whose matrices are in the file, the text model first."""
+        """lowered: the programs of the matrices in the file, the text model first."""
         self.mapped = config.weights_on_disk
         self._config = config
         self._lowered = lowered[0]

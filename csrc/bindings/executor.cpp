@@ -419,18 +419,20 @@ void register_executor(py::module_& m) {
                   const std::string& kv_type, int64_t num_slots, int64_t max_top,
                   int64_t num_states, int packed_fd, bool packed_writable, int64_t packed_offset,
                   int64_t num_media, int64_t rows_per_seq, size_t packed_pool,
-                  const std::optional<py::function>& before_read) {
+                  const std::optional<py::function>& before_read, const Executor* kv_owner,
+                  const std::vector<Id>& kv_layers) {
         return std::make_unique<Executor>(
             team, program, num_blocks, from_name<KvType>(kv_type), num_slots, max_top, num_states,
             PackedFile{packed_fd, packed_writable, static_cast<size_t>(packed_offset), packed_pool,
                        read_after(before_read)},
-            num_media, rows_per_seq);
+            num_media, rows_per_seq, SharedKv{kv_owner, kv_layers});
       }),
-      py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
+      py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 16>(), py::arg("team"), py::arg("program"),
       py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
       py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false,
       py::arg("packed_offset") = 0, py::arg("num_media") = 0, py::arg("rows_per_seq") = 1,
-      py::arg("packed_pool") = 0, py::arg("before_read") = py::none());
+      py::arg("packed_pool") = 0, py::arg("before_read") = py::none(),
+      py::arg("kv_owner") = py::none(), py::arg("kv_layers") = std::vector<Id>{});
   define_sampler(executor);
   define_loads(executor);
   define_steps(executor);

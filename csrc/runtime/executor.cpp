@@ -70,14 +70,15 @@ int64_t checked(const char* what, int64_t value, int64_t least) {
 
 Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
                    int64_t num_slots, int64_t max_top, int64_t num_states, PackedFile packed,
-                   int64_t num_media, int64_t rows_per_seq)
+                   int64_t num_media, int64_t rows_per_seq, const SharedKv& shared)
     : team_(&team),
       program_(&program),
       table_(&program.table()),
       work_sizes_(work_sizes_for(read_cache_sizes(team.first_cpu()), cpu_info().vendor)),
       weights_(program, team.ranks(), std::move(packed)),
       activations_(make_activations(program, values_)),
-      kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
+      kv_(shared.owner ? KvCache(program.kv_layers(), shared.owner->kv_, shared.layers)
+                       : KvCache(program.kv_layers(), num_blocks, kv_type, team.ranks())),
       states_(program.states(), num_states, team.ranks()),
       sampler_(checked("num_slots", num_slots, 1), program.vocab(),
                std::min(num_blocks * kBlock, program.max_positions())),
@@ -93,7 +94,9 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       routing_(make_routing(program)),
       slice_(team.ranks().count()),
       op_seconds_(program.ops().size()) {
-  check_kernels();
+  check_argument(kv_.num_blocks() == num_blocks && kv_.type() == kv_type,
+                 "shared KV layers have ", kv_.num_blocks(), " blocks of another type or number");
+  check_kernels(shared.owner == nullptr);
   bind_memory();
   plan_attention();
   carve_work_memory(checked("rows_per_seq", rows_per_seq, 1));
@@ -145,8 +148,8 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
 }
 
 // Checks that the kernel table has the kernels for the KV type and for all operations.
-// The Program has already checked each operation by itself.
-void Executor::check_kernels() const {
+// The Program has already checked each operation by itself. own: the executor may store keys.
+void Executor::check_kernels(bool own) const {
   const KernelTable& t = *table_;
   const auto attention = t.attention[static_cast<int>(kv_.type())];
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
@@ -160,6 +163,7 @@ void Executor::check_kernels() const {
   for (const Op& op : program_->ops()) {
     const auto* rope = std::get_if<RopeStoreOp>(&op);
     const auto* latent = std::get_if<LatentStoreOp>(&op);
+    check_argument(own || (!latent && !(rope && rope->stores)), "shared KV layers are read only");
     if ((!rope && !latent) || kv_.type() == KvType::bf16 || kv_scaled(kv_.type())) continue;
     const Id q = rope ? rope->q : latent->out;
     check_argument(values_[static_cast<size_t>(q)].format == ActFormat::f32,

@@ -98,11 +98,20 @@ struct Slice {
   int part = 0, parts = 1;        // an operation on rows runs on part number `part` of its rows
 };
 
+class Executor;
+
+// KV layers of another executor, which an executor reads and never writes: its layer i is
+// layer `layers[i]` of `owner`. Only one of the two may run a step at a time.
+struct SharedKv {
+  const Executor* owner = nullptr;  // nullptr: the executor has KV layers of its own
+  std::vector<Id> layers;
+};
+
 class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
            int64_t num_slots, int64_t max_top, int64_t num_states = 0, PackedFile packed = {},
-           int64_t num_media = 0, int64_t rows_per_seq = 1);
+           int64_t num_media = 0, int64_t rows_per_seq = 1, const SharedKv& shared = {});
 
   // The block sizes of the kernels. The caller may set them only between steps.
   const WorkSizes& work_sizes() const { return work_sizes_; }
@@ -233,7 +242,7 @@ class Executor {
   static Buffer make_activations(const Program& program, std::vector<Rows>& values);
   StepInput parse(Span<const int32_t> words, Span<const int32_t> masks = {});
   StepInput accept(Span<const int32_t> words, Span<const int32_t> masks = {});
-  void check_kernels() const;
+  void check_kernels(bool own) const;
   void check_block(int32_t block) const;
   void check_group(int32_t group) const;
   void check_slot(int64_t slot) const;

@@ -54,6 +54,33 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   wanted_.reserve(has_memory_.size());
 }
 
+KvCache::KvCache(const std::vector<CacheLayer>& layers, const KvCache& owner,
+                 const std::vector<Id>& of)
+    : num_blocks_(owner.num_blocks_),
+      type_(owner.type_),
+      rank_bytes_(owner.arenas_.size()),
+      committed_(owner.arenas_.size()),
+      first_bare_(owner.arenas_.size()),
+      pages_(owner.arenas_.size()),
+      has_memory_(owner.has_memory_.size(), true) {
+  check_argument(of.size() == layers.size(), of.size(), " shared KV layers for ", layers.size(),
+                 " of the program");
+  for (size_t i = 0; i < layers.size(); i++) {
+    const CacheLayer& s = layers[i];
+    check_argument(of[i] >= 0 && static_cast<size_t>(of[i]) < owner.heads_.size(),
+                   "there is no KV layer ", of[i], "; there are ", owner.heads_.size());
+    const std::vector<KvLayer>& heads = owner.heads_[static_cast<size_t>(of[i])];
+    const KvLayer& head = heads.front();
+    check_argument(head.kv_heads == s.kv_heads && head.head_dim == s.head_dim &&
+                       (head.value_offset == 0) == s.latent,
+                   "KV layer ", of[i], " has ", head.kv_heads, " heads of ", head.head_dim,
+                   ", and the program needs ", s.kv_heads, " of ", s.head_dim);
+    heads_.push_back(heads);
+    groups_.push_back(s.group);
+  }
+  arenas_.resize(owner.arenas_.size());
+}
+
 // Places the KV heads of a rank in a new arena. The layers of a slab follow one another,
 // so all keys and values of a token are close together, and the number of pages
 // in use depends on tokens, not on layers. (With a region for each of 24 layers,

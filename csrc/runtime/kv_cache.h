@@ -23,6 +23,10 @@ class KvCache {
  public:
   KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvType type,
           const Ranks& ranks = 1);
+  // A view of some layers of `owner`, which must live longer: layer i is its layer `of[i]`.
+  // The view has no memory of its own, and nothing may be written through it.
+  // Throws std::invalid_argument if a layer does not exist, or has another shape.
+  KvCache(const std::vector<CacheLayer>& layers, const KvCache& owner, const std::vector<Id>& of);
 
   // Returns the location of each KV head of a layer, [kv_heads]. Heads in the memory of one rank
   // have equal entries.

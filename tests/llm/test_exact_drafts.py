@@ -182,7 +182,7 @@ def plain_params(n):
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    """A model of pictures, and prompts of which every second one has a picture."""
+    """A model of pictures, and prompts; every second one has a picture."""
     model = write_served_model(tmp_path_factory.mktemp("sees"))
     text = "<|im_start|>User:{}what is this? " + "this is this " * 3 + "<|im_end|>\nAssistant:"
     shown = {"image": picture(100, 60)}

@@ -352,6 +352,10 @@ class ResizeHeads(Op, frozen=True):
 class AttentionBuilder(BaseBuilder):
     """Appends attention over the KV cache."""
 
+    def read_cache(self, heads: int, head_dim: int) -> None:
+        """Append a KV cache that the program reads and another one fills (`stores=False`)."""
+        self._cache.append(CacheLayer(heads, head_dim, head_dim))
+
     def rope_store_kv(
         self,
         qkv: ValueId,
