@@ -1,8 +1,8 @@
 """Tokens per second of a random mixture with more experts than fit in memory.
 
     python benchmarks/bench_experts.py --model qwen3-moe-2gb --shares 0.1 0.2 0.4
-    python benchmarks/make_gguf.py qwen3-235b-a22b FILE --layers 8 --vocab 32768 --topics
-    python benchmarks/bench_experts.py --gguf FILE --cache FOLDER --topics
+    python benchmarks/make_gguf.py qwen3-235b-a22b FILE --layers 28 --vocab 32768 --topics
+    python benchmarks/bench_experts.py --gguf FILE --cache FOLDER --topics --larger
 
 For each share of the weights: a pool of experts (--weights-on-disk SIZE) with and without guesses
 of the next layer's experts, and a mapped file (--weights-on-disk always) in a memory cgroup of the
@@ -11,12 +11,19 @@ Zipf's law (exponent 1, as words are) by a logit bias, and a random model routes
 With --topics each request has tokens of another topic, and routing is as unequal and as local as
 make_gguf.py says. "allowed" is the rate that the bytes read and the disk's rate allow, with the
 compute time of the run that has all experts in memory: added, and as the larger of both.
+
+With --larger the model is larger than the memory: the compute time is that of a request whose
+tokens are all equal, so that the largest pool has all their experts. With --consume, the space of
+FILE on the disk is freed while it is packed. Its first bytes stay, and its name must be the SHA-256
+of its content in a folder `blobs`, as in the cache of the Hugging Face hub (any 64 digits do).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
+import itertools
 import json
 import math
 import mmap
@@ -36,14 +43,14 @@ BESIDE = 1200 << 20  # memory that a start wants besides weights
 SPARE = 48 << 20  # memory of page tables and stacks
 CGROUP = Path("/sys/fs/cgroup/memory")
 TOPIC = 512  # TOPIC of make_gguf.py
-WARM = 2  # requests before the measured ones
+WARM = 2  # requests, or groups of streams, before the measured ones
 PIECE = 4 << 20  # bytes of a read of the disk's probe
 
 
 def requests(args: argparse.Namespace) -> list[tuple[list[int], dict[int, float]]]:
     """Return (prompt, logit bias) of each request."""
     found = []
-    for i in range(WARM + args.requests):
+    for i in range(args.streams * (WARM + args.requests)):
         first = TOPIC * (i + 1) if args.topics else 100
         bias = {first + j: 60 - math.log(j + 1) for j in range(args.tokens)}
         found.append(([first + i, first + i + 1, first + i + 2], bias))
@@ -89,34 +96,90 @@ def child(args: argparse.Namespace) -> None:
 
     if args.no_guesses:
         native.with_guesses = lambda program: program
+    if args.no_parking:  # as with explicit draft tokens
+        create = native._C.Executor
+        native._C.Executor = lambda *a, **named: create(*a, **{**named, "rows_per_seq": 2})
+    if args.consume:
+        consume_source()
     once = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     written: list[list[int]] = []
     drawn = requests(args)
     sizes: dict[str, Any] = {"weight_cache_size": "60", "max_model_len": 2048, "max_num_seqs": 4}
     with LLM(args.path, executor="native", weights_on_disk=args.place, **sizes) as llm:
+        if args.consume:  # the weights are packed
+            print("{}")
+            return
 
-        def decode(some: slice) -> None:
-            for prompt, bias in drawn[some]:
-                params = SamplingParams(
-                    max_tokens=args.steps, temperature=1, seed=1, ignore_eos=True, logit_bias=bias
+        def decode(first: int, end: int) -> None:
+            for i in range(first, end, args.streams):
+                group = drawn[i : i + args.streams]
+                params = [
+                    SamplingParams(
+                        max_tokens=args.steps, temperature=1, seed=1, ignore_eos=True, logit_bias=b
+                    )
+                    for _, b in group
+                ]
+                prompts = [prompt for prompt, _ in group]
+                done = llm.generate(prompts, params, use_tqdm=False)
+                written.extend(
+                    prompt + list(one.outputs[0].token_ids)
+                    for prompt, one in zip(prompts, done, strict=True)
                 )
-                (done,) = llm.generate([prompt], params, use_tqdm=False)
-                written.append(prompt + list(done.outputs[0].token_ids))
 
         if args.limit:
             limit_memory(args)
-        decode(slice(WARM))  # warms the pool or the page cache
-        figures = measured(llm, lambda: decode(slice(WARM, None)), args.steps * args.requests)
+        warm = WARM * args.streams
+        decode(0, warm)  # warms the pool or the page cache
+        tokens = args.steps * args.requests * args.streams
+        figures = measured(llm, lambda: decode(warm, len(drawn)), tokens)
         first = drawn[0][0][0]
-        prompt = [first + i * i % args.tokens for i in range(1024)]
-        found = measured(llm, lambda: llm.generate([prompt], once, use_tqdm=False) and None, 1024)
-        figures["prompt_s"] = 1024 / (found["tokens_per_s"] or 1)
-        figures["prompt_gb"] = 1.024 * (found["mb_per_token"] or 0)
+        if args.prompt:
+            prompt = [first + i * i % 256 for i in range(args.prompt)]
+            kilo = args.prompt / 1000
+            found = measured(
+                llm, lambda: llm.generate([prompt], once, use_tqdm=False) and None, args.prompt
+            )
+            figures["prompt_s"] = args.prompt / (found["tokens_per_s"] or 1)
+            figures["prompt_gb"] = kilo * (found["mb_per_token"] or 0)
     if args.record:
-        marks = "w" * WARM + "m" * args.requests
+        marks = "w" * warm + "m" * (len(drawn) - warm)
         lines = [f"{m} {' '.join(map(str, ids))}\n" for m, ids in zip(marks, written, strict=True)]
         Path(args.record).write_text("".join(lines))
     print(json.dumps(figures))
+
+
+def consume_source() -> None:
+    """Free the space of the model's file on the disk when its tensors have been packed.
+
+    A stack of experts is released after each batch of them, so its space is freed some calls later.
+    """
+    from cpuserve.loader import mapped, packed_files
+    from cpuserve.loader.source_digest import SourceDigest
+
+    libc, pending = ctypes.CDLL(None, use_errno=True), dict[tuple[int, int], int]()
+    numbers = itertools.count()
+
+    def release(file: Any, offset: int, size: int) -> None:
+        now = next(numbers)
+        pending[offset, size] = now
+        for (start, length), last in list(pending.items()):
+            if now - last < 24 or length < 64 << 20:
+                continue
+            del pending[start, length]
+            file.map.madvise(mmap.MADV_DONTNEED, start & -4096, length)
+            fd = os.open(file.path, os.O_RDWR)
+            first, end = start + 4095 & -4096, start + length & -4096
+            keep_size_and_punch = ctypes.c_int(3)
+            whole = ctypes.c_longlong(first), ctypes.c_longlong(end - first)
+            if libc.fallocate(fd, keep_size_and_punch, *whole):
+                raise OSError(ctypes.get_errno(), "the space of the file cannot be freed")
+            os.close(fd)
+
+    mapped.MappedFile.release = release
+    mapped.MappedFile.check_unchanged = lambda _: None
+    SourceDigest.check_unchanged = lambda _: None
+    packed_files.PackedFiles._make_room = lambda _: None
+    del os.posix_fallocate  # the file grows as it is written
 
 
 def disk_bytes() -> int:
@@ -157,9 +220,10 @@ def run(args: argparse.Namespace, place: str, limit: int = 0, *more: str) -> dic
     for file in Path(args.cache).rglob("*.heat"):  # each run begins with an empty pool
         file.unlink()
     command = ["env", f"CPUSERVE_CACHE={args.cache}", sys.executable, __file__, "--child"]
-    command += ["--path", args.path, "--place", place, "--requests", str(args.requests), *more]
+    command += ["--path", args.path, "--place", place, "--requests", str(args.requests)]
     command += ["--steps", str(args.steps), "--tokens", str(args.tokens), "--limit", str(limit)]
-    command += ["--topics"] if args.topics else []
+    command += ["--streams", str(args.streams), "--prompt", str(args.prompt)]
+    command += ["--topics", *more] if args.topics else more
     command += ["--record", args.record] if args.record else []
     name = f"experts-{os.getpid()}"
     if limit:
@@ -185,26 +249,31 @@ def allowed(figures: dict[str, float], compute_s: float, rate: float) -> dict[st
 
 def measure(args: argparse.Namespace) -> None:
     """Print the figures of every share and place."""
-    whole = run(args, "64")
-    print("whole", json.dumps(whole), flush=True)
+    if args.consume:
+        run(args, "always", 0, "--consume")
+    if not args.larger:
+        whole = run(args, "64")
     file = max(Path(args.cache).rglob("*.weights"), key=lambda file: file.stat().st_size)
     size = file.stat().st_size
-    args.record = None
+    if args.larger:
+        whole = run(args, f"{int(size * max(args.shares)) >> 20}MiB", 0, "--tokens", "1")
+    print("whole", json.dumps(whole), flush=True)
     for share in args.shares:
         memory = int(size * share)
         rate = disk_rate(file)
         print(f"{share:.0%} of {size / 1e9:.1f} GB; the disk reads {rate / 1e9:.2f} GB/s")
         pool = f"{memory >> 20}MiB"
-        for place, limit, more in (
-            (pool, 0, ()),
-            (pool, 0, ("--no-guesses",)),
-            ("always", memory + BESIDE, ()),
-        ):
-            if limit and args.no_mapped:
-                continue
+        places: dict[str, tuple[str, int, tuple[str, ...]]] = {
+            "pool": (pool, 0, ()),
+            "blind": (pool, 0, ("--no-guesses",)),
+            "waits": (pool, 0, ("--no-parking",)),
+            "mapped": ("always", memory + BESIDE, ()),
+        }
+        for name in args.places:
+            place, limit, more = places[name]
             figures = run(args, place, limit, *more)
             bound = allowed(figures, 1 / whole["tokens_per_s"], rate)
-            print(f"{share:.0%} {place} {' '.join(more)}", json.dumps(figures), bound, flush=True)
+            print(f"{share:.0%} {name}", json.dumps(figures), bound, flush=True)
 
 
 def main() -> None:
@@ -222,9 +291,17 @@ def main() -> None:
     for flag in ("--path", "--place", "--cgroup"):
         parser.add_argument(flag)
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--no-guesses", action="store_true")
-    parser.add_argument("--no-mapped", action="store_true")
-    parser.add_argument("--child", action="store_true")
+    parser.add_argument(
+        "--places",
+        nargs="+",
+        default=["pool", "blind", "mapped"],
+        choices=["pool", "blind", "waits", "mapped"],
+        help="pool: as a server has it; blind: without guesses; waits: no request is parked",
+    )
+    parser.add_argument("--streams", type=int, default=1, help="requests at a time")
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prompt; 0 = none")
+    for flag in ("--larger", "--consume", "--no-guesses", "--no-parking", "--child"):
+        parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     if args.child:
         child(args)
