@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from cpuserve.core.budget import PromptBudget
+from cpuserve.core.cost import CostModel
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.exclusion import no_token_left
 from cpuserve.core.kv.manager import KvManager
@@ -45,6 +47,13 @@ class ParkedChunks:
     def num_tokens(self) -> int:
         """Number of tokens of all chunks."""
         return sum([len(chunk.token_ids) for chunk in self._chunks.values()])
+
+    def charge(self, budget: PromptBudget, cost: CostModel) -> None:
+        """Take the time of all chunks from the budget of a step, in which they may go on."""
+        for chunk in self._chunks.values():
+            count = len(chunk.token_ids)
+            seconds = cost.prompt_seconds(count, count * (chunk.start + 0.5 * count))
+            budget.seconds = max(budget.seconds - seconds, 0.0)
 
     def park(self, number: RequestId, chunk: SeqChunk) -> None:
         """Keep a chunk for the next steps."""

@@ -195,6 +195,7 @@ class Scheduler:
         elif prompts:
             left, target = most - self.work.rows - self.work.drafts, self._itl_target_s
             budget = PromptBudget.of_step(prompts, left, self.work, self.cost, target)
+            self.parked.charge(budget, self.cost)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s

@@ -294,3 +294,22 @@ def test_a_parked_chunk_leaves_room_for_streams_whose_bitmasks_were_late():
     scheduler.masks_late = False
     run(6)
     assert long.token_ids[-2:] == reference([10] * 64, long.params, 9, 2)
+
+
+def test_a_parked_chunk_takes_its_time_from_the_prompts_of_the_next_step():
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    run_streams(scheduler, model, machine_seconds, 30)
+    scheduler.add(request(98, 4096, max_tokens=1))
+    run_streams(scheduler, model, machine_seconds, 60)
+    batch = scheduler.schedule()
+    parked = batch.chunks[-1].token_ids
+    assert len(parked) > 25
+    scheduler.update(scheduler.park([len(batch.chunks) - 1], model.run(batch)))
+    scheduler.add(request(99, 4096, max_tokens=1))
+    batch = scheduler.schedule()
+    *streams, new, resumed = batch.chunks
+    assert [len(streams), resumed.token_ids] == [8, parked]
+    assert 0 < len(new.token_ids) <= 2 * LEAST_CHUNK
+    scheduler.work.add_prompt(resumed.start, len(parked))
+    assert machine_seconds(scheduler.work) < 0.055
