@@ -383,7 +383,7 @@ class EngineCore:
         return (self.kv.offload is not None and self.kv.offload.tidy()) or next(self._rows, False)
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
-        """Run a step; return (the deltas of its requests, whether it ran to its end)."""
+        """Run a step; return (the deltas of its requests, whether a chunk came to its end)."""
         if not batch.chunks:
             return self.scheduler.update([]), True
         were_late, masks = self.scheduler.masks_late, self._masks(batch)
@@ -407,7 +407,7 @@ class EngineCore:
             results = self.scheduler.park(outputs.parked, results)
         if outputs.lost:
             results = self.scheduler.lose(outputs.lost, results, outputs.why)
-        return self.scheduler.update(results), True
+        return self.scheduler.update(results), len(outputs.parked) < len(batch.chunks)
 
     def _count(self, deltas: list[Delta], seconds: float) -> None:
         stats, scheduler = self.stats, self.scheduler

@@ -241,8 +241,10 @@ def test_a_step_ends_where_its_prompt_waits_and_another_request_can_go_on(
         wait_until(lambda: disk.done >= disk.waiting)
         # The prompt can go on from the first layer, and this request cannot.
         stream(core, 3, 99)
+        before = core.stats.steps
         tokens, _ = steps(core, 1)
         ended = not tokens and core.scheduler.parked.ids == {2, 3}
+        assert core.stats.steps == before + (not ended)  # no request came to the last layer
         disk.seconds = 0.0
         return run(core), ended
 
