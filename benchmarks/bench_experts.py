@@ -12,8 +12,8 @@ With --topics each request has tokens of another topic, and routing is as unequa
 make_gguf.py says. "allowed" is the rate that the bytes read and the disk's rate allow, with the
 compute time of the run that has all experts in memory: added, and as the larger of both.
 
-With --larger the model is larger than the memory: the compute time is that of a request whose
-tokens are all equal, so that the largest pool has all their experts. With --consume, the space of
+With --larger the model is larger than the memory: the compute time is measured with a request of
+equal tokens, so that the largest pool has all their experts. With --consume, the space of
 FILE on the disk is freed while it is packed. Its first bytes stay, and its name must be the SHA-256
 of its content in a folder `blobs`, as in the cache of the Hugging Face hub (any 64 digits do).
 """

@@ -3,7 +3,7 @@
 
     python benchmarks/peers/replay.py FILE.gguf RECORD --gb 8 --program ./llama_replay
 
-The page cache has --gb of memory: the process is in a memory cgroup, whose limit is set when the
+The page cache has --gb of memory: the process is in a memory cgroup, and its limit is set when the
 model has been loaded, as bench_experts.py does for mapped files. Needs root and cgroup v1.
 """
 

@@ -49,7 +49,7 @@ class ParkedChunks:
         return sum([len(chunk.token_ids) for chunk in self._chunks.values()])
 
     def charge(self, budget: PromptBudget, cost: CostModel) -> None:
-        """Take the time of all chunks from the budget of a step, in which they may go on."""
+        """Take the time of all chunks from the budget of a step, because they may go on in it."""
         for chunk in self._chunks.values():
             count = len(chunk.token_ids)
             seconds = cost.prompt_seconds(count, count * (chunk.start + 0.5 * count))
