@@ -32,12 +32,17 @@ class Picture(msgspec.Struct, array_like=True, frozen=True):
     spans: (position, number of tokens) of each run of placeholders in the prompt, in order.
     tiles: (rows, columns) of each tile, counted in patches.
     patches: the pixels, one row of bytes for each patch; None = the engine asks for them.
+    lines: how the rows of tiles become lines of a canvas, each with a row for its end: the tiles
+      down and across, the first line and the end of the lines that are kept, and the same for the
+      columns. The first tile, which is the whole picture, comes before. Each patch has a row.
+      [] = the rows follow each other as the tower makes them.
     """
 
     digest: bytes
     spans: list[tuple[int, int]]
     tiles: list[tuple[int, int]]
     patches: bytes | None = None
+    lines: list[int] = []
 
     @property
     def num_rows(self) -> int:

@@ -14,6 +14,7 @@ from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import PATIENCE_S
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.log import get_logger
+from cpuserve.runtime.tower import in_order, line_order
 
 if TYPE_CHECKING:
     from cpuserve.core.kv.block_file import BlockName
@@ -105,20 +106,28 @@ class PictureEncoder:
 
     def _write(self, encoded: Float32) -> Iterator[None]:
         """Write the rows of the pictures to the media buffer and to disk, in parts."""
-        count = sum(wanted.picture.num_rows for wanted in self._started)
+        count = sum(_made_rows(wanted.picture) for wanted in self._started)
         if len(encoded) != count:
             msg = f"the tower made {len(encoded)} rows for {count} tokens"
             raise ValueError(msg)
         begin = 0
         for wanted in self._started:
-            own = encoded[begin : begin + wanted.picture.num_rows]
+            picture = wanted.picture
+            own = encoded[begin : begin + _made_rows(picture)]
             begin += len(own)
-            for part, at in enumerate(range(0, len(own), most := rows_of_part(own[0].nbytes))):
+            order, most = (
+                line_order(picture) if picture.lines else None,
+                rows_of_part(own[0].nbytes),
+            )
+            for part, at in enumerate(range(0, picture.num_rows, most)):
                 if wanted not in self._pictures.next():  # its rows may have been given away
                     break
-                self._fill(wanted, at, own[at : at + most])
+                rows = own[at : at + most]
+                if order is not None:
+                    rows = in_order(own, order[at : at + most], self._tower.line_end)
+                self._fill(wanted, at, rows)
                 if self._files is not None:
-                    self._files.save(wanted.picture, part, own[at : at + most])
+                    self._files.save(picture, part, rows)
                 yield
             if wanted in self._pictures.next():
                 self._pictures.encoded(wanted)
@@ -217,6 +226,11 @@ def make_encoder(
     if files is not None:
         pictures.is_stored = files.has
     return pictures, PictureEncoder(tower, executor, pictures, files)
+
+
+def _made_rows(picture: Picture) -> int:
+    """Return how many rows the tower makes of a picture."""
+    return picture.num_patches if picture.lines else picture.num_rows
 
 
 def _patches_of(wanted: WantedPicture) -> Bytes:

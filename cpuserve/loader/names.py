@@ -114,6 +114,8 @@ def checkpoint_to_hf(name: str) -> str:
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("model.text_model."):
         name = f"model.{name.removeprefix('model.text_model.')}"
+    if name == "model.image_newline":
+        return "image_newline"
     for theirs, ours in _LIGHT_ON.items():
         name = f"{ours}{name[len(theirs) :]}" if name.startswith(theirs) else name
     if name.startswith(_IMAGES):

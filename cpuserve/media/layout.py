@@ -21,6 +21,7 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
     text: the text in place of the marker; each placeholder in it stands for one row of the tower.
     width, height: the size of the scaled picture in pixels.
     rows: how many rows of the tower the picture has.
+    lines: see core.pictures.Picture.
     """
 
     tiles: tuple[tuple[int, int], ...]
@@ -28,6 +29,7 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
     width: int
     height: int
     rows: int
+    lines: tuple[int, ...] = ()
 
     @property
     def num_patches(self) -> int:

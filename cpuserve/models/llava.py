@@ -1,13 +1,14 @@
-"""The towers of LLaVA 1.5 and of Pixtral 12B.
+"""The towers of LLaVA 1.5, LLaVA-NeXT (1.6) and Pixtral 12B.
 
-LLaVA has CLIP over one square tile, without its last layers, and Pixtral pictures of any size.
+LLaVA has CLIP over square tiles, without its last layers, and Pixtral pictures of any size.
 
-Source: transformers modeling_llava, modeling_clip and modeling_pixtral.
+Source: transformers modeling_llava, modeling_llava_next, modeling_clip and modeling_pixtral.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -32,6 +33,7 @@ _PATCHES = f"{_AT}.embeddings.patch_embedding"
 # The defaults of the class, for a config without a part for pictures.
 _USUAL = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336}
 _USUAL |= {"num_hidden_layers": 24, "num_attention_heads": 16}
+_LINE_END = "image_newline"
 _KIND = "clip_vision_model"
 
 
@@ -116,6 +118,26 @@ class LlavaTower:
         h = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=bias, then=then)
         b.leave(_unread(s.family["unread"]))
         b.hidden(b.linear(h, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=bias))
+
+
+class LlavaNextTower:
+    """The same tower for tiles of a canvas; a vector is the row after each line of the canvas."""
+
+    @staticmethod
+    def spec(
+        config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
+    ) -> TowerSpec | None:
+        """Return the hyperparameters of the tower (TowerDef); None: see LlavaTower.spec."""
+        found = LlavaTower.spec(config, pictures, width)
+        if found is None or not found.side:
+            return None
+        return replace(found, line_end=_LINE_END, names=(*found.names, _LINE_END))
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        b.leave([_LINE_END])  # the executor reads it
+        LlavaTower.build(b, s)
 
 
 def _pixtral_spec(

@@ -48,6 +48,7 @@ class TowerSpec:
     `merge_weight`: a convolution over the patches of a block; "" = there is none.
     `extra`: how many further rows a step of a tile has after its patches, such as a class token;
       attention sees them, but they become no rows. Such a step has one tile.
+    `line_end`: the vector that is the row after each line of rows (Picture.lines); "" = none.
     `family`: values that only one family has.
     The other fields have the same meaning as in ModelSpec.
     """
@@ -84,6 +85,7 @@ class TowerSpec:
     most: int = 0
     patch_axes: str = ""
     extra: int = 0
+    line_end: str = ""
     family: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0

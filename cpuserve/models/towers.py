@@ -41,6 +41,7 @@ BUILTIN = {
     "LightOnOCRForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "LightOnOcrForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
+    "LlavaNextForConditionalGeneration": "cpuserve.models.llava:LlavaNextTower",
     "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "QianfanOCRForConditionalGeneration": "cpuserve.models.internvl:QianfanTower",

@@ -161,6 +161,8 @@ class ExpertCounts(NamedTuple):
 class PictureTower(Protocol):
     """Encodes pictures in slices, between the steps of its executor (runtime/tower.py)."""
 
+    line_end: Float32 | None  # the row after each line of rows (Picture.lines)
+
     @property
     def turned_merge(self) -> int:
         """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""

@@ -111,9 +111,9 @@ class NativeExecutor:
         self._natives = natives
         self.native = natives.all[0]
         self._experts = ExpertMemory(config, self.native, getattr(self._cache, "heat", None))
-        self.tower: PictureTower | None = (
-            None if tower is None else NativeTower(tower, natives.all[1], lowered[1].partitions)
-        )
+        self.tower: PictureTower | None = None
+        if tower is not None:
+            self.tower = NativeTower(tower, natives.all[1], lowered[1].partitions, weights)
         self._words: Int32 | None = None  # the input of the last step, until step_rows is called
         self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 

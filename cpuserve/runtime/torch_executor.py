@@ -436,7 +436,7 @@ class TorchTower(Tower):
     def __init__(self, config: EngineConfig, spec: TowerSpec, weights: Weights) -> None:
         from cpuserve.program.interpret import Interpreter
 
-        super().__init__(spec)
+        super().__init__(spec, weights)
         own, program = tower_config(config, spec), build_tower(spec)
         tensors = load_tensors(program, weights, dtype=config.dtype)
         self.interpreter = Interpreter(

@@ -21,7 +21,9 @@ from cpuserve.runtime.pack import pack
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.core.pictures import Picture
     from cpuserve.models.spec import TowerSpec
+    from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Bytes, Float32, StepArrays
 
 BLOCK = 32
@@ -60,8 +62,10 @@ class Tower:
 
     partitions: Sequence[tuple[int, bool]]
 
-    def __init__(self, spec: TowerSpec) -> None:
+    def __init__(self, spec: TowerSpec, weights: Weights | None = None) -> None:
+        """weights: has the row after each line (TowerSpec.line_end); None = there is none."""
         self.spec = spec
+        self.line_end = None if weights is None else _line_end(spec, weights)
         self._patches: Bytes = np.zeros((0, spec.patch_width), np.uint8)
         self._left: list[Tile] = []  # the tiles that are not encoded
         self._at = 0  # the first patch that is not encoded
@@ -301,10 +305,14 @@ class NativeTower(Tower):
     """A tower that a native executor runs, on the team of the text part."""
 
     def __init__(
-        self, spec: TowerSpec, native: PartExecutor, partitions: Sequence[tuple[int, bool]]
+        self,
+        spec: TowerSpec,
+        native: PartExecutor,
+        partitions: Sequence[tuple[int, bool]],
+        weights: Weights | None = None,
     ) -> None:
         """partitions: where they begin in the program of the executor (Lowered)."""
-        super().__init__(spec)
+        super().__init__(spec, weights)
         self.native = native
         self.partitions = partitions
         self._later: list[tuple[int, StepArrays]] = []  # the steps that are not begun
@@ -339,6 +347,36 @@ class NativeTower(Tower):
 
     def _results(self, count: int) -> Float32:
         return self.native.vectors[:count]
+
+
+def _line_end(spec: TowerSpec, weights: Weights) -> Float32 | None:
+    """Return the row after each line of rows; None if the tower has none."""
+    from cpuserve.quant import dequantize
+
+    if not spec.line_end:
+        return None
+    return dequantize(weights.get(spec.line_end)).reshape(-1).astype(np.float32)
+
+
+def line_order(picture: Picture) -> npt.NDArray[np.intp]:
+    """Return the number of the tower's row for each placeholder of a picture with lines.
+
+    -1 = the row after a line.
+    """
+    down, across, top, bottom, left, right = picture.lines
+    side, rest = picture.tiles[0][0], down * across
+    tiles = side**2 + np.arange(rest * side**2).reshape(down, across, side, side)
+    canvas = tiles.swapaxes(1, 2).reshape(down * side, across * side)[top:bottom, left:right]
+    lines = np.pad(canvas, ((0, 0), (0, 1)), constant_values=-1)
+    return np.concatenate([np.arange(side**2), lines.reshape(-1)])
+
+
+def in_order(rows: Float32, order: npt.NDArray[np.intp], line_end: Float32 | None) -> Float32:
+    """Return the rows with these numbers; -1 = the row after a line."""
+    found = rows[order]
+    if line_end is not None:
+        found[order < 0] = line_end
+    return found
 
 
 def grid_places(rows: int, columns: int, merge: int) -> Int32:

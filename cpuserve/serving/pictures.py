@@ -241,6 +241,7 @@ class PictureReader:
                     picture.digest,
                     _runs(picture.ids, self.placeholder, len(found)),
                     list(picture.shown.layout.tiles),
+                    lines=list(picture.shown.layout.lines),
                 )
             )
             found += picture.ids

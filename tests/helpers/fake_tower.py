@@ -21,6 +21,7 @@ class FakeTower:
     slices: the budget of each slice so far. started: how often a picture, or several, was begun.
     """
 
+    line_end = None
     turned_merge = 0
     row_bytes = 4
 

@@ -12,6 +12,9 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from cpuserve.core.pictures import Picture
+from cpuserve.runtime.tower import in_order, line_order
+
 # Sizes that a config takes if its class has them.
 _TEXT = {
     "hidden_size": 64,
@@ -136,6 +139,7 @@ AYA = "AyaVisionForConditionalGeneration"
 QIANFAN = "QianfanOCRForConditionalGeneration"
 INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not run, writes it
 LLAVA = "LlavaForConditionalGeneration"
+LLAVA_NEXT = "LlavaNextForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
 PIXTRAL_12B = f"{LLAVA} pixtral"
@@ -175,8 +179,8 @@ def write_tower_model(
 ) -> torch.nn.Module:
     """Write a random model of images with the settings of its image processor, and return it.
 
-    architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling, InternVL, Qianfan-OCR, LLaVA
-      or Aya Vision.
+    architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling, InternVL, Qianfan-OCR, LLaVA,
+      LLaVA-NeXT or Aya Vision.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -213,6 +217,9 @@ def write_tower_model(
     if architecture == LLAVA:
         vision["model_type"] = "clip_vision_model"
         own = {"image_token_index": IMAGE_ID, "image_seq_length": side**2}
+    if architecture == LLAVA_NEXT:
+        vision["model_type"] = "clip_vision_model"
+        own = {"image_token_index": IMAGE_ID, "image_grid_pinpoints": canvases_of(side)}
     if architecture == AYA:
         vision["model_type"] = "siglip_vision_model"
         # transformers multiplies by logit_scale in the text model only, and not in Aya Vision.
@@ -231,7 +238,7 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, LLAVA, AYA):
+    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, LLAVA, LLAVA_NEXT, AYA):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
@@ -243,12 +250,24 @@ def write_tower_model(
         (to / "processor_config.json").write_text(json.dumps(sizes))
     if architecture == QIANFAN:
         _as_published(to)
-    if architecture == LLAVA:
+    if architecture == LLAVA_NEXT:
+        pictures["image_grid_pinpoints"] = canvases_of(side)
+    if architecture in (LLAVA, LLAVA_NEXT):
         pictures |= {"size": {"shortest_edge": side * PATCH}, "crop_size": pictures["size"]}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     if chat:
         _as_internvl_chat(to)
     return model
+
+
+def canvases_of(side: int) -> list[list[int]]:
+    """Return the canvases of a tiny LLaVA-NeXT: (height, width) in pixels.
+
+    side: patches of a side of a tile.
+    """
+    tile = side * PATCH
+    tiles = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+    return [[down * tile, across * tile] for down, across in tiles]
 
 
 def _as_published(folder: Path) -> None:
@@ -571,16 +590,37 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     """Return what the image processor makes of the tiles, as arguments of the model.
 
     The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
-    Gemma 3, InternVL, Qianfan-OCR, LLaVA and Aya Vision.
+    Gemma 3, InternVL, Qianfan-OCR, LLaVA, LLaVA-NeXT and Aya Vision.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    if architecture in (GEMMA3, INTERNVL, QIANFAN, LLAVA, AYA):
+    if architecture in (GEMMA3, INTERNVL, QIANFAN, LLAVA, LLAVA_NEXT, AYA):
         return {"pixel_values": pixels}
     given = {"pixel_values": pixels[None]}
     if architecture == GRANITE:
         given["pixel_attention_mask"] = torch.ones(1, len(tiles), dtype=torch.bool)
     return given
+
+
+def canvas_inputs(tiles: list[np.ndarray], sizes: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
+    """Return what the image processor of LLaVA-NeXT makes of the tiles of pictures.
+
+    sizes: (width, height) of each picture.
+    """
+    found = [pixels_of(each, LLAVA_NEXT)["pixel_values"] for each in tiles]
+    padded = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+    return {"pixel_values": padded, "image_sizes": torch.tensor([each[::-1] for each in sizes])}
+
+
+def placed_rows(encoded: np.ndarray, pictures: list[Picture], tower: Any) -> np.ndarray:
+    """Return the rows of pictures in the order of their placeholders, as an engine places them."""
+    parts, begin = [], 0
+    for picture in pictures:
+        own = encoded[begin:][: picture.num_patches if picture.lines else picture.num_rows]
+        begin += len(own)
+        order = line_order(picture) if picture.lines else np.arange(len(own))
+        parts.append(in_order(own, order, tower.line_end))
+    return np.concatenate(parts)
 
 
 def tile_rows(theirs: torch.nn.Module, tiles: np.ndarray) -> torch.Tensor:

@@ -10,6 +10,7 @@ from cpuserve import _C
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.loader.gguf.parts import find_mmproj
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.media.families.llava_next import LlavaNextPictures
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchExecutor
@@ -27,14 +28,17 @@ from tests.helpers.pictures import (
     INTERNVL,
     INTERNVL_CHAT,
     LLAVA,
+    LLAVA_NEXT,
     PATCH,
     PIXTRAL_12B,
     PIXTRALS,
     QIANFAN,
+    canvas_inputs,
     grid_inputs,
     name_of,
     patches_of,
     pixels_of,
+    placed_rows,
     random_grid,
     random_tiles,
     write_grid_model,
@@ -46,7 +50,10 @@ from tests.helpers.steps import Sequence, step
 
 SIDE, MERGE, ROWS = 6, 2, 9
 # Side and merge of other models: LLaVA has as many rows, and Granite-Docling's fine route more.
-SIZES = {LLAVA: (3, 1), GRANITE_FINE: (8, 2)}
+SIZES = {LLAVA: (3, 1), LLAVA_NEXT: (3, 1), GRANITE_FINE: (8, 2)}
+# For LLaVA-NeXT: the tiles of a picture that stands for n tiles, and a size with so many tiles.
+CANVASES = {1: 3, 2: 4, 3: 5, 4: 5}
+NEXT_SIZES = {3: (20, 40), 4: (30, 70), 5: (47, 40)}
 MEDIA = 128  # the rows of the buffer of encoded pictures
 TOKENS = 32
 # Each prompt as pieces: a number of tiles of one picture, or of tokens of text.
@@ -60,7 +67,7 @@ PROMPTS = {
 
 TILES = [
     *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
-    *(INTERNVL, INTERNVL_CHAT, LLAVA, AYA, QIANFAN),
+    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, AYA, QIANFAN),
 ]
 ANY_SIZE = [*GRID_MODELS, PIXTRAL_12B]  # with pictures of any size
 MODELS = [*TILES, *ANY_SIZE]
@@ -93,7 +100,7 @@ def write_model(architecture, path, text=None, tower=None):
 def tile_of(theirs):
     """(patches of a side, rows) of a tile of a model."""
     side = np.max(theirs.config.vision_config.image_size) // PATCH
-    return side, side**2 // (1 if name_of(theirs) == LLAVA else MERGE**2)
+    return side, side**2 // (1 if "Llava" in name_of(theirs) else MERGE**2)
 
 
 def prompt_of(name, theirs):
@@ -114,11 +121,23 @@ def prompt_of(name, theirs):
             rows = ROWS
         else:
             side, rows = tile_of(theirs)
+            if architecture == LLAVA_NEXT:
+                layout = family(theirs).layout(*NEXT_SIZES[CANVASES[n]])
+                pixels.append(random_tiles(len(layout.tiles), side, seed=n))
+                spans = [(len(ids), layout.rows)]
+                pictures.append(Picture(bytes(32), spans, layout.tiles, lines=list(layout.lines)))
+                ids += [IMAGE_ID] * layout.rows
+                continue
             pixels.append(random_tiles(n, side, seed=n))
         tiles = [(each.shape[0] // PATCH, each.shape[1] // PATCH) for each in pixels[-1]]
         pictures.append(Picture(bytes(32), [(len(ids), rows * n)], tiles))
         ids += [IMAGE_ID] * (rows * n)
     return ids, pictures, pixels
+
+
+def family(theirs):
+    canvases = [(h // 24, w // 24) for h, w in theirs.config.image_grid_pinpoints]
+    return LlavaNextPictures(side=24, patch=PATCH, canvases=tuple(canvases))
 
 
 def theirs_of(model, ids, pixels):
@@ -127,7 +146,9 @@ def theirs_of(model, ids, pixels):
     whole = architecture in ANY_SIZE
     given = {}
     if pixels:
-        if whole:
+        if architecture == LLAVA_NEXT:
+            given = canvas_inputs(pixels, [NEXT_SIZES[len(each)] for each in pixels])
+        elif whole:
             given = grid_inputs(pixels, architecture)
         else:
             given = pixels_of(np.concatenate(pixels), architecture)
@@ -192,6 +213,7 @@ class Ours:
         if tiles:
             patches = np.concatenate([patches_of(each, self.spec.tower.merge) for each in pixels])
             encoded = self.executor.tower.encode(patches, tiles)
+            encoded = placed_rows(encoded, pictures, self.executor.tower)
             self.executor.write_media(MEDIA - len(encoded), encoded)
         count, media = sum(picture.num_rows for picture in pictures), []
         for token in prompt:

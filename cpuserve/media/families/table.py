@@ -22,6 +22,7 @@ from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
 from cpuserve.media.families.llava import LlavaPictures, llava
+from cpuserve.media.families.llava_next import LlavaNextPictures, llava_next
 from cpuserve.media.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
 
@@ -33,6 +34,7 @@ AnyFamily: TypeAlias = (
     | Lfm2Pictures
     | CanvasTiles
     | LlavaPictures
+    | LlavaNextPictures
     | PixtralPictures
 )
 # Makes a family from config.json, the settings of the image processor and of the whole
@@ -56,6 +58,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "lfm3_vl": qwen_vl,
     "lighton_ocr": mistral3,
     "llava": llava,
+    "llava_next": llava_next,
     "mistral3": mistral3,
     "paddleocr_vl": paddleocr_vl,
     "qianfan_ocr": internvl,

@@ -1,0 +1,206 @@
+"""LLaVA-NeXT (1.6): the whole picture as a square, and its tiles on one of a few canvases.
+
+The rows of the tiles are put together as lines, without the rows that are only padding.
+Source: the image processor and the processor of LLaVA-NeXT in transformers 5.24.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.errors import ModelError
+from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.layout import OneMarker, PictureLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+_DETAILS = ("auto", "low", "high", "original")
+_MOST_TILES = 64
+
+
+class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
+    """The numbers of one checkpoint.
+
+    side: the pixels of a side of a tile. patch: the side of a patch in pixels.
+    canvases: (tiles down, tiles across) of each canvas.
+    resample: Pillow's number of the filter.
+    marker: the text of the token for a row.
+    """
+
+    side: int
+    patch: int
+    canvases: tuple[tuple[int, int], ...]
+    resample: int = 3
+    marker: str = "<image>"
+
+    @property
+    def page_side(self) -> int:
+        """The length in pixels of the longer side of a page of a document."""
+        return self.side * max(self._canvas(1275, 1650))
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return the layout of a picture of this size in pixels."""
+        down, across = self._canvas(width, height)
+        side = self.side // self.patch
+        lines = self._lines(width, height)
+        top, bottom, left, right = lines[2:]
+        rows = side**2 + (bottom - top) * (right - left + 1)
+        used, tiles = self._scaled(width, height), ((side, side),) * (1 + down * across)
+        return PictureLayout(tiles, self.marker * rows, *used, rows=rows, lines=lines)
+
+    def patches(self, image: Image) -> np.ndarray:
+        """Return the patches of an RGB picture; see Family.patches."""
+        import numpy as np
+        from PIL.Image import Resampling
+
+        (down, across), filter_ = self._canvas(*image.size), Resampling(self.resample)
+        width, height = self._scaled(*image.size)
+        canvas = np.zeros((down * self.side, across * self.side, 3), np.uint8)
+        top, left = (canvas.shape[0] - height) // 2, (canvas.shape[1] - width) // 2
+        scaled = np.asarray(image.resize((width, height), filter_))
+        canvas[top : top + height, left : left + width] = scaled
+        whole = np.asarray(image.resize((self.side, self.side), filter_))
+        cut = canvas.reshape(down, self.side, across, self.side, 3).swapaxes(1, 2)
+        tiles = np.concatenate([whole[None], cut.reshape(-1, self.side, self.side, 3)])
+        return in_merge_order(tiles, self.patch, 1)
+
+    def changed(self, settings: Mapping[str, Any]) -> LlavaNextPictures:
+        """Return the family with these settings; InvalidRequest if it cannot follow one."""
+        made = self
+        for name, value in settings.items():
+            if name == "detail" and value in _DETAILS:
+                least = min(map(math.prod, made.canvases))
+                kept = tuple(each for each in made.canvases if math.prod(each) == least)
+                made = made._with(kept) if value == "low" else made
+            elif name == "max_tokens":
+                made = made._with_most(value)
+            else:
+                refuse_setting(
+                    name,
+                    f"cannot be {value!r:.40}: the settings of this model's pictures are detail, "
+                    "and a maximum number of tokens",
+                )
+        return made
+
+    def _with(self, canvases: tuple[tuple[int, int], ...]) -> LlavaNextPictures:
+        return msgspec.structs.replace(self, canvases=canvases)
+
+    def _with_most(self, most: object) -> LlavaNextPictures:
+        """Return the family without the canvases on which a picture may have more rows."""
+        sizes = {each: self._most_rows(*each) for each in self.canvases}
+        least = min(sizes.values())
+        if not isinstance(most, int) or isinstance(most, bool) or most < least:
+            refuse_setting(
+                "max_tokens",
+                f"must be at least {least}, the tokens of a large picture on the smallest canvas, "
+                f"got {most!r:.40}",
+            )
+        return self._with(tuple(each for each, rows in sizes.items() if rows <= most))
+
+    def _most_rows(self, down: int, across: int) -> int:
+        side: int = self.side // self.patch
+        return side**2 + down * side * (across * side + 1)
+
+    def _canvas(self, width: int, height: int) -> tuple[int, int]:
+        """Return (tiles down, tiles across) of the canvas that keeps most pixels of a picture.
+
+        Of canvases that keep as many, it is the smallest.
+        """
+        best, kept, wasted = self.canvases[0], 0, float("inf")
+        for down, across in self.canvases:
+            high, wide = down * self.side, across * self.side
+            scale = min(wide / width, high / height)
+            pixels = min(int(width * scale) * int(height * scale), width * height)
+            rest = high * wide - pixels
+            if pixels > kept or (pixels == kept and rest < wasted):
+                best, kept, wasted = (down, across), pixels, rest
+        return best
+
+    def _scaled(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size (width, height) of a picture on its canvas, with its aspect."""
+        down, across = self._canvas(width, height)
+        high, wide = down * self.side, across * self.side
+        if wide / width < high / height:
+            return wide, min(math.ceil(height * (wide / width)), high)
+        return min(math.ceil(width * (high / height)), wide), high
+
+    def _lines(self, width: int, height: int) -> tuple[int, ...]:
+        """Return PictureLayout.lines: the part of the canvas without padding."""
+        down, across = self._canvas(width, height)
+        side = self.side // self.patch
+        high, wide = down * side, across * side
+        top, left = 0, 0
+        if width / height > wide / high:
+            top = (high - int(round(height * (wide / width), 7))) // 2
+        else:
+            left = (wide - int(round(width * (high / height), 7))) // 2
+        return down, across, top, high - top, left, wide - left
+
+
+def llava_next(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    _whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> LlavaNextPictures:
+    """Return the family with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}
+    patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
+    side = read_number(vision.get("image_size", 224), "vision_config.image_size")
+    size, crop = processor.get("size"), processor.get("crop_size")
+    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    cut = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
+    if edge != side or cut != (side, side) or side % patch:
+        msg = (
+            f"size is {size!r:.60} and crop_size {crop!r:.60}, but the tower reads {side} x {side} "
+            f"pixels in patches of {patch}"
+        )
+        raise ModelError(msg)
+    for name in ("do_resize", "do_center_crop", "do_pad"):
+        if not processor.get(name, True):
+            msg = f"{name} must be true: the tower reads squares of one size"
+            raise ModelError(msg)
+    return LlavaNextPictures(
+        side=side,
+        patch=patch,
+        canvases=_canvases(config, processor, side),
+        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        marker=tokens.get("image_token", "<image>"),
+    )
+
+
+def _canvases(
+    config: Mapping[str, Any], processor: Mapping[str, Any], side: int
+) -> tuple[tuple[int, int], ...]:
+    """Return (tiles down, tiles across) of each canvas; ModelError if one is no number of tiles."""
+    found = processor.get("image_grid_pinpoints")
+    if config.get("image_grid_pinpoints", found) != found:
+        msg = "image_grid_pinpoints of config.json and preprocessor_config.json are not equal"
+        raise ModelError(msg)
+    canvases = [
+        (each[0] // side, each[1] // side)
+        for each in (found if isinstance(found, list) else [])
+        if isinstance(each, list)
+        and len(each) == 2
+        and all(isinstance(length, int) and length > 0 and length % side == 0 for length in each)
+    ]
+    if not canvases or not isinstance(found, list) or len(canvases) != len(found):
+        msg = (
+            f"image_grid_pinpoints is {found!r:.60}: a list of sizes in multiples of {side} pixels "
+            "is needed"
+        )
+        raise ModelError(msg)
+    if max(map(math.prod, canvases)) > _MOST_TILES:
+        msg = f"image_grid_pinpoints has more than {_MOST_TILES} tiles"
+        raise ModelError(msg)
+    return tuple(canvases)
