@@ -339,6 +339,6 @@ def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, 
         log.info("%s", note)
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
-    details = ModelDetails(path=prepared.facts.path)
+    details = ModelDetails(path=prepared.facts.path, mmproj=prepared.facts.mmproj or "")
     config = one_engine(prepared)
     return config, details, PictureRules.of(asked.server, config.picture_tokens)

@@ -6,6 +6,7 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.errors import InvalidRequest
 from tests.api.sees import write_served_model
 from tests.helpers.drawn import data_url, document, picture, saved
+from tests.helpers.mmproj import write_ggufs
 from tests.helpers.tiny import tiny_model
 
 TOKENS = 8
@@ -69,6 +70,16 @@ def test_chats_have_pictures_in_each_form(llm, model, tmp_path):
     assert len(low[0].prompt_token_ids) < len(wanted[0])
     pages = {"type": "file", "file": {"file_data": data_url(document(2), "application/pdf")}}
     assert len(llm.chat(turn(pages), GREEDY)[0].outputs[0].token_ids) == TOKENS
+
+
+def test_chats_with_a_gguf_file_have_the_pictures_of_its_mmproj_file(model, tmp_path):
+    file, _ = write_ggufs(model.path, tmp_path)
+    image = picture(100, 60)
+    options = {"tokenizer": str(model.path), "dtype": "float32", "max_model_len": 512}
+    with LLM(str(file), **options) as made:
+        asked = turn({"type": "image", "image": image}, text(QUESTION))
+        found = made.chat(asked, GREEDY, use_tqdm=False)
+    assert ids_of(found) == [model.answer([image, QUESTION], TOKENS)]
 
 
 def test_prompts_have_pictures_in_place_of_markers(llm, model):
