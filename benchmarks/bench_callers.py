@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""TTFT of one caller while another caller is greedy in three ways; JSON lines.
+"""Time of one caller's requests while another caller is greedy in many ways; JSON lines.
 
-usage: bench_callers.py MODEL [--long 600] [--short 100] [--rounds 7] [--crowd 60]
-                        [--flag=value of serve]
+usage: bench_callers.py MODEL [--kinds prompts tokenize ...] [--long 600] [--short 100]
+                        [--rounds 5] [--samples 3] [--crowd 60] [--flag=value of serve]
 
-The greedy caller keeps --crowd requests with prompts of --long tokens waiting ("prompts"),
-or more streams than the server has slots ("streams"), or runs a batch of --crowd lines ("batch").
-Meanwhile the modest caller sends single prompts of --short tokens, and of --long tokens,
-with pauses. `ttft_beside_KIND` is the TTFT of the modest caller, divided by its TTFT on an idle
-server ("prompts"), or on a server with one stream less than slots ("streams", and "batch",
-because its lines generate tokens as well).
-Prompts are random ids, and the modest caller generates one token.
+greedy_callers.py has the kinds of greedy callers: long prompts, more streams than slots, batches,
+refused requests, uploads and others. Meanwhile the modest caller sends single prompts
+of --short tokens, and of --long tokens, with pauses. `time_beside_KIND` is the time of these
+requests, divided by their time without the greedy caller: on an idle server or, where requests
+of the greedy caller run for long, on a server with all slots but one taken by streams. Rounds with
+and without the greedy caller take turns. Prompts are random ids, and the modest caller generates
+one token. The kind "embeddings" needs a model for embeddings.
+
+Facts have what a request of the greedy caller costs the front end, in CPU time of its process.
 """
 
 import argparse
@@ -19,148 +21,126 @@ import json
 import random
 import sys
 import tempfile
-from contextlib import asynccontextmanager, suppress
+import time
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from statistics import median
 
-import httpx
+from bench_front_end import Clock
+from greedy_callers import KINDS, SEQS, VOCAB, GreedyProcess, Sizes
 
 from cpuserve.bench.driver import COMPLETIONS, LoadError, complete, first_model
-from cpuserve.bench.schema import Where, record
+from cpuserve.bench.http import exchange
+from cpuserve.bench.observe import where
+from cpuserve.bench.schema import record
 from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
+from cpuserve.cli.bench_flags import number
 
-VOCAB = 200  # upper bound of the random token ids, which every model has
-SEQS = 8
-STREAM_TOKENS = 200
 MODEST = "the-key-of-the-modest-caller"
-PAUSE_S = 1.0  # the modest caller uses much less than half of the server
+PAUSE_S = 0.5  # the modest caller uses much less than half of the server
+SETTLE_S = 3.0  # until all slots are taken
 
 
-class Callers:
-    """Both callers of one server."""
+class Modest:
+    """The modest caller."""
 
-    def __init__(self, target, args):
-        self.greedy = target
-        self.modest = replace(target, api_key=MODEST)
-        self.args = args
-        self.rng = random.Random(0)
+    rng = random.Random(0)  # of all, so that no prompt comes twice
 
-    def ids(self, length):
-        return plain_ids(self.rng, length, VOCAB)
+    def __init__(self, target, path):
+        self.target, self.path = replace(target, api_key=MODEST), path
 
-    async def ttft(self, length):
-        """Return the seconds to the first token of the modest caller: one for each round."""
-        found = []
-        for _ in range(self.args.rounds):
-            await asyncio.sleep(PAUSE_S * self.rng.uniform(0.5, 1.5))
-            took = await complete(self.modest, self.ids(length), 1)
-            if took.cached_tokens:
-                msg = f"{took.cached_tokens} of {length} tokens were cached: nothing was measured"
+    async def took(self, length):
+        """Return the seconds that a request takes with a prompt of `length` new tokens."""
+        await asyncio.sleep(PAUSE_S * self.rng.uniform(0.5, 1.5))
+        ids = plain_ids(self.rng, length, VOCAB)
+        if self.path == COMPLETIONS:
+            timing = await complete(self.target, ids, 1)
+            if timing.cached_tokens:
+                msg = f"{timing.cached_tokens} of {length} tokens were cached: nothing was measured"
                 raise LoadError(msg)
-            found.append(took.ttft)
-        return found
-
-    @asynccontextmanager
-    async def nothing(self):
-        yield
-
-    @asynccontextmanager
-    async def requests(self, count, prompt_tokens, max_tokens):
-        """Keep `count` requests of the greedy caller in the server."""
-
-        async def work():
-            while True:
-                with suppress(LoadError):
-                    await complete(self.greedy, self.ids(prompt_tokens), max_tokens)
-
-        tasks = [asyncio.create_task(work()) for _ in range(count)]
-        try:
-            await asyncio.sleep(4 * PAUSE_S)  # until all slots are taken
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.sleep(PAUSE_S)
-
-    @asynccontextmanager
-    async def batch(self):
-        """Run a batch of the greedy caller."""
-        headers = {"authorization": f"Bearer {self.greedy.api_key}"}
-        async with httpx.AsyncClient(base_url=self.greedy.url, headers=headers) as client:
-            body = {"model": self.greedy.model, "max_tokens": 32, "ignore_eos": True}
-            lines = [
-                {
-                    "custom_id": str(number),
-                    "method": "POST",
-                    "url": COMPLETIONS,
-                    "body": {**body, "prompt": self.ids(self.args.long)},
-                }
-                for number in range(20 * self.args.crowd)
-            ]
-            data = "\n".join(map(json.dumps, lines)).encode()
-            sent = await client.post(
-                "/v1/files", files={"file": ("lines.jsonl", data)}, data={"purpose": "batch"}
-            )
-            asked = {"input_file_id": sent.json()["id"], "endpoint": COMPLETIONS}
-            made = await client.post("/v1/batches", json={**asked, "completion_window": "24h"})
-            name = made.json()["id"]
-            try:
-                await asyncio.sleep(4 * PAUSE_S)
-                yield
-                if (await client.get(f"/v1/batches/{name}")).json()["status"] != "in_progress":
-                    msg = "the batch has ended before the measurement: use a larger --crowd"
-                    raise LoadError(msg)
-            finally:
-                await client.post(f"/v1/batches/{name}/cancel")
-                await asyncio.sleep(PAUSE_S)
+            return timing.ttft
+        body = json.dumps({"model": self.target.model, "input": [ids]}).encode()
+        begun = time.perf_counter()
+        response = await exchange(self.target.url, self.path, body, api_key=MODEST)
+        if response.code != 200:
+            msg = f"HTTP {response.code}: {response.body[:400].decode()}"
+            raise LoadError(msg)
+        return time.perf_counter() - begun
 
 
-async def measure(server, args):
-    """Return {kind: {length: (TTFT without, TTFT with the greedy caller)}}."""
-    callers = Callers(await first_model(server.url, server.key), args)
-    few = partial(callers.requests, SEQS - 1, 16, STREAM_TOKENS)
-    kinds = {
-        "prompts": (callers.nothing(), callers.requests(args.crowd, args.long, 1)),
-        "streams": (few(), callers.requests(3 * SEQS, 16, STREAM_TOKENS)),
-        "batch": (few(), callers.batch()),
-    }
-    await callers.ttft(args.long)  # trains the cost model of the engine
-    found = {}
-    for kind, states in kinds.items():
-        took = []
-        for state in states:
-            async with state:
-                took.append({n: await callers.ttft(n) for n in (args.short, args.long)})
-        found[kind] = {n: tuple(one[n] for one in took) for n in took[0]}
-    return found
+@contextmanager
+def nothing():
+    yield None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("--long", type=int, default=600)
-    parser.add_argument("--short", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--crowd", type=int, default=60)
-    args, more = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as files:
-        flags = [f"--max-num-seqs={SEQS}", f"--files-dir={files}", f"--api-key={MODEST}"]
-        with ServerProcess([args.model, *flags, *more]) as server:
-            found = asyncio.run(measure(server, args))
-    where = Where(host="", isa="", threads=0, model=args.model)
-    for kind, lengths in found.items():
-        for length, (without, beside) in lengths.items():
-            ratios = [seconds / median(without) for seconds in beside]
-            shape = {"tokens": length, "long": args.long, "crowd": args.crowd}
-            facts = {"without_s": round(median(without), 4), "beside_s": round(median(beside), 4)}
+async def measure(target, clock, args, kind):
+    """Return ({length: [(seconds without, seconds beside)]}, CPU ms of a greedy request)."""
+    modest = Modest(target, KINDS[kind].modest)
+    sizes = Sizes(args.long, args.crowd)
+    found = {length: [] for length in (args.short, args.long)}
+    used, sent = 0, 0
+
+    async def samples():
+        return {n: [await modest.took(n) for _ in range(args.samples)] for n in found}
+
+    for _ in range(args.rounds):
+        without = GreedyProcess(target, sizes, "") if KINDS[kind].running else nothing()
+        with without as streams:
+            await asyncio.sleep(SETTLE_S if streams else PAUSE_S)
+            alone = await samples()
+        with GreedyProcess(target, sizes, kind) as greedy:
+            await asyncio.sleep(SETTLE_S)
+            used -= clock.read()
+            beside = await samples()
+            used += clock.read()
+        sent += greedy.count
+        await asyncio.sleep(PAUSE_S)
+        for length, pairs in found.items():
+            pairs.append((alone[length], beside[length]))
+    return found, used / 1e6 / max(sent, 1)
+
+
+async def measure_all(server, args):
+    """Print the records of all kinds."""
+    target, clock = await first_model(server.url, server.key), Clock(server.process.pid)
+    here = await where(target)
+    for _ in range(3):  # trains the cost model of the engine
+        for path in {KINDS[kind].modest for kind in args.kinds}:
+            await Modest(target, path).took(args.long)
+    for kind in args.kinds:
+        lengths, cpu_ms = await measure(target, clock, args, kind)
+        for length, pairs in lengths.items():
+            without = [each for alone, _ in pairs for each in alone]
+            worst = max(each for _, beside in pairs for each in beside)
+            facts = {
+                "without_s": round(median(without), 4),
+                "worst_s": round(worst, 4),
+                "cpu_ms": round(cpu_ms, 2),
+            }
             made = record(
-                f"ttft_beside_{kind}", "x alone", ratios, where,
-                better="less", parameters=shape, facts=facts,
+                f"time_beside_{kind}", "x alone",
+                [median(beside) / median(alone) for alone, beside in pairs], here, better="less",
+                parameters={"tokens": length, "long": args.long, "crowd": args.crowd}, facts=facts,
             )  # fmt: skip
             print(made.to_json(), flush=True)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:-1])
+    parser.add_argument("--long", type=number(int, 1), default=600)
+    parser.add_argument("--short", type=number(int, 1), default=100)
+    parser.add_argument("--rounds", type=number(int, 1), default=5)
+    parser.add_argument("--samples", type=number(int, 1), default=3, help="of a round")
+    parser.add_argument("--crowd", type=number(int, 1), default=60)
+    args, more = parser.parse_known_args(argv)
+    with tempfile.TemporaryDirectory() as files:
+        flags = [f"--max-num-seqs={SEQS}", f"--files-dir={files}", f"--api-key={MODEST}"]
+        flags += ["--access-log=off"]  # clients that end their greedy requests fill it
+        with ServerProcess([args.model, *flags, *more]) as server:
+            asyncio.run(measure_all(server, args))
     return 0
 
 

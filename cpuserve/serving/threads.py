@@ -18,13 +18,17 @@ from weakref import WeakKeyDictionary
 from cpuserve.core.turns import CallerTurns
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.tokenizer.rendering.client import RENDERER
-from cpuserve.tokenizer.tokenizer import LONG_CHARS
+from cpuserve.tokenizer.unlocked import LONG_CHARS
 
 T = TypeVar("T")
 
 # Rendering waits for another process, for seconds if a request is hostile. Large requests have
 # separate threads, so that they do not delay small requests, which render quickly.
 _SMALL_BYTES = 1 << 16
+
+# Only two texts with more characters than this are tokenized at the same time, because tokenizing
+# takes much memory.
+_LARGE_TEXT_CHARS = 1 << 17
 
 # The name of the caller that the current task works for.
 WORKS_FOR: ContextVar[str] = ContextVar("works_for", default="")
@@ -70,6 +74,10 @@ class TurnThreads:
 _SMALL_RENDERS = TurnThreads(4, "cpuserve-render")
 _LARGE_RENDERS = TurnThreads(2, "cpuserve-render-large")
 _WORKERS = TurnThreads(min(32, (os.cpu_count() or 1) + 4), "cpuserve-work")
+_LARGE_TEXTS = TurnThreads(2, "cpuserve-text-large")
+# Large bodies have one thread: decoding keeps the lock of the interpreter (GIL), so that a second
+# thread would make none faster, and the event loop would wait for both before each of its steps.
+_DECODING = TurnThreads(1, "cpuserve-decode")
 
 
 class _LoopTurns:
@@ -129,6 +137,18 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
     or object to create. Work longer than LONG_CHARS would delay the tokens of running streams.
     """
     return work() if size <= LONG_CHARS else await _WORKERS.run(size, work)
+
+
+async def run_tokenizing(num_chars: int, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which tokenizes `num_chars` characters."""
+    if num_chars <= _LARGE_TEXT_CHARS:
+        return await run_sized(num_chars, work)
+    return await _LARGE_TEXTS.run(num_chars, work)
+
+
+async def run_decoding(num_bytes: int, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which decodes a body of this size on another thread."""
+    return await _DECODING.run(num_bytes, work)
 
 
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:

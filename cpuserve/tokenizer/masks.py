@@ -23,6 +23,8 @@ from os.path import commonprefix
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.tokenizer.unlocked import encoded
+
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Core
@@ -260,7 +262,7 @@ class PlainCore:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text with nonces in place of control tokens."""
-        (found,) = self._core.encode_batch_fast([text], add_special_tokens=False)
+        found = encoded(self._core, text, add_special_tokens=False)
         ids: list[int] = found.ids
         if not self._control.isdisjoint(ids):  # a Unigram model may find them in its vocabulary
             ids = [part for i in ids for part in self._parts(i)]

@@ -17,6 +17,7 @@ from cpuserve.tokenizer.cut import Cut, kept
 from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.masks import Masks, PlainCore
 from cpuserve.tokenizer.parts import byte_level_bytes, reason_of
+from cpuserve.tokenizer.unlocked import LONG_CHARS, encoded
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -28,7 +29,6 @@ T = TypeVar("T")
 # More characters than a token has on average in most texts; and how many tokens may depend on the
 # text behind them.
 _CHARS_PER_TOKEN, _MARGIN_TOKENS = 6, 1024
-LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
 
 # Normalizers that drop no characters.
 # NFC shrinks a text to no less than a third of its bytes (Hangul).
@@ -240,8 +240,7 @@ class Tokenizer:
         def encode() -> Encoding:
             if len(text) <= LONG_CHARS:
                 return self._core.encode(text, add_special_tokens=add_special_tokens)
-            # Only `encode_batch` gives back the GIL while it encodes.
-            return self._core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+            return encoded(self._core, text, add_special_tokens=add_special_tokens, places=True)
 
         found = _guarded(text, encode)
         if most is not None and len(found) > most:
@@ -263,8 +262,7 @@ class Tokenizer:
         def encode() -> Encoding:
             # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.
             if unlocked:
-                some = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-                return some[0]
+                return encoded(self._core, text, add_special_tokens=add_special_tokens)
             return self._core.encode(first, second, add_special_tokens=add_special_tokens)
 
         return _guarded(first + (second or ""), encode)

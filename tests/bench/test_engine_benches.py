@@ -427,6 +427,20 @@ def test_the_front_end_is_measured_in_every_dialect(capsys, monkeypatch):
         assert line["facts"]["tokens"] > 100
 
 
+@pytest.mark.deep  # 15 s
+def test_a_modest_caller_is_timed_beside_greedy_ones(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    kinds = ["messages", "tiny", "batches"]
+    sizes = ["--short=5", "--long=50", "--rounds=1", "--samples=2", "--crowd=4"]
+    assert script("bench_callers").main([model, *sizes, "--kinds", *kinds]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [(line["metric"], line["parameters"]["tokens"]) for line in lines]
+    assert found == [(f"time_beside_{kind}", tokens) for kind in kinds for tokens in (5, 50)]
+    assert all(len(line["samples"]) == 1 and line["median"] > 0 for line in lines)
+    assert all(line["facts"]["cpu_ms"] > 0 for line in lines)
+
+
 @pytest.mark.deep  # 30 s
 def test_records_are_compared_with_none_in_one_server(capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

@@ -24,6 +24,7 @@ from cpuserve.serving.pictures import PictureRules
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
+from cpuserve.tokenizer.unlocked import yield_to_streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,6 +141,7 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     Raises:
       ModelError: see load_tokenizer.
     """
+    yield_to_streams()
     parses = config.control_tokens_in_messages
     tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template, parses)
     fault = template.fault() if config.pooling == "none" else None

@@ -18,6 +18,7 @@ from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
 from cpuserve.api.request.headers import may_be_web_page
 from cpuserve.api.request.object_limits import check_objects
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.threads import loop_turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,13 +80,16 @@ async def _receive_all(
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientGone
-        body += message.get("body", b"")
+        piece = message.get("body", b"")
+        body += piece
         check_size(len(body), most)
         if not message.get("more_body", False):
             held.shrink(len(body))
             return body
-        if len(body) > FREE_BYTES and not held.size:
-            await held.take(expected, limits.body_wait_s)
+        if len(body) > FREE_BYTES:
+            if not held.size:
+                await held.take(expected, limits.body_wait_s)
+            await loop_turn(len(piece))
 
 
 def check_size(num_bytes: int, most: int) -> None:

@@ -27,7 +27,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.errors import NotServing
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.calls.call import MAX_PROMPTS
-from cpuserve.serving.threads import WORKS_FOR, loop_turn, run_sized
+from cpuserve.serving.threads import WORKS_FOR, loop_turn, run_decoding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -217,7 +217,7 @@ async def read_call(
                 context = await _model_of_large(received, body)
                 most = {form.conversation: _most_objects(context.max_model_len)}
                 most["prompt"] = MAX_PROMPTS + 1
-                fields = await run_sized(size, lambda: decode_request(body, form.schema, most))
+                fields = await run_decoding(size, lambda: decode_request(body, form.schema, most))
             body.clear()
             yield received, fields
         finally:
@@ -234,7 +234,7 @@ async def _model_of_large(request: RequestContext, body: bytearray) -> ModelCont
     models = request.models
     if not models.several:
         return models.first  # read_body has already checked the size
-    named = await run_sized(len(body), lambda: decode_request(body, _ModelName))
+    named = await run_decoding(len(body), lambda: decode_request(body, _ModelName))
     await request.choose(named.model)
     check_size(len(body), request.context.limits.max_body_bytes)
     return request.context

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.errors.http_errors import PayloadTooLarge, RequestTimeout
 from cpuserve.api.request.body import ClientGone, check_encoding
+from cpuserve.api.request.headers import CALLER
+from cpuserve.serving.threads import WORKS_FOR, loop_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,7 @@ async def receive_body(
       UnsupportedMediaType: the body is compressed.
     """
     check_encoding(request)
+    WORKS_FOR.set(request.scope[CALLER].name)
     received = 0
     while True:
         try:
@@ -51,3 +54,4 @@ async def receive_body(
         write(data)
         if not message.get("more_body", False):
             return
+        await loop_turn(len(data))

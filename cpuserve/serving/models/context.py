@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-LARGE_TEXTS_AT_ONCE = 2
-
 
 @dataclass(slots=True)
 class ActiveCount:
@@ -115,11 +113,9 @@ class ModelContext:
     preset: Preset | None = None
     files_fingerprint: str = ""
     backlog: Backlog = field(init=False)
-    large_texts: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.limits
-        self.large_texts = asyncio.Semaphore(LARGE_TEXTS_AT_ONCE)
         self.backlog = Backlog(
             limits.max_queued_requests,
             limits.max_queued_tokens,

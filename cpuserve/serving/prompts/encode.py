@@ -1,23 +1,20 @@
-"""Turn texts into token ids; only a few large texts at a time, because they take memory."""
+"""Turn texts into token ids, or into tokens with their places."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.threads import run_tokenizing
 from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.length import cannot_fit
-from cpuserve.tokenizer.tokenizer import LONG_CHARS
+from cpuserve.tokenizer.unlocked import LONG_CHARS
 
 if TYPE_CHECKING:
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.tokenizer.tokenizer import TokenSpan
 
-# Only LARGE_TEXTS_AT_ONCE texts with more characters than this are tokenized at the same time,
-# because tokenizing takes much memory.
-LARGE_TEXT_CHARS = 1 << 17
 # A request that only counts the tokens of a text may always have a text of this many tokens.
 # Each token takes about 300 bytes while it is counted.
 _MOST_COUNTED = 1 << 17
@@ -68,10 +65,7 @@ async def encode(
             for text in texts
         ]
 
-    if num_chars <= LARGE_TEXT_CHARS:
-        return await run_sized(num_chars, encode_all)
-    async with context.large_texts:
-        return await run_sized(num_chars, encode_all)
+    return await run_tokenizing(num_chars, encode_all)
 
 
 async def encode_spans(
@@ -96,10 +90,7 @@ async def encode_spans(
             left -= len(spans)
         return found
 
-    if num_chars <= LARGE_TEXT_CHARS:
-        return await run_sized(num_chars, encode_all)
-    async with context.large_texts:
-        return await run_sized(num_chars, encode_all)
+    return await run_tokenizing(num_chars, encode_all)
 
 
 def cut_of(context: ModelContext, call: GenerateCall) -> Cut | None:

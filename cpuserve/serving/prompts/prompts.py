@@ -13,14 +13,8 @@ from cpuserve.serving.calls.params import check_fits, check_input_fits
 from cpuserve.serving.prompts.chat_prompt import chat_prompt
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.decision_prompts import decision_prompts
-from cpuserve.serving.prompts.encode import (
-    LARGE_TEXT_CHARS,
-    cut_of,
-    encode,
-    most_counted,
-    too_long,
-)
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.prompts.encode import cut_of, encode, most_counted, too_long
+from cpuserve.serving.threads import run_tokenizing
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.infill import infill_prompt, infill_tokens
 from cpuserve.tokenizer.length import cannot_fit
@@ -176,10 +170,7 @@ async def _pair_prompts(
             raise PromptTooLong(msg, num_tokens=len(ids), most=most)
         return Prompt(ids)
 
-    if num_chars <= LARGE_TEXT_CHARS:
-        return await run_sized(num_chars, encode_all)
-    async with context.large_texts:
-        return await run_sized(num_chars, encode_all)
+    return await run_tokenizing(num_chars, encode_all)
 
 
 def _listed(

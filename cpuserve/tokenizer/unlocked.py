@@ -1,0 +1,65 @@
+"""Tokenize without the lock of the interpreter (GIL), on threads of low priority.
+
+Only the batch calls of the library tokenizers release the GIL. A batch of one text runs on the
+calling thread, and a batch of two on threads of the library. These never hold the GIL, so their
+priority can be low. The calling thread keeps its own: if it were low, streams would wait for the
+GIL as long as the engine keeps the cores busy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from tokenizers import Tokenizer as Core
+
+# On a core that the engine keeps busy, a thread with this nice value gets a tenth of the time
+# (Linux weights are 110 for nice 10 and 1,024 for nice 0). A token takes 0.5 to 1 us to tokenize,
+# and a hundred times as long to compute, so a prompt is delayed by a tenth at most.
+NICE = 10
+
+LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
+
+_started = threading.Event()
+
+
+def yield_to_streams() -> None:
+    """Start the threads of the library with low priority, where the system can do that.
+
+    They are started once in a process, with the priority of the thread that needs them first.
+    """
+    if sys.platform != "linux" or _started.is_set():
+        return  # on other systems, threads have no priority of their own
+    thread = threading.Thread(target=_start)
+    thread.start()
+    thread.join()
+    _started.set()
+
+
+def _start() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    with suppress(OSError):  # a sandbox may forbid it
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    Tokenizer(BPE()).encode_batch_fast(["", ""])
+
+
+def encoded(
+    core: Core, text: str | tuple[str, str], *, add_special_tokens: bool, places: bool = False
+) -> Encoding:
+    """Return the Encoding of a text, or of a pair of texts, without holding the GIL.
+
+    Long ones are encoded on the threads that `yield_to_streams` has started.
+
+    places: whether its tokens have their places in the text.
+    """
+    encode = core.encode_batch if places else core.encode_batch_fast
+    size = len(text) if isinstance(text, str) else sum(map(len, text))
+    texts = [text, ""] if size > LONG_CHARS and _started.is_set() else [text]
+    return encode(texts, add_special_tokens=add_special_tokens)[0]

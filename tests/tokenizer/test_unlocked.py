@@ -1,0 +1,57 @@
+"""Long texts are tokenized on threads that the streams go before, and with the same result."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cpuserve.tokenizer.unlocked import LONG_CHARS, NICE
+from tests.helpers.children import child_options
+from tests.helpers.tiny import tiny_model
+
+# A process of its own, because the threads of the library start only once.
+TRIES = """
+import json, os, sys, threading, time
+from pathlib import Path
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from cpuserve.tokenizer.unlocked import yield_to_streams
+
+def threads():
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+def share(text):
+    all_threads, this_thread = time.process_time(), time.thread_time()
+    ids = tokenizer.encode(text, unlocked=True), tokenizer.encode_masked(text)
+    this_thread = time.thread_time() - this_thread
+    return this_thread / (time.process_time() - all_threads), ids
+
+tokenizer = Tokenizer.load(Path(sys.argv[1]))
+long, short = "The river is long. " * 20_000, "x" * int(sys.argv[2])
+before = threads()
+yield_to_streams()
+niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads() - before]
+shares, ids = zip(*[share(text) for text in (long, short)])
+found = {
+    "niceness": niceness,
+    "own": os.getpriority(os.PRIO_PROCESS, 0),
+    "shares": shares,
+    "equal": [*ids] == [(tokenizer._core.encode(text).ids,) * 2 for text in (long, short)],
+    "spans": [span.id for span in tokenizer.encode_spans(long)] == ids[0][0],
+}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_long_texts_run_on_threads_of_low_priority_and_short_ones_where_they_are():
+    command = [sys.executable, "-c", TRIES, str(tiny_model("llama")), str(LONG_CHARS // 2)]
+    child = subprocess.run(command, check=True, capture_output=True, **child_options())
+    found = json.loads(child.stdout)
+    assert found["equal"]
+    assert found["spans"]
+    assert found["niceness"]
+    assert set(found["niceness"]) == {found["own"] + NICE}
+    long, short = found["shares"]
+    assert long < 0.5
+    assert short > 0.9
