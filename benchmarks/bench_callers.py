@@ -12,7 +12,7 @@ of the greedy caller run for long, on a server with all slots but one taken by s
 and without the greedy caller take turns. Prompts are random ids, and the modest caller generates
 one token. The kind "embeddings" needs a model for embeddings.
 
-Facts have what a request of the greedy caller costs the front end, in CPU time of its process.
+`cpu_ms` in facts is the CPU time of the front end's process for a request of the greedy caller.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def nothing():
 
 
 async def measure(target, clock, args, kind):
-    """Return ({length: [(seconds without, seconds beside)]}, CPU ms of a greedy request)."""
+    """Return ({length: [(seconds without, seconds with)]}, CPU ms of a greedy request)."""
     modest = Modest(target, KINDS[kind].modest)
     sizes = Sizes(args.long, args.crowd)
     found = {length: [] for length in (args.short, args.long)}

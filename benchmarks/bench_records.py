@@ -7,11 +7,13 @@ usage: bench_records.py [MODEL] [--streams 64] [--rate 200] [--tokens 256] [--pa
 
 One server has requests with and without records, in rounds that take turns. Its engine computes
 nothing (scripted_server.py). `logged` = the access log of all requests; `observed` = also traces,
-which go to a collector, and a monitor that reads /metrics once in a round; `audited` = also the
+which go to a collector, and a monitor that reads /metrics every 15 s; `audited` = also the
 audit log. In a round, --streams clients each send a request, for --tokens tokens on average.
 A sample is the CPU time of a round of the front end's process (all threads, until the records are
-written), divided by the CPU time of the round without records beside it. Facts have the interval
-that has the median with a probability of 95 %, and the CPU time of a token without records.
+written), divided by the CPU time of the next round without records. /metrics is read once
+after a round, and counts as often as a monitor reads it while requests run. Facts have the interval
+that has the median with a probability of 95 %, the CPU time of a token without records,
+and how often a monitor reads in a round.
 
 CPU time depends on what else the machine does. --instructions counts the instructions of the front
 end in place of it, but none of the system. The server then runs in Valgrind, 50 times as slow:
@@ -34,7 +36,7 @@ from pathlib import Path
 
 from bench_front_end import DIALECTS, HERE, Clock, Stream, body_of, generated
 
-from cpuserve.bench.driver import fetch, first_model
+from cpuserve.bench.driver import first_model
 from cpuserve.bench.http import exchange
 from cpuserve.bench.observe import where
 from cpuserve.bench.schema import record
@@ -43,7 +45,10 @@ from cpuserve.cli.bench_flags import number
 from cpuserve.loader.builtin import DEFAULT
 
 # All records have been written after these times, the second in Valgrind; traces take longest.
-WRITTEN_S, WRITTEN_SLOWLY_S = 2.0, 8.0
+# One export has the traces of a round; each export of a busy server has 256 requests.
+TRACES_S = 3.0
+WRITTEN_S, WRITTEN_SLOWLY_S = TRACES_S + 1, TRACES_S + 7
+SCRAPES_S = 15.0  # Prometheus' usual interval is 15 s (scrape_interval in deploy/monitoring)
 KINDS = ("logged", "observed", "audited")
 
 
@@ -92,7 +97,7 @@ class Instructions:
 
 
 async def run(target, clock, args, dialect, kind, seed):
-    """Return (CPU seconds or instructions, tokens) of a round with the records of `kind`."""
+    """Return (CPU time or instructions, tokens, readings) of a round with the records of `kind`."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, 2 * args.tokens - 1) for _ in range(args.streams)]
     query = "" if kind == KINDS[-1] else f"?{kind}"
@@ -104,33 +109,36 @@ async def run(target, clock, args, dialect, kind, seed):
         if response.code != 200:
             sys.exit(f"{dialect}: HTTP {response.code}")
 
-    tokens, used = await generated(target), await asyncio.to_thread(clock.read)
-    clients = asyncio.gather(*(client(each) for each in lengths))
-    if kind not in ("bare", "logged"):
-        await fetch(target, "/metrics")
-    await clients
+    tokens, before = await generated(target), await asyncio.to_thread(clock.read)
+    begun = time.perf_counter()
+    await asyncio.gather(*(client(each) for each in lengths))
+    readings = (time.perf_counter() - begun) / SCRAPES_S
     await asyncio.sleep(WRITTEN_SLOWLY_S if args.instructions else WRITTEN_S)
-    used = await asyncio.to_thread(clock.read) - used
+    used = await asyncio.to_thread(clock.read) - before
     tokens = await generated(target) - tokens
     if tokens != sum(lengths):
         sys.exit(f"{dialect}: {tokens:.0f} tokens in place of {sum(lengths)}")
-    return used, tokens
+    if kind not in ("bare", "logged"):
+        reading = await asyncio.to_thread(clock.read) - before - used  # by `generated`
+        used += readings * reading
+    return used, tokens, readings
 
 
 async def rounds(server, args, dialect, clock):
-    """Return (where, {kind: [(`clock` a token without records, with them)]})."""
+    """Return (where, {kind: [(`clock` a token without records, with them)]}, readings)."""
     target = await first_model(server.url, server.key)
-    found = {kind: [] for kind in args.kinds}
+    found, readings = {kind: [] for kind in args.kinds}, []
     for kind in ("bare", *KINDS):  # what only the first requests need does not count
         await run(target, clock, args, dialect, kind, 0)
     for pair in range(args.pairs):
         for kind in args.kinds:
             took = {}
             for each in ("bare", kind) if pair % 2 else (kind, "bare"):
-                used, tokens = await run(target, clock, args, dialect, each, pair)
+                used, tokens, each_readings = await run(target, clock, args, dialect, each, pair)
                 took[each] = used / tokens
+                readings.append(each_readings)
             found[kind].append((took["bare"], took[kind]))
-    return await where(target), found
+    return await where(target), found, statistics.median(readings)
 
 
 def interval(samples):
@@ -146,11 +154,12 @@ def measure(args, dialect, folder, endpoint):
     flags += [f"--max-num-seqs={args.streams}", f"--itl-target-ms={round(1e3 / args.rate)}"]
     flags += ["--tool-call-parser=none", "--reasoning-parser=none", "--access-log=all"]
     flags += [f"--otlp-traces-endpoint={endpoint}", f"--audit={folder}/{dialect}"]
-    under = Instructions.command(folder) if args.instructions else ()
+    under = ["env", f"OTEL_BSP_SCHEDULE_DELAY={TRACES_S * 1e3:.0f}"]
+    under += Instructions.command(folder) if args.instructions else []
     with ServerProcess(flags, "scripted_server", under) as server:
         pid = server.process.pid
         clock = Instructions(pid, folder) if args.instructions else Clock(pid)
-        here, found = asyncio.run(rounds(server, args, dialect, clock))
+        here, found, readings = asyncio.run(rounds(server, args, dialect, clock))
     bare_name = "instructions_a_token" if args.instructions else "ns_a_token"
     for kind, pairs in found.items():
         shares = [with_records / bare for bare, with_records in pairs]
@@ -159,6 +168,7 @@ def measure(args, dialect, folder, endpoint):
             "low": round(low, 4),
             "high": round(high, 4),
             bare_name: round(statistics.median(bare for bare, _ in pairs)),
+            "readings": round(readings, 3),
         }
         shape = {"dialect": dialect, "streams": args.streams, "tokens": args.tokens}
         name = f"front_end_{kind}"

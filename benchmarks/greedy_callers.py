@@ -1,7 +1,7 @@
 """The requests of a greedy caller, for bench_callers.py: a table of kinds.
 
-The greedy caller runs in a process of its own with low priority, because it stands for other
-machines: what it does must not delay the clock of the modest caller.
+The greedy caller runs in a process of its own with low priority, so that its work does not delay
+the clock of the modest caller. Usually the two callers are on other machines.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Greedy:
         return plain_ids(self.rng, length, VOCAB)
 
     async def post(self, path, **body):
-        """Send a request; what the server says does not matter."""
+        """Send a request; any response will do."""
         await self.send(path, json.dumps({"model": self.target.model, **body}).encode())
 
     async def send(self, path, data):
@@ -61,7 +61,7 @@ class Greedy:
         self.count += 1
 
     async def same(self, path, make):
-        """Send a request whose body, from `make`, is always the same."""
+        """Send a request with the body of the first call of `make` for this path."""
         if path not in self.bodies:
             body = {"model": self.target.model, **make()}
             self.bodies[path] = json.dumps(body).encode()
@@ -197,7 +197,7 @@ async def _send_until(ended, target, sizes, kind):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     for task in broken:
-        task.result()  # raises what has ended it
+        task.result()  # raises its exception
     return sent
 
 

@@ -27,6 +27,8 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u
 
 def printable(text: str, escaped: re.Pattern[str] = UNPRINTABLE) -> str:
     """Return a text as one line, with these characters as escapes of Python such as \\n."""
+    if text.isprintable():  # ASCII, mostly: none of these characters is
+        return text
     return escaped.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

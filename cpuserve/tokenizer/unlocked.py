@@ -46,7 +46,8 @@ def _start() -> None:
     from tokenizers.models import BPE
 
     with suppress(OSError):  # a sandbox may forbid it
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
     Tokenizer(BPE()).encode_batch_fast(["", ""])
 
 

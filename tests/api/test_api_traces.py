@@ -27,7 +27,7 @@ from cpuserve.serving.callers.caller import Caller
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post
 from tests.api.test_api_request_log import GENERATING, SECRET
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 CHATS = "/v1/chat/completions"
 CHILDREN = ["render", "queue", "prefill", "decode"]
@@ -454,6 +454,29 @@ def test_the_collector_gets_what_the_variables_ask_for(collector, packed):
     assert (headers["x-team"], headers["x-other"]) == ("a b", "c=d")
     assert headers["authorization"] == "Basic " + base64.b64encode(b"me:p@ss").decode()
     assert headers.get("content-encoding") == packed
+
+
+def test_spans_wait_for_others_as_long_as_the_variable_says(collector, monkeypatch):
+    """Each export has all that came in the delay; the delay of the module is not used."""
+    monkeypatch.setattr(traces, "DELAY_S", 3600.0)
+    env = {"OTEL_BSP_SCHEDULE_DELAY": "200"}
+    records = Records(traces=Traces(collector.url, env))
+    api = Api(records=records)
+    for _ in range(3):
+        api.complete()
+    wait_until(lambda: len(collector.roots) == 3)
+    records.close()
+    records = Records(traces=Traces(collector.url, {}))
+    Api(records=records).complete()
+    assert len(collector.roots) == 3
+    records.close()
+    assert len(collector.roots) == 4
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "1e99"])
+def test_a_delay_that_cannot_be_used_is_refused(collector, value):
+    with pytest.raises(ConfigError, match="OTEL_BSP_SCHEDULE_DELAY is '"):
+        Traces(collector.url, {"OTEL_BSP_SCHEDULE_DELAY": value})
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ import io
 import logging
 import re
 import sys
+import time
 
 import pytest
 
-from cpuserve.log import OneLine, is_record
+from cpuserve.log import Line, OneLine, is_record
+
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
 def logged(message, *args, error=False):
@@ -48,3 +51,29 @@ def test_no_text_can_forge_a_record(character, error):
 def test_nothing_reaches_the_terminal_that_controls_it(character):
     for error in (False, True):
         assert character not in logged("path %s", f"x{character}[31m", error=error)
+
+
+def test_a_line_has_the_form_of_a_record_and_fits_other_formats():
+    out = io.StringIO()
+    handler, logger = logging.StreamHandler(out), logging.Logger("cpuserve.test", "INFO")
+    logger.addHandler(handler)
+    parts = "%(name)s %(levelname)s %(levelno)d %(message)s %(asctime)s %(created)f %(msecs)d"
+    more = "%(filename)s %(module)s %(funcName)s %(lineno)d %(process)s %(thread)s %(threadName)s"
+    for form in (OneLine(), logging.Formatter(f"{parts} {more} %(processName)s %(pathname)s")):
+        handler.setFormatter(form)
+        logger.handle(Line(logger.name, logging.INFO, f"100 %s{FORGED}\n{FORGED}"))
+    line, other, _, end = out.getvalue().split("\n")
+    assert re.fullmatch(rf"{STAMP} INFO 100 %s{FORGED}\\n{FORGED}", line)
+    assert re.fullmatch(rf"cpuserve.test INFO 20 100 %s{FORGED}", other)
+    assert is_record(line)
+    assert end == ""
+
+
+def test_the_time_of_a_line_is_that_of_its_record():
+    form, found = OneLine(), []
+    for created in (100.2, 100.9, 101.0, 100.5):
+        line = Line("cpuserve.test", logging.INFO, "x")
+        line.created = created
+        found.append(form.format(line))
+    stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (100, 101)]
+    assert found == [f"{stamps[n]} INFO x" for n in (0, 0, 1, 0)]

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 RECORD = "cpuserve.record"
 
 
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """The span that a client made for a request: traceparent and tracestate of W3C Trace Context.
+
+    trace, span: their ids as hexadecimal digits. flags: the lowest bit says that it is sampled.
+    state: the members of tracestate; () if there is none, or it is damaged or long.
+    """
+
+    trace: str
+    span: str
+    flags: int
+    state: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """The facts about one request that its log line contains.
@@ -28,6 +42,7 @@ class RequestRecord:
     report: a function that returns the tokens and times of the generation so far.
     begun, read: when the request arrived, and when its body had been read (time.monotonic();
       0.0 = not yet, or there is none).
+    parent: the span of the client; None = it sent none.
     ends_later: whether work goes on after the HTTP response, and calls `end` itself.
     at_end: functions that write about the request when it has ended.
     audited: writes the audit line of such work before its result can be read,
@@ -43,6 +58,7 @@ class RequestRecord:
     report: Callable[[], GenerationReport] | None = None
     begun: float = field(default_factory=time.monotonic)
     read: float = 0.0
+    parent: TraceParent | None = None
     ends_later: bool = False
     at_end: list[Callable[[], None]] = field(default_factory=list)
     audited: Callable[[bytes], Awaitable[None]] | None = None

@@ -11,10 +11,11 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from cpuserve.log import AS_IT_IS, UNLIMITED, get_logger, limited_as
+from cpuserve.log import AS_IT_IS, Line, get_logger, limited_as
 
 if TYPE_CHECKING:
     from cpuserve.api.errors.record import EndedRequest, RequestRecord
@@ -54,12 +55,21 @@ class AccessLog:
         """Write the line of a request."""
         status = max(record.status, record.failure[0] if record.failure else 0)
         line = json.dumps(facts_of(record, ended)) if self.as_json else _text(record, ended)
-        extra = UNLIMITED if self.which == "all" else _limit(status)
-        log.log(_level(status), "%s", line, extra={**extra, **(AS_IT_IS if self.as_json else {})})
+        level = _level(status)
+        if self.which != "all":
+            extra = {**_limit(status), **(AS_IT_IS if self.as_json else {})}
+            log.log(level, "%s", line, extra=extra)
+        elif log.isEnabledFor(level):
+            log.handle(Line(log.name, level, line, as_it_is=self.as_json))
 
 
 def _quoted(ended: EndedRequest) -> tuple[str, str]:
-    return quote(ended.method[:_MAX_SHOWN]), quote(ended.route[:_MAX_SHOWN], _PATH_CHARS)
+    return _shown(ended.method[:_MAX_SHOWN], ended.route[:_MAX_SHOWN])
+
+
+@lru_cache(256)
+def _shown(method: str, route: str) -> tuple[str, str]:
+    return quote(method), quote(route, _PATH_CHARS)
 
 
 def _text(record: RequestRecord, ended: EndedRequest) -> str:

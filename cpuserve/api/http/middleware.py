@@ -234,7 +234,7 @@ class RequestIds:
         SERVED.set(exemplar_labels(request_id, parent.trace if parent else ""))
         scope.setdefault(CALLER, Caller.of_address(address_of(scope)))
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
-        record.request_id = request_id
+        record.request_id, record.parent = request_id, parent
         scope["path"] = scope["path"].rstrip("/") or "/"
         names = ("x-request-id", *dialect.id_headers)
         echoed = [(name.encode(), request_id.encode()) for name in names]
@@ -272,4 +272,4 @@ class RequestIds:
         if has_line:
             access.write(record, ended)
         if traces is not None and has_span:
-            traces.add(record, ended, scope["headers"])
+            traces.add(record, ended)

@@ -64,7 +64,7 @@ log = get_logger("serve")
 
 # While another thread runs Python, the event loop waits this many seconds for the lock of the
 # interpreter (GIL) whenever it has waited for sockets. With the default of 5 ms, a short request
-# beside large ones waits twice as long; the other thread loses 4 % of its speed.
+# waits twice as long for large ones; the other thread loses 4 % of its speed.
 _SWITCH_S = 0.001
 EXIT_OK = 0
 EXIT_ENGINE_DEAD = 1

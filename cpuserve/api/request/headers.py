@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from cpuserve.api.errors.record import TraceParent
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -61,20 +62,6 @@ _MEMBER = re.compile(
     r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     r"=([ -+\--<>-~]{0,255}[!-+\--<>-~])"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TraceParent:
-    """The span that a client made for a request: traceparent and tracestate of W3C Trace Context.
-
-    trace, span: their ids as hexadecimal digits. flags: the lowest bit says that it is sampled.
-    state: the members of tracestate; () if there is none, or it is damaged or long.
-    """
-
-    trace: str
-    span: str
-    flags: int
-    state: tuple[tuple[str, str], ...] = ()
 
 
 def trace_parent_of(headers: Headers) -> TraceParent | None:
