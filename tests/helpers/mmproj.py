@@ -2,7 +2,7 @@
 
 convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the same model; of
 LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files,
-but those of Pixtral 12B were not tried.
+but those of Pixtral 12B and LLaVA-NeXT were not tried.
 
 For SmolVLM, Gemma 3 and Qwen, the 16 greedy tokens after a picture are equal to the interpreter's.
 Qwen3-VL needs more layers of text than levels for this. For GLM, LFM2-VL, Mistral 3, PaddleOCR-VL
@@ -156,19 +156,19 @@ _WHOLE_NAMES = {
     "vision_tower.embeddings.class_embedding": "v.class_embd",
     "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
     "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "image_newline": "model.image_newline",
     "vision_tower.std_bias": "v.std_bias",
     "vision_tower.std_scale": "v.std_scale",
 }
+_LLAVA = {"multi_modal_projector.linear_1": "mm.0", "multi_modal_projector.linear_2": "mm.2"}
 _OWN_NAMES = {
     "internvl": {
         "multi_modal_projector.layer_norm": "mm.model.mlp.0",
         "multi_modal_projector.linear_1": "mm.model.mlp.1",
         "multi_modal_projector.linear_2": "mm.model.mlp.3",
     },
-    "llava": {
-        "multi_modal_projector.linear_1": "mm.0",
-        "multi_modal_projector.linear_2": "mm.2",
-    },
+    "llava": _LLAVA,
+    "llava_next": _LLAVA,
 }
 # Tensors that files have in addition: of an encoder of sound, and of a token.
 _UNREAD = {
@@ -179,7 +179,7 @@ _PIXTRALS = ("mistral3", "lighton_ocr")
 # The beginnings of the names of a tower's tensors.
 _PARTS = (
     *("model.vision_model.", "model.connector.", "model.visual.", "model.embed_vision."),
-    *("vision_tower.", "multi_modal_projector.", "visual.", "mlp_AR."),
+    *("vision_tower.", "multi_modal_projector.", "visual.", "mlp_AR.", "image_newline"),
 )
 # By architecture: the architecture of GGUF and the class of the text part.
 TEXTS = {
@@ -193,6 +193,7 @@ TEXTS = {
     "LightOnOcrForConditionalGeneration": ("qwen3", "Qwen3ForCausalLM"),
     "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "LlavaForConditionalGeneration pixtral": ("llama", "LlamaForCausalLM"),
+    "LlavaNextForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "Mistral3ForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "PaddleOCRVLForConditionalGeneration": ("paddleocr", "LlamaForCausalLM"),
     "Qwen2VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
@@ -295,7 +296,7 @@ def tower_of(config, tensors, swapped=False):
             continue
         if name.endswith(("mask_token", "packing_position_embedding.weight")):
             continue
-        if _kind(config) == "llava" and _is_unread(config, name):
+        if _kind(config).startswith("llava") and _is_unread(config, name):
             continue
         if ".attn.qkv." in name and config["model_type"].startswith("qwen2"):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
@@ -424,6 +425,15 @@ def _keys_of_llava(config, vision, _pictures):
     }
 
 
+def _keys_of_llava_next(config, vision, pictures):
+    canvases = [length for canvas in config["image_grid_pinpoints"] for length in canvas]
+    return {
+        **_keys_of_llava(config, vision, pictures),
+        "clip.vision.image_grid_pinpoints": canvases,
+        "clip.vision.mm_patch_merge_type": "spatial_unpad",
+    }
+
+
 def _keys_of_mistral3(config, vision, pictures):
     return {
         "clip.projector_type": "pixtral" if _kind(config) == "mistral3" else "lightonocr",
@@ -455,6 +465,7 @@ _MORE_KEYS = {
     "lfm2_vl": _keys_of_lfm2,
     "lighton_ocr": _keys_of_mistral3,
     "llava": _keys_of_llava,
+    "llava_next": _keys_of_llava_next,
     "mistral3": _keys_of_mistral3,
     "paddleocr_vl": _keys_of_paddleocr,
 }

@@ -28,6 +28,7 @@ from tests.helpers.pictures import (
     GEMMA4,
     GRID_MODELS,
     LLAVA,
+    LLAVA_NEXT,
     PIXTRAL_12B,
     patches_of,
     pixels_of,
@@ -59,7 +60,7 @@ def write_model(name, to):
     if name == PIXTRAL_12B:
         return write_pixtral_12b(to, GGUF_TEXTS[name])
     if name not in GRID_MODELS:
-        merge = 1 if name == LLAVA else MERGE
+        merge = 1 if name in (LLAVA, LLAVA_NEXT) else MERGE
         return write_tower_model(name, to, side=SIDE, merge=merge, text=GGUF_TEXTS.get(name))
     return write_grid_model(name, to, text=GGUF_TEXTS.get(name), tower=GGUF_TOWERS.get(name))
 
@@ -190,13 +191,12 @@ WRONG = [
     ({"clip.vision.block_count": 0}, "block_count is 0"),
     ({"clip.vision.image_std": None}, "image_std"),
 ]
+UNPADDED = {"clip.vision.mm_patch_merge_type": "spatial_unpad"}
 # The same of LLaVA 1.5.
 WRONG_LLAVA = [
-    ({"clip.vision.image_grid_pinpoints": [64, 32]}, "pictures in tiles .LLaVA 1.6. are not"),
-    (
-        {"clip.vision.mm_patch_merge_type": "spatial_unpad"},
-        "mm_patch_merge_type is 'spatial_unpad'",
-    ),
+    ({"clip.vision.image_grid_pinpoints": [64, 32]}, "mm_patch_merge_type is missing"),
+    ({"clip.vision.image_grid_pinpoints": [64], **UNPADDED}, r"image_grid_pinpoints is \[64\]"),
+    (UNPADDED, "mm_patch_merge_type is 'spatial_unpad'"),
     ({"clip.vision.feature_layer": [1, 2]}, r"feature_layer is \[1, 2\]; it must be \[2\]"),
 ]
 # The same of Qwen3-VL.

@@ -115,27 +115,45 @@ def _internvl(keys: Keys) -> dict[str, Any]:
     }
 
 
+_LLAVA_TEXTS = [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3")]
+_LLAVA_NEXT = "LlavaNextForConditionalGeneration"
+
+
 def _llava(keys: Keys) -> dict[str, Any]:
-    """Return the settings of LLaVA 1.5; its files end with the layer that the projector reads."""
+    """Return the settings of LLaVA 1.5 and 1.6; files end with the layer that is projected."""
     vision = read_vision(keys)
     image, layers = vision["image_size"], vision["num_hidden_layers"]
-    for key in ("image_grid_pinpoints", "mm_patch_merge_type"):
-        if (found := keys.raw(key)) is not None and found != "flat":
-            keys.fail(key, found, "absent: pictures in tiles (LLaVA 1.6) are not supported")
+    canvases, joined = keys.raw("image_grid_pinpoints"), keys.raw("mm_patch_merge_type")
+    known = (None, "flat") if canvases is None else ("spatial_unpad",)
+    if joined not in known:
+        keys.fail("mm_patch_merge_type", joined, "spatial_unpad with tiles, and flat without")
     if (read := keys.raw("feature_layer")) not in (None, [layers]):
         keys.fail("feature_layer", read, f"[{layers}]")
+    tiles = {} if canvases is None else {"image_grid_pinpoints": _pairs(keys, canvases)}
+    wholes = {"architectures": dict.fromkeys(_LLAVA_TEXTS, _LLAVA_NEXT)}
     return {
-        "model_type": "llava",
+        "model_type": "llava_next" if tiles else "llava",
+        **(wholes if tiles else {}),
+        **tiles,
         "vision_feature_layer": -1,
         "multimodal_projector_bias": keys.has("mm.0.bias"),
         "vision_config": {**vision, "model_type": "clip_vision_model"},
         PICTURES: {
             **read_pixels(keys),
+            **tiles,
             "size": {"shortest_edge": image},
             "crop_size": {"height": image, "width": image},
             "resample": 3,
         },
     }
+
+
+def _pairs(keys: Keys, canvases: object) -> list[list[int]]:
+    """Return the sizes of canvases, which a file has one after another."""
+    numbers = canvases if isinstance(canvases, list) else []
+    if not numbers or len(numbers) % 2 or not all(isinstance(each, int) for each in numbers):
+        keys.fail("image_grid_pinpoints", canvases, "a list of pairs of sides in pixels")
+    return [numbers[at : at + 2] for at in range(0, len(numbers), 2)]
 
 
 PROJECTORS = {
@@ -193,12 +211,10 @@ PROJECTORS = {
         _INTERNVL,
     ),
     "mlp": Projector(
-        {
-            f"{name}ForCausalLM": "LlavaForConditionalGeneration"
-            for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3")
-        },
+        dict.fromkeys(_LLAVA_TEXTS, "LlavaForConditionalGeneration"),
         _llava,
         {
+            "model.image_newline": "image_newline",
             **embeddings("vision_tower"),
             "v.class_embd": "vision_tower.embeddings.class_embedding",
             "v.pre_ln": "vision_tower.pre_layrnorm",
