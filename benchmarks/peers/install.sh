@@ -2,7 +2,7 @@
 # Install the engines to compare with, each into its own virtual environment below $PEERS (default
 # ~/.cache/cpuserve-peers), outside the repository.
 #
-# usage: install.sh [vllm] [llama] [openvino] [openvino_convert]      (default: all)
+# usage: install.sh [vllm] [llama] [llama_server] [openvino] [openvino_convert]   (default: all)
 set -euo pipefail
 PEERS=${PEERS:-$HOME/.cache/cpuserve-peers}
 VLLM=0.32.0 LLAMA=0.3.36 OPENVINO=2026.4.1 TORCH=2.13.0 OPTIMUM=2.2.0 TRANSFORMERS=4.57.6
@@ -34,6 +34,16 @@ install_vllm() {
 }
 
 install_llama() { pip install -q "llama-cpp-python==$LLAMA" gguf; } # compiles for this CPU
+# The server of llama.cpp, from the source that is in the same package; about 20 minutes on two cores.
+install_llama_server() {
+  local own=$PEERS/llama_server source=llama_cpp_python-$LLAMA
+  pip download -q --no-deps --no-binary llama-cpp-python -d "$own" "llama-cpp-python==$LLAMA"
+  tar xzf "$own/$source.tar.gz" -C "$own"
+  cmake -S "$own/$source/vendor/llama.cpp" -B "$own/build" -DCMAKE_BUILD_TYPE=Release \
+    -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+  cmake --build "$own/build" -j "$(nproc)" --target llama-server
+}
+
 install_openvino() { pip install -q "openvino-genai==$OPENVINO" pillow; }
 
 # For openvino_convert.py. The converter of Qwen3-VL needs this version of transformers.
@@ -43,7 +53,7 @@ install_openvino_convert() {
 }
 
 mkdir -p "$PEERS/wheels"
-[ $# -gt 0 ] || set -- vllm llama openvino openvino_convert
+[ $# -gt 0 ] || set -- vllm llama llama_server openvino openvino_convert
 for name in "$@"; do
   [ -e "$PEERS/$name/complete" ] && continue
   echo "installing $name into $PEERS/$name"
