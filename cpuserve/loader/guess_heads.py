@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
@@ -47,18 +47,28 @@ _QWEN = {
     "guess.hidden_norm.": "mtp.pre_fc_norm_hidden.",
     "model.norm.": "mtp.norm.",
 }
+_MIMO = {
+    "model.layers.0.post_attention_layernorm.": "model.mtp.layers.0.pre_mlp_layernorm.",
+    "model.layers.0.": "model.mtp.layers.0.",
+    "guess.fc.": "model.mtp.layers.0.eh_proj.",
+    "guess.embedding_norm.": "model.mtp.layers.0.enorm.",
+    "guess.hidden_norm.": "model.mtp.layers.0.hnorm.",
+    "model.norm.": "model.mtp.layers.0.final_layernorm.",
+}
 HEADS = {
     "DeepseekV3ForCausalLM": _NEXTN,
     "DeepseekV32ForCausalLM": _NEXTN,
     "GlmMoeDsaForCausalLM": _NEXTN,
     "Glm4MoeForCausalLM": _NEXTN,
     "Glm4MoeLiteForCausalLM": _NEXTN,
+    "MiMoV2FlashForCausalLM": _MIMO,  # its first head; the others guess later tokens
     "Qwen3NextForCausalLM": _QWEN,
     "Qwen3_5ForCausalLM": _QWEN,
     "Qwen3_5MoeForCausalLM": _QWEN,
 }
+DENSE = ("MiMoV2FlashForCausalLM",)
 # Only heads have tensors that begin so. They are dropped without a head.
-OWN_NAMES = ("mtp.",)
+OWN_NAMES = ("mtp.", "model.mtp.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +101,15 @@ class GuessHead:
 
 
 def guess_spec(spec: ModelSpec) -> ModelSpec:
-    """Return the hyperparameters of the head of a model: one layer, of the kind of the last one."""
-    extra = dict(spec.extra)
+    """Return the hyperparameters of the head of a model: one layer, of the kind of the last one.
+
+    The layer of MiMo V2 has a window and no experts.
+    """
+    extra, dense = dict(spec.extra), spec.architecture in DENSE
+    if dense:
+        extra["windows"] = (max(cast("tuple[int, ...]", extra["windows"])),)
     if "dense_layers" in extra:
-        extra["dense_layers"] = ()
+        extra["dense_layers"] = (0,) if dense else ()
     if "attends" in extra:
         extra["attends"] = (True,)
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())

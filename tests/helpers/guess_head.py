@@ -13,7 +13,7 @@ from tests.helpers.tiny import tiny_model
 
 FAMILIES = (
     *("deepseek-v3", "deepseek-v3.2", "glm-moe-dsa"),
-    *("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe"),
+    *("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mimo-v2"),
 )
 SHARED = ("model.embed_tokens.", "lm_head.")  # tensors that model and head have in common
 
