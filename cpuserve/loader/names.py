@@ -31,7 +31,11 @@ _GGUF_NAME = re.compile(
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Hugging Face tensors that end with one of these texts have no suffix ".weight" or ".bias".
-_BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
+_HC = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head")  # the residual streams of Hunyuan 4
+_BARE = (
+    *("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale"),
+    *(".learnable_sink_param", *(f"{at}_{part}" for at in _HC for part in ("fn", "base", "scale"))),
+)
 
 # Tensors that no Program reads: buffers that some exporters store
 # although they follow from the config,

@@ -17,6 +17,7 @@ KINDS = ("linear_attention", "full_attention")
 _PARTS = ("linear_attn", "full_attn", "mlp")
 # The keys of published configs, which transformers renames.
 _PUBLISHED = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
+_OUTPUTS = {name: name for name in ("out_proj", "o_proj")}
 _LINEAR_EPS = 1e-6  # of the norm after lightning attention; no config has it
 _LEAST = 1e-5  # a small number in the slopes of layers
 
@@ -29,6 +30,7 @@ class MiniMax:
     Keys of ModelSpec.extra in addition to the keys of experts:
 
     attends: whether each layer has full attention.
+    output: the name of the output matrix of lightning attention.
     alphas, betas: the factors of the residual and of the result, of lightning attention,
       full attention and experts.
     """
@@ -42,6 +44,8 @@ class MiniMax:
         extra = {
             **read_experts(given, count="num_local_experts", width="intermediate_size"),
             "attends": tuple(kind == "full_attention" for kind in kinds),
+            # a key of GGUF configs
+            "output": read_choice(given, "lightning_output", "out_proj", _OUTPUTS),
             "alphas": tuple(read_float(given, f"{part}_alpha_factor", 1.0) for part in _PARTS),
             "betas": tuple(read_float(given, f"{part}_beta_factor", 1.0) for part in _PARTS),
         }
@@ -65,7 +69,7 @@ class MiniMax:
             if full:
                 out, name = attend(b, s, layer, x, cache=sum(attends[:layer])), "o_proj"
             else:
-                out, name = _lightning(b, s, layer, x), "out_proj"
+                out, name = _lightning(b, s, layer, x), cast("str", s.extra["output"])
             b.multiply_by(out, betas[full])
             b.multiply_by(x, alphas[full])
             b.linear(out, f"{at}.self_attn.{name}", add_to=x)

@@ -411,8 +411,19 @@ NAMES["step35"] = {
     **{f"share_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 NAMES["glm-dsa"] = NAMES["deepseek32"]
+NAMES["hy_v4"] = {
+    **NAMES["deepseek32"],
+    "self_attn.linear_gate": "attn_gate",
+}
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["phimoe"] = NAMES["mixtral"]
+NAMES["minimax-01"] = {
+    **NAMES["mixtral"],
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.norm": "attn_norm_2",
+    "self_attn.output_gate": "attn_gate",
+    "self_attn.out_proj": "attn_output",
+}
 NAMES["bailingmoe"] = NAMES["bailingmoe2"]
 FULL = ["full_attention"] * 4
 # In files of llama.cpp, the last layer before the layers that share caches has no window.
@@ -931,7 +942,37 @@ ARCHS = {
             "attention.indexer.head_count": 16,
             "attention.indexer.key_length": 64,
             "attention.indexer.top_k": 64,
+            "attention.indexer.types": [True, False, True, False],
         },
+    ),
+    "hy_v4": (
+        "hy-v4",
+        {},
+        {
+            **DEEPSEEK_KEYS,
+            "expert_weights_scale": 1.7,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "attention.key_length_mla": 48,
+            "attention.value_length_mla": 32,
+            "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 64,
+            "attention.indexer.top_k": 64,
+            "attention.indexer.types": [True, False, True, False],
+            "swiglu_clamp_exp": [0.8] * 4,
+            "hyper_connection.count": 2,
+            "hyper_connection.epsilon": 1e-3,
+            "hyper_connection.magnitude": 1.5,
+        },
+    ),
+    "minimax-01": (
+        "minimax",
+        {
+            f"{part}_{kind}_factor": factor
+            for part in ("linear_attn", "full_attn", "mlp")
+            for kind, factor in (("alpha", 1.5), ("beta", 1.0))
+        },
+        {"residual_scale": 1.5, "attention.recurrent_layers": [True, False, True, False]},
     ),
     "bailingmoe": (
         "ling",

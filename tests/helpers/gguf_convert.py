@@ -120,6 +120,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "ernie4_5": 5e5,
         "ernie4_5-moe": 5e5,
         "minimax-m2": 5e6,
+        "minimax-01": 1e6,
         "bitnet": 5e5,
         "llama4": 5e5,
         "bailingmoe": 6e5,
@@ -263,7 +264,12 @@ def renamed(arch, tensors, heads, kv):
             stacks.setdefault(both, {})[int(match[2])] = value
         elif kind in GEMMA4_BARE:
             out[f"blk.{name.split('.')[2]}.{GEMMA4_BARE[kind]}"] = value
-        elif name.endswith(".sinks"):
+        elif ".hc_" in name:  # the residual streams of Hunyuan 4
+            top = "model.hc_head.hc_head_" in name
+            at = "output_hc_" if top else f"blk.{name.split('.')[2]}.hc_"
+            at += "" if top else "attn_" if "hc_attn" in name else "ffn_"
+            out[f"{at}{name.rpartition('_')[2]}.weight"] = value
+        elif name.endswith((".sinks", ".learnable_sink_param")):
             out[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = value
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value.reshape(-1)
@@ -323,7 +329,7 @@ def renamed(arch, tensors, heads, kv):
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
     if (
-        arch.startswith(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "kimi"))
+        arch.startswith(("deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4", "kimi"))
         and arch != "deepseek2-joined"
     ):
         out = _split_kv_b(out, heads, len(out["blk.1.attn_output.weight"][0]) // heads)

@@ -161,7 +161,7 @@ def test_wrong_cutoffs_of_gates_are_one_line(tmp_path, cutoffs):
 
 
 @pytest.mark.parametrize(
-    "arch", deep_but(["deepseek2"], ["deepseek2", "deepseek2-joined", "kimi-linear"])
+    "arch", deep_but(["deepseek2"], ["deepseek2", "deepseek2-joined", "kimi-linear", "hy_v4"])
 )
 def test_quantized_parts_of_latent_attention(tmp_path, arch):
     path = tmp_path / "m.gguf"
@@ -189,12 +189,16 @@ def test_latent_attention_that_is_not_supported_is_refused(tmp_path, key, value,
     "arch",
     deep_but(
         ["granitehybrid", "lfm2"],
-        ["granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe", "mamba2", "jamba"],
+        [
+            *("granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe", "mamba2", "jamba"),
+            "minimax-01",
+        ],
     ),
 )
 def test_quantized_matrices_of_recurrent_layers(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("ssm_in", "Q8_0"), ("ssm_out", "Q4_1"), ("in_proj", "Q4_0"), ("out_proj", "Q8_0")]
+    types += [("attn_qkv", "Q8_0")]
     gguf_convert.convert(arch, path, types=types)
     executors_agree(path)
 
@@ -313,3 +317,37 @@ def test_wrong_counts_of_layers_are_one_line_and_exit_2(tmp_path, capsys, key, v
     err = capsys.readouterr().err
     assert f"glm4moe.{key} {reason}" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "reason"),
+    [
+        ("hy_v4", "swiglu_clamp_exp", [0.8, 0.8, 0.7, 0.8], "one number above 0 for all layers"),
+        ("hy_v4", "swiglu_clamp_exp", [0.0] * 4, "one number above 0 for all layers"),
+        ("hy_v4", "hyper_connection.magnitude", 0.0, "a positive number"),
+        ("minimax-01", "attention.recurrent_layers", 1, "a list with a boolean for each layer"),
+        ("minimax-01", "residual_scale", 0.0, "a positive number"),
+    ],
+)
+def test_wrong_settings_of_hunyuan_4_and_minimax_01_are_one_line(
+    tmp_path, arch, key, value, reason
+):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert(arch, path, **{key: value})
+    with pytest.raises(ModelError, match=f"{arch}.{key} is .*; it must be {reason}"):
+        spec_from_config(open_checkpoint(path).config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "attends"),
+    [({"full_attention_interval": 2}, (False, True, False, True)), ({}, (False,) * 4)],
+    ids=["every-second", "every-eighth"],
+)
+def test_minimax_01_without_a_list_of_layers_attends_at_intervals(
+    tmp_path, monkeypatch, keys, attends
+):
+    entry = ("minimax", {}, {"residual_scale": 1.5, **keys})
+    monkeypatch.setitem(gguf_archs.ARCHS, "minimax-01", entry)
+    gguf_convert.convert("minimax-01", tmp_path / "m.gguf")
+    spec = spec_from_config(open_checkpoint(tmp_path / "m.gguf").config)
+    assert spec.extra["attends"] == attends

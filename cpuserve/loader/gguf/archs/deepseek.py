@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek V2 and V3, GLM 4 and 5, Kimi Linear, MiMo V2 and Step 3.5."""
+"""GGUF files of DeepSeek V2 and V3, GLM 4 and 5, Hunyuan 4, Kimi Linear, MiMo V2 and Step 3.5."""
 
 from __future__ import annotations
 
@@ -75,6 +75,24 @@ def _glm_dsa(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for GLM-5; layers without an indexer share one."""
     own = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
     return {**_deepseek32(keys), "indexer_types": ["full" if has else "shared" for has in own]}
+
+
+def _hy_v4(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Hunyuan 4; files without an indexer read all keys."""
+    limits = keys.raw("swiglu_clamp_exp")
+    limit = limits[0] if isinstance(limits, list) and limits else limits
+    settings = {
+        "hc_mult": keys.count("hyper_connection.count"),
+        "hc_eps": keys.real("hyper_connection.epsilon"),
+        "hc_magnitude": keys.real("hyper_connection.magnitude"),
+        "swiglu_limit": limit,
+    }
+    if not limit or (isinstance(limits, list) and set(limits) != {limit}):
+        keys.fail("swiglu_clamp_exp", limits, "one number above 0 for all layers")
+    if keys.raw("attention.indexer.top_k") is None:
+        need_sigmoid(keys)
+        return {**latent_settings(keys), **settings, "index_topk": keys.count("context_length")}
+    return {**_glm_dsa(keys), **settings}
 
 
 def _kimi_linear(keys: Keys) -> dict[str, Any]:
@@ -216,12 +234,24 @@ LATENT = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 
+_STREAMS = ("fn", "base", "scale")
+
 # The tensors of the indexer of DeepSeek V3.2.
 _INDEXER = {
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
+}
+
+# The tensors of the residual streams, the gates and the sinks of Hunyuan 4.
+_HY_V4 = {
+    **LATENT,
+    **_INDEXER,
+    "attn_gate": "self_attn.linear_gate",
+    "attn_sinks": "self_attn.learnable_sink_param",
+    **{f"hc_attn_{part}": f"hc_attn_layer.hc_{part}" for part in _STREAMS},
+    **{f"hc_ffn_{part}": f"hc_mlp_layer.hc_{part}" for part in _STREAMS},
 }
 
 # The tensors of the delta nets and of the experts of Kimi Linear.
@@ -239,6 +269,13 @@ _KIMI_LINEAR = {
 }
 
 ARCHS = {
+    "hy_v4": GgufArch(
+        "HYV4ForCausalLM",
+        "hy_v4",
+        _HY_V4,
+        _hy_v4,
+        top={f"output_hc_{part}": f"model.hc_head.hc_head_{part}" for part in _STREAMS},
+    ),
     "kimi-linear": GgufArch("KimiLinearForCausalLM", "kimi_linear", _KIMI_LINEAR, _kimi_linear),
     "glm4": GgufArch(
         "Glm4ForCausalLM",
