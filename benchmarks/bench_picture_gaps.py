@@ -62,7 +62,7 @@ class Streams:
                 if output.id in self.last:
                     self.gaps.append(now - self.last[output.id])
                 self.last[output.id] = now
-        self.core.encode()
+        self.core.after_sending()
         return {output.id for output in outputs if output.tokens}
 
     def round(self, picture):
