@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -86,13 +87,22 @@ def inside() -> Inside:
 
 
 def _malloc_in_use() -> int:
+    mallinfo = _mallinfo()
+    if mallinfo is None:
+        return 0
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
+
+
+@cache
+def _mallinfo() -> Callable[[], _Mallinfo] | None:
+    """Return mallinfo2: only once, since each CDLL is a class, and 1.7 kB until the next gc."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:  # not the GNU C library, or one before 2.33
-        return 0
+        return None
     mallinfo.restype = _Mallinfo
-    found = mallinfo()
-    return int(found.uordblks + found.hblkhd)
+    return mallinfo
 
 
 def main() -> int:

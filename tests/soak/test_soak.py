@@ -194,6 +194,27 @@ def test_a_process_tells_its_threads_and_its_memory():
     assert blocks > 1000
 
 
+SAMPLES_OF_ITSELF = """
+import gc
+from tests.soak.inside import inside
+inside()
+gc.disable()
+before = inside()
+for _ in range(100):
+    now = inside()
+print(now.malloc - before.malloc, now.blocks - before.blocks)
+"""
+
+
+def test_what_a_process_tells_is_not_more_because_it_tells_it():
+    options = child_options(**WITHOUT_CACHES)
+    command = [sys.executable, "-c", SAMPLES_OF_ITSELF]
+    out = subprocess.run(command, **options, capture_output=True, check=True).stdout
+    malloc, blocks = map(int, out.split())
+    assert abs(malloc) < 10_000
+    assert abs(blocks) < 300
+
+
 FREED_BLOCKS = """
 import ctypes, threading
 from tests.soak.inside import inside
