@@ -145,9 +145,9 @@ void prepare(Mamba2Op& op, Program& p) {
                  "mamba2: out must have the width of all values, ", op.values());
   check_argument(op.x != op.out && op.steps != op.out, "mamba2: out must not be an input");
   const bool stepped = op.steps != kNone;
-  check_argument(op.rates != kNone && (op.dt_bias != kNone) == stepped &&
-                     (op.d != kNone) == stepped,
-                 "mamba2: a weight is missing");
+  check_argument(
+      op.rates != kNone && (op.dt_bias != kNone) == stepped && (op.d != kNone) == stepped,
+      "mamba2: a weight is missing");
   if (stepped) {
     p.check_tokens("mamba2", {op.steps});
     p.check_columns(op.steps, op.column, op.heads, "mamba2 steps");

@@ -50,7 +50,8 @@ void prepare(const StreamWeightsOp& op, const Program& p) {
   p.check_tokens(op.kName, {op.x, op.weights});
   check_argument(op.streams >= 1 && op.streams <= kMaxStreams, "stream_weights: ", op.streams,
                  " streams are not between 1 and ", kMaxStreams);
-  check_argument(op.parts >= 1 && op.parts <= 3, "stream_weights: ", op.parts, " parts, not 1 to 3");
+  check_argument(op.parts >= 1 && op.parts <= 3, "stream_weights: ", op.parts,
+                 " parts, not 1 to 3");
   const int64_t n = op.streams, count = op.columns();
   check_argument(p.f32_value(op.x, "stream_weights x").width % n == 0 && op.x != op.weights,
                  "stream_weights: x does not consist of ", n, " streams");
