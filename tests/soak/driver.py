@@ -73,8 +73,8 @@ WARM_UP = 6_000
 SMALL = ("--kv-cache-memory", "8M", "--stored-responses", "50", "--files-count", "50")
 # malloc of the GNU C library keeps freed blocks for each thread, and counts them as in use: up to 7
 # blocks of each of 64 sizes, in chunks of 32 to 1,040 bytes. These are 234 KiB a thread, and
-# 5.5 MiB for the 24 threads of a front end. They fill with 70 bytes a request at first, and with 8
-# in a run of 90,000 requests, and a leak could not be told from them. So the server has none.
+# 5.5 MiB for the 24 threads of a front end. They fill for hours, with 70 bytes a request at first,
+# so that a leak could not be told from them. So the server has none of them.
 WITHOUT_CACHES = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 # The pools of threads are full when so many rounds of requests have started no thread.
 STEADY_ROUNDS, MOST_ROUNDS = 3, 30
