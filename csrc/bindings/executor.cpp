@@ -427,11 +427,11 @@ void register_executor(py::module_& m) {
                        read_after(before_read)},
             num_media, rows_per_seq, SharedKv{kv_owner, kv_layers});
       }),
-      py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 16>(), py::arg("team"), py::arg("program"),
-      py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
-      py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false,
-      py::arg("packed_offset") = 0, py::arg("num_media") = 0, py::arg("rows_per_seq") = 1,
-      py::arg("packed_pool") = 0, py::arg("before_read") = py::none(),
+      py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 16>(), py::arg("team"),
+      py::arg("program"), py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"),
+      py::arg("max_top") = 20, py::arg("num_states") = 0, py::arg("packed_fd") = -1,
+      py::arg("packed_writable") = false, py::arg("packed_offset") = 0, py::arg("num_media") = 0,
+      py::arg("rows_per_seq") = 1, py::arg("packed_pool") = 0, py::arg("before_read") = py::none(),
       py::arg("kv_owner") = py::none(), py::arg("kv_layers") = std::vector<Id>{});
   define_sampler(executor);
   define_loads(executor);

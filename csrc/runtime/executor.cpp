@@ -94,8 +94,8 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       routing_(make_routing(program)),
       slice_(team.ranks().count()),
       op_seconds_(program.ops().size()) {
-  check_argument(kv_.num_blocks() == num_blocks && kv_.type() == kv_type,
-                 "shared KV layers have ", kv_.num_blocks(), " blocks of another type or number");
+  check_argument(kv_.num_blocks() == num_blocks && kv_.type() == kv_type, "shared KV layers have ",
+                 kv_.num_blocks(), " blocks of another type or number");
   check_kernels(shared.owner == nullptr);
   bind_memory();
   plan_attention();
