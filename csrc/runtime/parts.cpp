@@ -320,14 +320,20 @@ struct StepParts {
     e.paused_op_ = e.decided_op_ = -1;
     e.parting_ = !parts.shares_new_blocks();
     if (e.parting_) return parts.run();
-    for (size_t i = 0; i < parts.parked.all().size();) {
-      if (parts.parked.all()[i].number >= 0) {
-        e.release_parked(parts.parked.forget(i));
+    forget(e, [](const ParkedRows::Sequence& p) { return p.number >= 0; });
+    return e.run_ops(0, static_cast<int64_t>(e.program_->ops().size()));
+  }
+
+  // Forgets the parked sequences for which gone(sequence) is true. They begin again.
+  template <class Gone>
+  static void forget(Executor& e, const Gone& gone) {
+    for (size_t i = 0; i < e.parked_->all().size();) {
+      if (gone(e.parked_->all()[i])) {
+        e.release_parked(e.parked_->forget(i));
       } else {
         i++;
       }
     }
-    return e.run_ops(0, static_cast<int64_t>(e.program_->ops().size()));
   }
 
   // Whether a sequence reads keys that another one stores in this step: a prompt with a prefix
@@ -421,12 +427,8 @@ void Executor::release_parked(const ParkedRows::Sequence& sequence) {
 }
 
 void Executor::release(int64_t slot) {
-  for (size_t i = 0; parked_ && i < parked_->all().size();) {
-    if (parked_->all()[i].slot == slot) {
-      release_parked(parked_->forget(i));
-    } else {
-      i++;
-    }
+  if (parked_) {
+    StepParts::forget(*this, [&](const ParkedRows::Sequence& p) { return p.slot == slot; });
   }
   sampler_.release(slot);
   tables_.release(slot);

@@ -47,24 +47,24 @@ struct Decoder {
   }
 
   // Operations that touch own rows of tokens alone stand next to each other, and next to others.
-  void add_mixture(Id x, Id h) {
-    constexpr int32_t kExperts = 6, kChosen = 2;
+  void add_mixture(Id x, Id h, int32_t experts) {
+    constexpr int32_t kChosen = 2;
     Program& p = program;
-    const Id scores = p.add_value("scores", kExperts, ActFormat::f32);
+    const Id scores = p.add_value("scores", experts, ActFormat::f32);
     const Id routing = p.add_value("routing", 2 * kChosen, ActFormat::f32);
     const Id dispatched = p.add_value("dispatched", kWidth, ActFormat::f32, kChosen);
     const Id inner = p.add_value("inner", kHidden, ActFormat::f32, kChosen);
     const Id result = p.add_value("result", kWidth, ActFormat::f32, kChosen);
     p.add(RmsNormOp{x, h, vector("mixture norm", kWidth), 1e-5f});
-    p.add(LinearOp{h, scores, matrix("router", kExperts, kWidth, {kExperts}), kNone,
-                   Activation::none, false, false, 0});
-    p.add(RouteOp{scores, routing, kExperts, kChosen, Score::softmax, true, 1.0f, kNone});
+    p.add(LinearOp{h, scores, matrix("router", experts, kWidth, {experts}), kNone, Activation::none,
+                   false, false, 0});
+    p.add(RouteOp{scores, routing, experts, kChosen, Score::softmax, true, 1.0f, kNone});
     p.add(DispatchOp{h, routing, dispatched});
     std::vector<Id> in, out;
-    for (int32_t e = 0; e < kExperts; e++) {
+    for (int32_t e = 0; e < experts; e++) {
       in.push_back(matrix("expert up", 2 * kHidden, kWidth, {kHidden, kHidden}, true));
     }
-    for (int32_t e = 0; e < kExperts; e++) {
+    for (int32_t e = 0; e < experts; e++) {
       out.push_back(matrix("expert down", kWidth, kHidden, {kWidth}));
     }
     p.add(ExpertLinearOp{dispatched, routing, inner, in, {}, Activation::silu, true});
@@ -75,7 +75,7 @@ struct Decoder {
   }
 
   explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels,
-                   bool mixture = false)
+                   int32_t experts = 0)
       : program(table, kMaxTokens, 4) {
     Program& p = program;
     const Id x = p.add_value("x", kWidth, ActFormat::f32);
@@ -100,7 +100,7 @@ struct Decoder {
                    Activation::silu, true, false, 0});
     p.add(LinearOp{g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, false,
                    true, 0});
-    if (mixture) add_mixture(x, h);
+    if (experts > 0) add_mixture(x, h, experts);
     p.add(LogitsOp{x, embed, kNone, scale, softcap});
   }
 
@@ -118,6 +118,10 @@ struct Decoder {
       }
       e.weights().load_matrix(e.team(), id, parts);
     }
+    load_vectors(e);
+  }
+
+  void load_vectors(Executor& e) const {
     for (const auto& [id, count] : vectors) {
       const std::vector<float> ones(static_cast<size_t>(count), 1.0f);
       e.weights().load_vector(id, ones);

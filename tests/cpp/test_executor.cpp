@@ -51,7 +51,7 @@ TEST(capped_logits_are_the_tanh_of_plain_ones_and_no_number_of_threads_changes_a
 }
 
 TEST(threads_and_chunks_never_change_a_bit_of_a_mixture) {
-  const Decoder decoder(1, 0, *kernels, true);
+  const Decoder decoder(1, 0, *kernels, 6);
   const std::vector<int32_t> ids = token_ids(80);
   const std::vector<float> whole = logits_of(1, ids, ids.size(), {}, decoder);
   EXPECT(std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); }));
@@ -85,13 +85,13 @@ TEST(threads_wait_only_where_one_needs_what_another_wrote) {
   EXPECT(barriers_of(Decoder(), {}) == Counts(9, 10));
   // The mixture adds router, up and down to one token; a prompt has others before and after the
   // router, after the choice, and after the rows are dispatched. Combine, scale and add need none.
-  EXPECT(barriers_of(Decoder(1, 0, *kernels, true), {}) == Counts(12, 17));
+  EXPECT(barriers_of(Decoder(1, 0, *kernels, 6), {}) == Counts(12, 17));
   // Where a slow core could be the one that all others wait for, nothing is done at barriers.
   EXPECT(barriers_of(Decoder(), {2, 1}) == Counts(10, 10));
 }
 
 TEST(an_operation_waits_for_others_unless_all_divide_the_same_rows) {
-  const Decoder decoder(1, 0, *kernels, true);
+  const Decoder decoder(1, 0, *kernels, 6);
   const BarrierPlan barriers = plan_barriers(decoder.program);
   std::string found;
   for (size_t i = 0; i < barriers.before.size(); i++) {
