@@ -50,7 +50,8 @@ PIECE = 4 << 20  # bytes of a read of the disk's probe
 def requests(args: argparse.Namespace) -> list[tuple[list[int], dict[int, float]]]:
     """Return (prompt, logit bias) of each request."""
     found = []
-    for i in range(args.streams * (WARM + args.requests)):
+    for number in range(args.streams * (WARM + args.requests)):
+        i = 0 if args.tokens == 1 else number  # then to use the same experts again
         first = TOPIC * (i + 1) if args.topics else 100
         bias = {first + j: 60 - math.log(j + 1) for j in range(args.tokens)}
         found.append(([first + i, first + i + 1, first + i + 2], bias))
@@ -132,9 +133,8 @@ def child(args: argparse.Namespace) -> None:
         decode(0, warm)  # warms the pool or the page cache
         tokens = args.steps * args.requests * args.streams
         figures = measured(llm, lambda: decode(warm, len(drawn)), tokens)
-        first = drawn[0][0][0]
         if args.prompt:
-            prompt = [first + i * i % 256 for i in range(args.prompt)]
+            prompt = [7919 * i % 30000 for i in range(args.prompt)]  # of all topics
             kilo = args.prompt / 1000
             found = measured(
                 llm, lambda: llm.generate([prompt], once, use_tqdm=False) and None, args.prompt

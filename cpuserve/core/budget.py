@@ -102,6 +102,8 @@ class PromptBudget:
         """
         if target and not work.rows:
             long = max(long_chunk(request) for request in prompts)
+            if cost.reads_experts:
+                long = tokens
             alone = not only_decisions(prompts)
             return cls(tokens, math.inf, 0, SHORT, long, alone=alone, ends_early=True)
         seconds, least = math.inf, 0

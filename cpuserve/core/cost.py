@@ -194,10 +194,13 @@ class CostModel:
 
     restore_s: seconds to restore one block from an offload tier, by kind of block
       (RestorePlan.kind). A kind of block that was never restored counts as 0 seconds.
+    reads_experts: whether a chunk reads most experts of a mixture from the disk, however few tokens
+      it has, so that a prompt in one chunk takes a fraction of the time.
     """
 
     def __init__(self) -> None:
         self.restore_s: dict[str, float] = {}
+        self.reads_experts = False
         self.base, self.row, self.key = 0.02, 0.0003 * _ROWS, 0.002
         self.token, self.pair, self.score = 0.004 * _TOKENS, 0.1, 0.0
         self.row_work = RowWork()

@@ -422,7 +422,8 @@ class EngineCore:
         stats.damaged = self._damage.see(deltas)
         if self.kv.offload is not None:
             self._count_offload(self.kv.offload)
-        stats.count_experts(self.executor.experts)
+        stats.count_experts(experts := self.executor.experts)
+        scheduler.cost.reads_experts = experts is not None and not experts.fit
         if (drafter := scheduler.drafter) is not None:
             stats.drafts, stats.draft_tokens = drafter.num_drafts, drafter.num_draft_tokens
             stats.accepted_tokens = drafter.num_accepted_tokens

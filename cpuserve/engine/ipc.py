@@ -221,12 +221,12 @@ class Stats(msgspec.Struct, array_like=True):
     expert_guesses: int = 0
     expert_right_guesses: int = 0
 
-    def count_experts(self, counts: tuple[int, int, int, float, int, int, int] | None) -> None:
+    def count_experts(self, counts: tuple[Any, ...] | None) -> None:
         """Set the counts of the pool of experts, if there is one."""
         if counts is not None:
             self.expert_hits, self.expert_misses, self.expert_bytes = counts[:3]
             self.expert_wait_s, self.expert_errors = counts[3:5]
-            self.expert_guesses, self.expert_right_guesses = counts[5:]
+            self.expert_guesses, self.expert_right_guesses = counts[5:7]
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

@@ -147,6 +147,7 @@ class ExpertCounts(NamedTuple):
     bytes: bytes read from the disk. wait_s: seconds that compute threads waited for them, summed.
     errors: reads that failed. guessed: matrices that were read because of a guess
     (program/operations/mixture.py Guess). right: guessed matrices that their layer then used.
+    fit: whether the pool has room for all matrices.
     """
 
     hits: int = 0
@@ -156,6 +157,7 @@ class ExpertCounts(NamedTuple):
     errors: int = 0
     guessed: int = 0
     right: int = 0
+    fit: bool = True
 
 
 class PictureTower(Protocol):

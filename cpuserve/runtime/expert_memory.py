@@ -157,10 +157,9 @@ class ExpertMemory:
             return None
         found = self._native.expert_counts
         wait_s = found["wait_ns"] / 1e9
-        guesses = found["guessed"], found["guessed_right"]
-        return ExpertCounts(
-            found["hits"], found["misses"], found["bytes_read"], wait_s, found["errors"], *guesses
-        )
+        guesses, fit = (found["guessed"], found["guessed_right"]), found["slots"] == found["units"]
+        read = found["hits"], found["misses"], found["bytes_read"], wait_s, found["errors"]
+        return ExpertCounts(*read, *guesses, fit)
 
     def keep(self) -> None:
         """Write the heat if it has changed and was not written in the last KEEP_S seconds."""

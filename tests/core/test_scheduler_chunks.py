@@ -313,3 +313,11 @@ def test_a_parked_chunk_takes_its_time_from_the_prompts_of_the_next_step():
     assert 0 < len(new.token_ids) <= 2 * LEAST_CHUNK
     scheduler.work.add_prompt(resumed.start, len(parked))
     assert machine_seconds(scheduler.work) < 0.055
+
+
+def test_a_prompt_that_reads_experts_from_the_disk_is_one_chunk_beside_no_stream():
+    scheduler, _ = big(itl_target_s=0.05)
+    scheduler.cost.reads_experts = True
+    scheduler.add(request(1, 1024, max_tokens=1))
+    (chunk,) = scheduler.schedule().chunks
+    assert len(chunk.token_ids) == 1024
