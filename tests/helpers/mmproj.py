@@ -1,8 +1,7 @@
 """Writes tiny models of images and text as GGUF files: the text part, and an mmproj file.
 
 convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for the same model; of
-LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files,
-but those of Pixtral 12B and LLaVA-NeXT were not tried.
+LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files.
 
 For SmolVLM, Gemma 3 and Qwen, the 16 greedy tokens after a picture are equal to the interpreter's.
 Qwen3-VL needs more layers of text than levels for this. For GLM, LFM2-VL, Mistral 3, PaddleOCR-VL

@@ -30,7 +30,9 @@ def context(monkeypatch):
 
     monkeypatch.setattr(known_tokens, "encode", encode)
     monkeypatch.setattr(known_tokens, "_continued", continued)
-    return SimpleNamespace(recent=RecentPrompts(), default_sampling={}, max_model_len=100)
+    made = SimpleNamespace(recent=RecentPrompts(), kept=None)
+    made.default_sampling, made.max_model_len = {}, 100
+    return made
 
 
 def tokens(context, text, *names):
