@@ -78,6 +78,8 @@ _LARGE_TEXTS = TurnThreads(2, "cpuserve-text-large")
 # Large bodies have one thread: decoding keeps the lock of the interpreter (GIL), so that a second
 # thread would make none faster, and the event loop would wait for both before each of its steps.
 _DECODING = TurnThreads(1, "cpuserve-decode")
+# A disk takes 5 to 80 ms to keep the bytes of a write, longer under load.
+_DISK = TurnThreads(2, "cpuserve-disk")
 
 
 class _LoopTurns:
@@ -149,6 +151,25 @@ async def run_tokenizing(num_chars: int, work: Callable[[], T]) -> T:
 async def run_decoding(num_bytes: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, which decodes a body of this size on another thread."""
     return await _DECODING.run(num_bytes, work)
+
+
+async def run_on_disk(work: Callable[[], T]) -> T:
+    """Return the result of `work`, which writes to a disk, on another thread.
+
+    Work that has begun ends, even if the current task is cancelled meanwhile. CancelledError then
+    comes after its end, so it says that the disk has what `work` writes.
+    """
+    writing = asyncio.ensure_future(_DISK.run(1, work))
+    cancelled = None
+    while not writing.done():
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = writing.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
 
 
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:

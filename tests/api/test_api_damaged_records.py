@@ -56,7 +56,7 @@ def test_a_description_of_another_file_is_damaged(tmp_path):
     directory = FileDirectory(str(tmp_path), 1000, 10)
     made = directory.begin("me")
     directory.path_of(made).write_bytes(b"")
-    described = directory.add("me", made, "a", "batch")
+    described = asyncio.run(directory.add("me", made, "a", "batch"))
     directory.close()
     path = tmp_path / "files" / f"{made}.json"
     record = json.loads(path.read_bytes())

@@ -238,7 +238,7 @@ def test_requests_that_were_not_reached_in_time_are_expired(tmp_path, monkeypatc
 def test_a_batch_on_disk_needs_no_running_server(tmp_path):
     directory = FileDirectory(str(tmp_path), 10_000, 10)
     service = BatchService(directory, lambda: 1000)
-    made = service.create_of_lines(MESSAGE_BATCHES, "me", "/v1/messages", [b"{}\n"])
+    made = asyncio.run(service.create_of_lines(MESSAGE_BATCHES, "me", "/v1/messages", [b"{}\n"]))
     directory.close()
     again = BatchService(FileDirectory(str(tmp_path), 10_000, 10), lambda: 1000)
     assert again.find("me", made.batch.id, MESSAGE_BATCHES).batch == made.batch

@@ -225,7 +225,7 @@ async def create_message_batch(request: RequestContext, body: CreateMessageBatch
         + b"\n"
         for each in body.requests
     ]
-    made = batches.create_of_lines(MESSAGE_BATCHES, request.owner, "/v1/messages", lines)
+    made = await batches.create_of_lines(MESSAGE_BATCHES, request.owner, "/v1/messages", lines)
     return json_response(message_batch(made, ""))
 
 
@@ -278,7 +278,7 @@ async def get_message_batch_results(request: Request) -> Response:
 async def cancel_message_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of requests that have finished."""
     caller, name = request.scope[CALLER].owner, request.path_params["message_batch_id"]
-    found = _batches(request).cancel(caller, name, MESSAGE_BATCHES)
+    found = await _batches(request).cancel(caller, name, MESSAGE_BATCHES)
     return json_response(_shown(request, found))
 
 

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
+from cpuserve.serving.threads import run_on_disk
 
 log = get_logger("serve")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -191,8 +193,11 @@ class FileDirectory:
         self._bytes.add(caller, size)
         self._count.add(caller, int(counts))
 
-    def write(self, file_id: str, lines: Iterable[bytes]) -> None:
+    async def write(self, file_id: str, lines: Iterable[bytes]) -> None:
         """Write the content of a new file; DiskError if the disk does not take all of it."""
+        await run_on_disk(partial(self._write, file_id, lines))
+
+    def _write(self, file_id: str, lines: Iterable[bytes]) -> None:
         with writing(_PLACE):
             handle = open_plain(self.path_of(file_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(handle, "wb") as out:
@@ -201,11 +206,12 @@ class FileDirectory:
                 fault("content.sync")
                 os.fsync(out.fileno())
 
-    def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
+    async def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
         """Store the description of the content at path_of(file_id), and return it as a file.
 
         Raises:
           DiskError: the description cannot be written.
+          CancelledError: the description is on disk, and `remove` must follow, or another `add`.
         """
         size = self.path_of(file_id).stat().st_size
         made = FileObject(
@@ -216,8 +222,7 @@ class FileDirectory:
             purpose=purpose,
         )
         stored = StoredFile(caller=caller, file=made)
-        with writing(_PLACE):
-            write_whole(self._files / f"{file_id}.json", stored)
+        await self._replaced(self._files / f"{file_id}.json", stored)
         self._known[file_id] = stored
         content = self._contents[file_id]
         if not content.counts:  # results of a batch become a file, whatever the limit
@@ -252,14 +257,18 @@ class FileDirectory:
             self._bytes.add(content.caller, -content.bytes)
             self._count.add(content.caller, -int(content.counts))
 
-    def save(self, name: str, record: msgspec.Struct) -> None:
+    async def save(self, name: str, record: msgspec.Struct) -> None:
         """Write the record of the batch `name` to disk, in place of an earlier record.
 
         Raises:
           DiskError: the record cannot be written; the earlier record is still there.
+          CancelledError: the record is on disk.
         """
+        await self._replaced(self._batches / f"{name}.json", record)
+
+    async def _replaced(self, path: Path, value: msgspec.Struct) -> None:
         with writing(_PLACE):
-            write_whole(self._batches / f"{name}.json", record)
+            await run_on_disk(partial(write_whole, path, value))
 
     def delete_record(self, name: str) -> None:
         """Delete the record of the batch `name`; a missing record is no error.

@@ -33,6 +33,7 @@ from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
+from cpuserve.serving.threads import run_on_disk
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -44,6 +45,12 @@ WINDOW_S = 24 * 3600
 # At most as many batches run side by side.
 MOST_RUNNING = 8
 _ENDED = ("completed", "failed", "cancelled", "expired")
+# Changes of the status that come too late: the batch is being cancelled, or has no lines left.
+_TOO_LATE = {
+    ("cancelling", "in_progress"),
+    ("cancelling", "finalizing"),
+    ("finalizing", "cancelling"),
+}
 
 
 class BatchErrors(msgspec.Struct):
@@ -146,20 +153,22 @@ class BatchService:
                 for name in found.contents
             }
         )
+        self._adding: list[BatchRecord] = []  # batches that are being written for the first time
+        self._changing = asyncio.Lock()  # held while the status of a batch is written
         self._waiting = asyncio.Event()
         self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}  # by owner
         self._slots = LineSlots(MOST_RUNNING)
 
-    def create(
+    async def create(
         self, caller: str, endpoint: str, input_file: str, metadata: dict[str, str] | None
     ) -> BatchObject:
         """Add a batch to the queue; NotFound if the caller has no such input file."""
         self.directory.find(caller, input_file, "input_file_id")
         self._make_room(caller)
         made = self._new(FILE_BATCHES, endpoint, input_file, RequestCounts(), metadata)
-        return self._add(self._record(caller, made)).batch
+        return (await self._add(self._record(caller, made))).batch
 
-    def create_of_lines(
+    async def create_of_lines(
         self, kind: BatchKind, caller: str, endpoint: str, lines: Sequence[bytes]
     ) -> BatchRecord:
         """Add a batch of `lines`, which are stored in a file that the batch owns; see `create`.
@@ -173,8 +182,8 @@ class BatchService:
         made = self._new(kind, endpoint, name, RequestCounts(len(lines)))
         try:
             self.directory.grow(name, sum(map(len, lines)))
-            self.directory.write(name, lines)
-            return self._add(self._record(caller, made, owns_files=True))
+            record = self._record(caller, made, owns_files=True)
+            return await self._add(record, lines)
         except BaseException:
             self.directory.remove(name)
             raise
@@ -186,7 +195,7 @@ class BatchService:
         A batch that owns its files is never deleted here, because its results would be lost.
         """
         quota = Quota(self.directory.max_files, self.directory.owners)
-        for record in self._records.values():
+        for record in self._all():
             quota.add(record.caller, 1)
         if quota.room(caller) > 0:
             return
@@ -229,13 +238,26 @@ class BatchService:
             caller=caller, batch=made, output=names[0], errors=names[1], owns_files=owns_files
         )
 
-    def _add(self, record: BatchRecord) -> BatchRecord:
+    def _all(self) -> list[BatchRecord]:
+        return [*self._records.values(), *self._adding]
+
+    async def _add(self, record: BatchRecord, lines: Sequence[bytes] = ()) -> BatchRecord:
+        """Write a new batch to disk, and put it into the queue.
+
+        lines: the content of its input file; none = a client has uploaded it.
+        """
+        self._adding.append(record)
         try:
-            self.directory.save(record.batch.id, record)
+            if lines:
+                await self.directory.write(record.batch.input_file_id, lines)
+            await self.directory.save(record.batch.id, record)
         except BaseException:
+            self.directory.delete_record(record.batch.id)
             for name in (record.output, record.errors):
                 self.directory.remove(name)
             raise
+        finally:
+            self._adding.remove(record)
         self._records[record.batch.id] = record
         self._waiting.set()
         return record
@@ -264,30 +286,29 @@ class BatchService:
     def uses(self, file_id: str) -> bool:
         """Return whether a batch that has not ended reads this file."""
         return any(
-            found.batch.input_file_id == file_id and not found.ended
-            for found in self._records.values()
+            found.batch.input_file_id == file_id and not found.ended for found in self._all()
         )
 
-    def cancel(self, caller: str, batch_id: str, kind: BatchKind = FILE_BATCHES) -> BatchRecord:
+    async def cancel(
+        self, caller: str, batch_id: str, kind: BatchKind = FILE_BATCHES
+    ) -> BatchRecord:
         """Cancel a batch; the results of the lines that have ended are kept.
 
         Raises:
-          InvalidRequest: the batch has ended.
+          InvalidRequest: all lines of the batch have ended.
           DiskError: the record cannot be written; the batch is not cancelled.
         """
         found = self.find(caller, batch_id, kind)
-        if found.ended:
+        if not await self._set(found, "cancelling"):
             msg = f"Batch {batch_id!r} is {found.batch.status}, so it cannot be cancelled"
             raise InvalidRequest(msg, param="batch_id")
-        if found.batch.status != "cancelling":
-            self._set(found, "cancelling")
         running = self._running.get(caller)
         if running is not None and running[0] is found:
             running[1].cancel()
         else:  # this batch waits in the queue
             try:
-                self._recount(found)
-                self._end(found, "cancelled")
+                await self._recount(found)
+                await self._end(found, "cancelled")
             except DiskError as error:  # the runner ends it later
                 log.error("batch %s cannot be ended now: %s", batch_id, error)
                 self._waiting.set()
@@ -321,7 +342,7 @@ class BatchService:
                 ended = [(name, *had) for name, had in self._running.items() if had[1].done()]
                 for owner, record, work in ended:
                     del self._running[owner]
-                    self._settle(record, work)
+                    await self._settle(record, work)
         finally:  # the server stops, and resumes the batches at its next start
             works = [work for _, work in self._running.values()]
             self._running.clear()
@@ -338,7 +359,7 @@ class BatchService:
                 work.add_done_callback(lambda _: self._waiting.set())
                 self._running[record.caller] = record, work
 
-    def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
+    async def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
         """Set the final status of a batch after its task has ended; see `run` for errors."""
         if not work.cancelled() and (error := work.exception()) is not None:
             if isinstance(error, DiskError):
@@ -347,14 +368,14 @@ class BatchService:
                 raise limited from error
             message = error.strerror if isinstance(error, OSError) else str(error)
             log.error("batch %s failed: %s", record.batch.id, message)
-            self._end(record, "failed", [LineError("batch_failed", str(message))])
+            await self._end(record, "failed", [LineError("batch_failed", str(message))])
         elif record.batch.status == "cancelling":
-            self._end(record, "cancelled")
+            await self._end(record, "cancelled")
 
     async def _run(self, app: ASGIApp, record: BatchRecord) -> None:
         batch, directory = record.batch, self.directory
         if batch.status == "cancelling":
-            self._recount(record)
+            await self._recount(record)
             return
         longest = self._longest_line()
         path = directory.path_of(batch.input_file_id)
@@ -362,10 +383,11 @@ class BatchService:
             urls = (batch.endpoint,)
             total, errors = await asyncio.to_thread(check_lines, source, urls, longest)
             if errors:
-                self._end(record, "failed", errors)
+                await self._end(record, "failed", errors)
                 return
             batch.request_counts = RequestCounts(total)
-            self._set(record, "in_progress")
+            if not await self._set(record, "in_progress"):
+                return
             source.seek(0)
             results = _Results(directory, record)
             try:
@@ -376,10 +398,10 @@ class BatchService:
                 )
                 await runner.run(lines, results.write, most=MOST_RUNNING)
             finally:
-                results.close()
-        self._set(record, "finalizing")
-        expired = time.time() >= batch.expires_at
-        self._end(record, "expired" if expired else "completed")
+                await run_on_disk(results.close)
+        if await self._set(record, "finalizing"):
+            expired = time.time() >= batch.expires_at
+            await self._end(record, "expired" if expired else "completed")
 
     def _left(self, record: BatchRecord, source: BinaryIO, done: set[str]) -> Iterator[BatchLine]:
         """Yield the lines without a result, with an error if the completion window has ended."""
@@ -391,12 +413,14 @@ class BatchService:
                 line.error = expired()
             yield line
 
-    def _recount(self, record: BatchRecord) -> None:
+    async def _recount(self, record: BatchRecord) -> None:
         """Count the results that an earlier server process wrote for this batch."""
         record.batch.request_counts = RequestCounts(record.batch.request_counts.total)
-        _Results(self.directory, record).close()
+        await run_on_disk(_Results(self.directory, record).close)
 
-    def _end(self, record: BatchRecord, status: str, errors: list[LineError] | None = None) -> None:
+    async def _end(
+        self, record: BatchRecord, status: str, errors: list[LineError] | None = None
+    ) -> None:
         """Make files of the results that clients can read, and set the final status.
 
         errors: why the whole batch failed.
@@ -410,16 +434,32 @@ class BatchService:
             if not path.exists() or path.stat().st_size == 0:
                 directory.remove(name)
                 continue
-            directory.add(record.caller, name, f"{batch.id}_{suffix}.jsonl", "batch_output")
+            filename = f"{batch.id}_{suffix}.jsonl"
+            await directory.add(record.caller, name, filename, "batch_output")
             shown[f"{suffix}_file_id"] = name
-        self._set(record, status, **shown)
+        await self._set(record, status, **shown)
 
-    def _set(self, record: BatchRecord, status: str, **more: Any) -> None:
-        """Set the status and more fields of a batch, on disk before in memory."""
-        now = {"status": status, f"{status}_at": int(time.time())}
-        changed = msgspec.structs.replace(record.batch, **now, **more)
-        self.directory.save(changed.id, msgspec.structs.replace(record, batch=changed))
-        record.batch = changed
+    async def _set(self, record: BatchRecord, status: str, **more: Any) -> bool:
+        """Set the status and more fields of a batch, on disk before in memory.
+
+        Returns whether the batch has the status now. A client may have cancelled the batch, or all
+        its lines may have ended, while another change was being written.
+        """
+        async with self._changing:
+            if status == record.batch.status:
+                return True
+            if record.ended or (record.batch.status, status) in _TOO_LATE:
+                return False
+            now = {"status": status, f"{status}_at": int(time.time())}
+            changed = msgspec.structs.replace(record.batch, **now, **more)
+            try:
+                written = msgspec.structs.replace(record, batch=changed)
+                await self.directory.save(changed.id, written)
+            except asyncio.CancelledError:  # the disk has the record
+                record.batch = changed
+                raise
+            record.batch = changed
+            return True
 
 
 class _Results:

@@ -77,7 +77,7 @@ async def upload_file(request: Request) -> Response:
         for field in fields:
             msg = f"{field[:80]} is not supported: send purpose and file"
             raise InvalidRequest(msg, param=field[:80], code="unsupported_parameter")
-        return json_response(directory.add(caller, made, name, purpose))
+        return json_response(await directory.add(caller, made, name, purpose))
     except BaseException:
         directory.remove(made)
         raise
@@ -151,7 +151,7 @@ async def create_batch(request: RequestContext, body: CreateBatch) -> Response:
         msg = "output_expires_after is not supported: omit it, and delete the file"
         raise InvalidRequest(msg, param="output_expires_after", code="unsupported_parameter")
     check_metadata(body.metadata or {})
-    made = batches.create(request.owner, body.endpoint, body.input_file_id, body.metadata)
+    made = await batches.create(request.owner, body.endpoint, body.input_file_id, body.metadata)
     return json_response(made)
 
 
@@ -179,4 +179,4 @@ async def get_batch(request: Request) -> Response:
 async def cancel_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of lines that have finished."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
-    return json_response(batches.cancel(request.scope[CALLER].owner, name).batch)
+    return json_response((await batches.cancel(request.scope[CALLER].owner, name)).batch)
