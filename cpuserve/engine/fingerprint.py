@@ -34,6 +34,10 @@ SETTINGS = (
     "isa",
 )
 
+# The ends of the names of the files that a fingerprint follows.
+_OF_MODEL = (".safetensors", ".json", ".gguf")
+_OF_TOKENIZER = (".json", ".txt", ".gguf")
+
 
 def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
     """Return 32 bytes that differ if engines have other keys, values or states for a token."""
@@ -48,14 +52,25 @@ def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).digest()
 
 
-def _files(path: Path, mmproj: str | None = None) -> list[tuple[str, int, int, str]]:
+def tokenizer_fingerprint(path: str) -> bytes:
+    """Return 32 bytes that differ if tokenizers make other tokens; path: its directory or file.
+
+    The tokenizer may be elsewhere than the model, and a model without tokenizer.json has its
+    merges in a .txt file, which `fingerprint` does not read: it is about given tokens.
+    """
+    found = _files(Path(path).expanduser(), kinds=_OF_TOKENIZER)
+    return hashlib.sha256(msgspec.json.encode([path, found])).digest()
+
+
+def _files(
+    path: Path, mmproj: str | None = None, kinds: tuple[str, ...] = _OF_MODEL
+) -> list[tuple[str, int, int, str]]:
     """Return (name, bytes, time of change, hash of samples) of each file of the model.
 
     Name, size and time are not enough: fine-tunes of one model have equal ones if a container image
     or an archive has set all times to one value.
     """
     files = sorted(path.glob("*")) if path.is_dir() else weight_files(path, mmproj)
-    kinds = (".safetensors", ".json", ".gguf")
     found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
     return [
         (file.name, status.st_size, status.st_mtime_ns, sampled(file, status.st_size))

@@ -9,12 +9,15 @@ import time
 
 import pytest
 
+from cpuserve.api.lifecycle.model_context import files_fingerprint
+from cpuserve.api.lifecycle.model_context import kept_responses as kept_of
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.pictures import Picture
 from cpuserve.errors import ConfigError
 from cpuserve.serving.models import kept_responses
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of, ids_of
+from tests.helpers.fake_executor import fake_config
 
 SCOPE = ("", 1.0, "")
 BYTES = 1 << 20
@@ -273,3 +276,25 @@ def test_the_log_has_nothing_for_usual_work(tmp_path, caplog):
     put(opened(tmp_path), made())
     assert find(opened(tmp_path), f"{TEXT}!") is not None
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt"])
+def test_another_tokenizer_at_the_same_place_finds_nothing(name, tmp_path):
+    """Its tokens have other texts, so the model would read another conversation."""
+    model, tokenizer, cache = (tmp_path / part for part in ("model", "tokenizer", "cache"))
+    for folder in (model, tokenizer):
+        folder.mkdir()
+    (tokenizer / "vocab.json").write_text("{}")
+    (tokenizer / name).write_text('{"one": 7}')
+    config = fake_config(
+        model_path=str(model),
+        tokenizer_path=str(tokenizer),
+        prefix_cache_dir=str(cache),
+        prefix_cache_bytes=BYTES * 16,
+    )
+    before = files_fingerprint(config)
+    put(kept_of(config), made())
+    assert find(kept_of(config), f"{TEXT}!") is not None
+    (tokenizer / name).write_text('{"one": 8, "more": 9}')
+    assert find(kept_of(config), f"{TEXT}!") is None
+    assert files_fingerprint(config) != before

@@ -10,7 +10,7 @@ import msgspec
 
 from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.config.checks import ANY_NAME
-from cpuserve.engine.fingerprint import fingerprint
+from cpuserve.engine.fingerprint import fingerprint, tokenizer_fingerprint
 from cpuserve.log import get_logger
 from cpuserve.media.families.table import FAMILIES
 from cpuserve.metrics.server import ServerMetrics
@@ -161,6 +161,7 @@ def files_fingerprint(config: EngineConfig) -> str:
     template = config.chat_template
     facts = {
         "engine": fingerprint(config, ()).hex(),
+        "tokenizer": tokenizer_fingerprint(config.tokenizer_path).hex(),
         "template": Path(template).read_text(encoding="utf-8", errors="replace")
         if template is not None and Path(template).is_file()
         else template,
@@ -173,14 +174,14 @@ def files_fingerprint(config: EngineConfig) -> str:
 def kept_responses(config: EngineConfig) -> KeptResponses | None:
     """Return the kept responses of a model, in the directory of its prefix cache; None = no files.
 
-    This reads samples of the model's files.
+    This reads samples of the files of the model and its tokenizer.
 
     Raises:
       ConfigError: the directory has files of another program.
     """
     if config.prefix_cache_dir is None or config.pooling != "none":
         return None
-    tokens = fingerprint(config, ()) + config.tokenizer_path.encode()
+    tokens = fingerprint(config, ()) + tokenizer_fingerprint(config.tokenizer_path)
     model = hashlib.sha256(tokens + bytes([config.control_tokens_in_messages])).digest()
     directory = Path(config.prefix_cache_dir).expanduser()
     try:
