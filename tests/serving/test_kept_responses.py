@@ -5,6 +5,8 @@ import errno
 import logging
 import os
 import shutil
+import sys
+import threading
 import time
 
 import pytest
@@ -18,6 +20,7 @@ from cpuserve.serving.models import kept_responses
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of, ids_of
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.patience import PATIENCE_S
 
 SCOPE = ("", 1.0, "")
 BYTES = 1 << 20
@@ -298,3 +301,29 @@ def test_another_tokenizer_at_the_same_place_finds_nothing(name, tmp_path):
     (tokenizer / name).write_text('{"one": 8, "more": 9}')
     assert find(kept_of(config), f"{TEXT}!") is None
     assert files_fingerprint(config) != before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "link"])
+def test_what_is_no_file_of_the_cache_is_neither_waited_for_nor_read(kind, tmp_path):
+    put(opened(tmp_path), made())
+    (path,) = files(tmp_path)
+    good = tmp_path / "good"
+    path.rename(good)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "link":
+        path.symlink_to(good)
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    found = []
+    kept = opened(tmp_path)
+    reader = threading.Thread(target=lambda: found.append(find(kept, f"{TEXT}!")), daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert found == [None]
+    assert not os.path.lexists(path)
+    assert good.exists()
