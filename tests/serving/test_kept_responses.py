@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
 
 from cpuserve.api.lifecycle.model_context import files_fingerprint
@@ -327,3 +328,24 @@ def test_what_is_no_file_of_the_cache_is_neither_waited_for_nor_read(kind, tmp_p
     assert found == [None]
     assert not os.path.lexists(path)
     assert good.exists()
+
+
+def test_a_response_larger_than_the_limit_removes_no_others(tmp_path):
+    small = [made(f"{number:03}" * 30) for number in range(4)]
+    put(opened(tmp_path), *small)
+    size = files(tmp_path)[0].stat().st_size
+    before = files(tmp_path)
+    put(opened(tmp_path, most=5 * size), made("a" * 2 * size))
+    assert files(tmp_path) == before
+
+
+def test_the_memory_of_waiting_responses_is_free_again_whatever_their_text_takes_by_then(tmp_path):
+    kept, text = opened(tmp_path), "\u4e00\xe9" * 500
+
+    async def run():
+        kept.put(made(text))
+        msgspec.json.encode(text)  # Python keeps the UTF-8 of a text beside it
+        await kept.close()
+
+    asyncio.run(run())
+    assert kept._waiting_bytes == 0

@@ -105,7 +105,7 @@ class KeptResponses:
         self._lock = threading.Lock()
         self._changed, self._next_look = -1, 0.0
         self._written = self._num_written = 0  # since the last _trim
-        self._waiting: deque[RecentPrompt] = deque()
+        self._waiting: deque[tuple[int, RecentPrompt]] = deque()  # each with its bytes
         self._waiting_bytes = 0
         self._writer: asyncio.Task[None] | None = None
         self._failed = self._broken = False
@@ -247,7 +247,7 @@ class KeptResponses:
             return
         if self._waiting_bytes + size > MAX_WAITING_BYTES:
             return
-        self._waiting.append(made)
+        self._waiting.append((size, made))
         self._waiting_bytes += size
         if self._writer is None or self._writer.done():
             self._writer = keep("keeping responses", self._write_all)
@@ -259,8 +259,8 @@ class KeptResponses:
 
     async def _write_all(self) -> None:
         while self._waiting:
-            made = self._waiting.popleft()
-            self._waiting_bytes -= made.num_bytes
+            size, made = self._waiting.popleft()
+            self._waiting_bytes -= size
             await asyncio.to_thread(self._write, made)
 
     def _write(self, made: RecentPrompt) -> None:
@@ -278,6 +278,8 @@ class KeptResponses:
                 list(made.pictures),
             )
         )
+        if len(body) > self._most_bytes:
+            return  # all others would be removed for it
         try:
             self._store(path, _MAGIC + self._sum(path.name, body) + body)
         except OSError as error:
