@@ -1,14 +1,16 @@
 """The only module that reads the process environment.
 
 This module reads the environment once, at the first use,
-so that each setting has one value and a known source. No code of cpuserve changes the environment.
+so that each setting has one value and a known source. No code of cpuserve changes the environment,
+except `for_library`, which changes it back.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -45,6 +47,19 @@ class EnvValues:
 def environment() -> Mapping[str, str]:
     """Return the environment at the time of the first call, without empty variables."""
     return MappingProxyType({k: v for k, v in os.environ.items() if v.strip()})
+
+
+@contextmanager
+def for_library(name: str, value: str) -> Iterator[None]:
+    """Set a variable within the block, for a library that has no other way; a user's stays."""
+    if name in environment():
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def cache_dir() -> Path:

@@ -75,6 +75,8 @@ _SMALL_RENDERS = TurnThreads(4, "cpuserve-render")
 _LARGE_RENDERS = TurnThreads(2, "cpuserve-render-large")
 _WORKERS = TurnThreads(min(32, (os.cpu_count() or 1) + 4), "cpuserve-work")
 _LARGE_TEXTS = TurnThreads(2, "cpuserve-text-large")
+# How many texts are tokenized at the same time.
+TOKENIZING = _WORKERS.count + _LARGE_TEXTS.count
 # Large bodies have one thread: decoding keeps the lock of the interpreter (GIL), so that a second
 # thread would make none faster, and the event loop would wait for both before each of its steps.
 _DECODING = TurnThreads(1, "cpuserve-decode")

@@ -14,6 +14,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from cpuserve.config.env import for_library
+
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Core
@@ -28,27 +30,32 @@ LONG_CHARS = 4096  # shorter texts take less time than a switch to another threa
 _started = threading.Event()
 
 
-def yield_to_streams() -> None:
+def yield_to_streams(count: int) -> None:
     """Start the threads of the library with low priority, where the system can do that.
 
     They are started once in a process, with the priority of the thread that needs them first.
+
+    count: how many; RAYON_NUM_THREADS goes before. The library gives a text to a thread that is
+      free, in no turns: with one thread for each CPU, two large texts on two CPUs kept all others
+      waiting. So there should be as many as texts that are encoded at the same time.
     """
     if sys.platform != "linux" or _started.is_set():
         return  # on other systems, threads have no priority of their own
-    thread = threading.Thread(target=_start)
+    thread = threading.Thread(target=_start, args=(count,))
     thread.start()
     thread.join()
     _started.set()
 
 
-def _start() -> None:
+def _start(count: int) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
     with suppress(OSError):  # a sandbox may forbid it
         lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
-    Tokenizer(BPE()).encode_batch_fast(["", ""])
+    with for_library("RAYON_NUM_THREADS", str(count)):
+        Tokenizer(BPE()).encode_batch_fast(["", ""])
 
 
 def encoded(

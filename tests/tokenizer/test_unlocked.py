@@ -29,7 +29,7 @@ def share(text):
 tokenizer = Tokenizer.load(Path(sys.argv[1]))
 long, short = "The river is long. " * 20_000, "x" * int(sys.argv[2])
 before = threads()
-yield_to_streams()
+yield_to_streams(5)
 niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads() - before]
 shares, ids = zip(*[share(text) for text in (long, short)])
 found = {
@@ -50,8 +50,41 @@ def test_long_texts_run_on_threads_of_low_priority_and_short_ones_where_they_are
     found = json.loads(child.stdout)
     assert found["equal"]
     assert found["spans"]
-    assert found["niceness"]
+    assert len(found["niceness"]) == 5
     assert set(found["niceness"]) == {min(found["own"] + NICE, 19)}
     long, short = found["shares"]
     assert long < 0.5
     assert short > 0.9
+
+
+# On one CPU the library would have one thread, and a short text would wait for the long one.
+PASSES = """
+import os, sys, threading, time
+from pathlib import Path
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from cpuserve.tokenizer.unlocked import LONG_CHARS, encoded, yield_to_streams
+
+tokenizer, order = Tokenizer.load(Path(sys.argv[1])), []
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+yield_to_streams(2)
+
+def encode(name, text):
+    encoded(tokenizer._core, text, add_special_tokens=False)
+    order.append(name)
+
+long = threading.Thread(target=encode, args=("long", "The river is long. " * 200_000))
+used = time.process_time()
+long.start()
+while time.process_time() - used < 0.1:
+    time.sleep(0.001)
+encode("short", "x " * LONG_CHARS)
+long.join()
+print(*order, os.environ.get("RAYON_NUM_THREADS"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_a_text_does_not_wait_until_all_of_a_longer_one_is_tokenized():
+    command = [sys.executable, "-c", PASSES, str(tiny_model("llama"))]
+    child = subprocess.run(command, check=True, capture_output=True, **child_options())
+    assert child.stdout.split() == [b"short", b"long", b"None"]

@@ -21,6 +21,7 @@ from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.models.tasks import default_task, tasks_of
 from cpuserve.serving.pictures import PictureRules
+from cpuserve.serving.threads import TOKENIZING
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
@@ -141,7 +142,7 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     Raises:
       ModelError: see load_tokenizer.
     """
-    yield_to_streams()
+    yield_to_streams(TOKENIZING)
     parses = config.control_tokens_in_messages
     tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template, parses)
     fault = template.fault() if config.pooling == "none" else None
