@@ -46,7 +46,8 @@ _SAME = {
     **dict.fromkeys(
         ("filename", "pathname", "module", "funcName", "threadName", "processName"), ""
     ),
-    **dict.fromkeys(("process", "thread", "taskName", "exc_info", "exc_text", "stack_info")),
+    **dict.fromkeys(("taskName", "exc_info", "exc_text", "stack_info")),
+    **dict.fromkeys(("process", "thread"), 0),  # formats of users have %(process)d
     "args": (),
     "lineno": 0,
     "relativeCreated": 0.0,

@@ -58,7 +58,7 @@ def test_a_line_has_the_form_of_a_record_and_fits_other_formats():
     handler, logger = logging.StreamHandler(out), logging.Logger("cpuserve.test", "INFO")
     logger.addHandler(handler)
     parts = "%(name)s %(levelname)s %(levelno)d %(message)s %(asctime)s %(created)f %(msecs)d"
-    more = "%(filename)s %(module)s %(funcName)s %(lineno)d %(process)s %(thread)s %(threadName)s"
+    more = "%(filename)s %(module)s %(funcName)s %(lineno)d %(process)d %(thread)d %(threadName)s"
     for form in (OneLine(), logging.Formatter(f"{parts} {more} %(processName)s %(pathname)s")):
         handler.setFormatter(form)
         logger.handle(Line(logger.name, logging.INFO, f"100 %s{FORGED}\n{FORGED}"))
