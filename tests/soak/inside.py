@@ -36,7 +36,8 @@ THREADS: Mapping[str, int] = {
         for pool in vars(module).values()
         if isinstance(pool, TurnThreads)
     },
-    "": CPUS,  # threads without a name, which Python has not started: the library of tokenizers
+    # Threads without a name, which Python has not started: the library of tokenizers.
+    "": threads.TOKENIZING,
 }
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 import psutil
 import pytest
 
+from cpuserve.serving.threads import TOKENIZING
 from tests.helpers.children import child_options
 from tests.helpers.tiny import tiny_model
 from tests.soak.clients import DOINGS
@@ -33,7 +34,7 @@ from tests.soak.driver import (
     slopes_of,
     soak,
 )
-from tests.soak.inside import CPUS, THREADS, Inside
+from tests.soak.inside import THREADS, Inside
 from tests.soak.processes import FRONT_END, NAMES, ROLES, Held, Slope, memory, slopes
 
 NOTHING = Held(0, 0, 0, 0, 0)
@@ -131,7 +132,7 @@ def test_every_thread_of_the_front_end_is_explained_by_its_name():
     assert Inside(known, 0, 0).strange_threads == []
     assert THREADS["cpuserve-render_"] == 4
     assert Inside([*known, ""], 0, 0).strange_threads == [
-        f"{CPUS + 1} threads without a name, at most {CPUS}"
+        f"{TOKENIZING + 1} threads without a name, at most {TOKENIZING}"
     ]
     assert Inside(["cpuserve-render-large_0"] * 3, 0, 0).strange_threads == [
         "3 threads 'cpuserve-render-large_0', at most 2"
