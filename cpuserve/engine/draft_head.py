@@ -88,16 +88,19 @@ class DraftHead(DraftModel):
     # --- texts -------------------------------------------------------------------------------
 
     def _begin(self, request: Request) -> DraftedText:
-        """Return a text with the keys of the longest prefix that the cache has."""
+        """Return a text without keys; a head that rests begins texts in each round."""
         chain = PrefixChain(salt=request.chain.salt)
         sequence = DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
         sequence.base = len(request.token_ids)
         self._begin_at(request, sequence, 0)
-        match = self.kv.match_prefix(chain, request.token_ids)
-        self.kv.adopt(sequence.tables, chain, match)
-        sequence.computed = match.num_tokens
         self._sequences[request.id] = sequence
         return sequence
+
+    def _adopt(self, sequence: DraftedText, ids: Sequence[int]) -> None:
+        """Give a text the keys of the longest cached prefix."""
+        match = self.kv.match_prefix(sequence.chain, ids)
+        self.kv.adopt(sequence.tables, sequence.chain, match)
+        sequence.computed = match.num_tokens
 
     def _begin_at(self, request: Request, sequence: DraftedText, first: int) -> None:
         """Let the text begin at position `first`. Each token keeps its random number."""
@@ -153,6 +156,8 @@ class DraftHead(DraftModel):
             self._learn(sequence, ids)
         # The row of a token needs the next token, and rejected drafts are not in the text.
         end = min(step.position + step.tokens, len(ids) - 1)
+        if not sequence.computed:
+            self._adopt(sequence, ids)
         if sequence.computed < step.position:
             self._begin_at(request, sequence, step.position)
         start = sequence.computed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.engine import build
 from cpuserve.engine.draft_head import EARLY, DraftHead
@@ -259,6 +260,23 @@ def test_a_head_that_does_not_pay_rests_and_tries_a_guess_now_and_then(
         assert stats.accepted_tokens == stats.draft_tokens
     assert tries == 2 < 230 // TRY_AFTER
     assert len(watched) - TRIALS == tries * (EARLY + 1)
+
+
+def test_a_head_that_rests_looks_up_no_prefixes(eager, no_ngrams, checkpoint, monkeypatch):
+    """It begins all texts in each round, and to find the keys of long texts takes milliseconds."""
+    prompt, found, match = [3 + 7 * i % 370 for i in range(150)], [], KvManager.match_prefix
+
+    def watch(self, chain, ids):
+        found.append(len(ids))
+        return match(self, chain, ids)
+
+    monkeypatch.setattr(DraftModel, "_paying", lambda *_: [])
+    with make(checkpoint("glm4-moe")) as llm:
+        llm.generate([prompt], plain_params(0.8, 1, TRIALS + 10))
+        monkeypatch.setattr(KvManager, "match_prefix", watch)
+        (again,) = llm.generate([prompt], plain_params(0.8, 1, 20))
+        assert again.num_cached_tokens == 128
+    assert found == [len(prompt)]  # the model has looked it up
 
 
 def test_no_request_fails_if_the_head_does(hasty, checkpoint, monkeypatch, caplog):
