@@ -66,9 +66,9 @@ def asks_for_head(options: EngineOptions) -> str:
 
 def checked_draft(draft: ModelFacts) -> ModelFacts:
     """Return `draft` if this model can guess tokens; if not, raise a ConfigError."""
-    why = ""
+    why, remedy = "", "name another one"
     if draft.architecture in ASSISTANTS:
-        why = 'it is an assistant: set the method "mtp" for it'
+        why, remedy = "it is an assistant", 'set the method "mtp" for it'
     elif not draft.has_program:
         why = f"cpuserve does not implement {draft.architecture}"
     elif draft.pooling != "none":
@@ -76,7 +76,7 @@ def checked_draft(draft: ModelFacts) -> ModelFacts:
     elif draft.state_bytes:
         why = "it has recurrent layers, and their states cannot drop a rejected token"
     if why:
-        msg = f"the draft model {draft.name} cannot be used: {why}; or name another one"
+        msg = f"the draft model {draft.name} cannot be used: {why}; {remedy}"
         raise ConfigError(msg)
     return draft
 
