@@ -571,6 +571,7 @@ class EngineCore:
     def close(self) -> None:
         """Write KV blocks to the durable offload tiers; free weights and KV cache."""
         grammars, offload, events = self._grammars, self.kv.offload, self._kv_events
+        self._rows = iter(())  # it holds the native executor, and so all memory
         for part in (grammars, offload, events, self._draft_model, self.executor):
             if part is not None:
                 part.close()

@@ -82,7 +82,7 @@ class NativeExecutor:
     ) -> None:
         """tower: the tower of the model, if it has one; its weights are loaded as well.
         kv: kv_owner and kv_layers of `_C.Executor`, if the program reads keys of another one."""
-        self.team, self._kv = team, kv
+        self.team = team
         self._cpus = config.thread_cpus
         self._activation_bits = config.activation_bits
         self.max_tokens = config.max_num_batched_tokens
@@ -104,7 +104,7 @@ class NativeExecutor:
                 pack_matrices(native, made, weights, report, threads=threads, cpus=cpus)
                 report = None
 
-        natives = self._loaded(parts, pack)
+        natives = self._loaded(parts, pack, **kv)
         for part, native in zip(parts, natives.all, strict=True):
             load_tables(native, part.lowered, weights)
             fill_vectors(native, part.lowered, weights)
@@ -118,7 +118,7 @@ class NativeExecutor:
         self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 
     def _loaded(
-        self, parts: list[ModelPart], pack: Callable[[PackedParts[_C.Executor]], None]
+        self, parts: list[ModelPart], pack: Callable[[PackedParts[_C.Executor]], None], **kv: Any
     ) -> PackedParts[_C.Executor]:
         """Return native executors with matrices that were packed, read from a file, or mapped."""
 
@@ -126,7 +126,7 @@ class NativeExecutor:
             try:
                 fault("engine.map")
                 return PackedParts(
-                    [part.create(self.team, fd, writable, **self._kv) for part in parts],
+                    [part.create(self.team, fd, writable, **kv) for part in parts],
                     [part.offset for part in parts],
                 )
             except (OSError, RuntimeError, MemoryError) as error:  # the system has refused memory

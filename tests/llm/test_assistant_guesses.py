@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from cpuserve import LLM
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.errors import StartupError
+from cpuserve.runtime.native import NativeExecutor
 from tests.helpers.assistant import assistant
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import copy_of, tiny_model
@@ -160,7 +164,7 @@ def test_a_start_refuses_an_assistant_that_does_not_fit(helper):
     with pytest.raises(StartupError, match="does not generate text here"):
         make(path, helper(path), pooling="last")
     named = {"model": str(helper(path))}
-    with pytest.raises(StartupError, match='is an assistant: set the method "mtp"'):
+    with pytest.raises(StartupError, match='is an assistant; set the method "mtp"'):
         LLM(str(path), **SIZES, speculate="auto", speculative_config=named)
 
 
@@ -172,3 +176,23 @@ def test_an_assistant_has_no_keys_in_the_memory_plan(helper):
         assert llm.config.kv_blocks == plain
         assert llm.config.draft.caches == [2, 1]
         assert llm._client.ask_now("report")["draft_steps"] == 0
+
+
+def test_a_model_with_an_assistant_frees_its_memory_when_it_sleeps(helper, monkeypatch):
+    """The memory of weights and keys waits for no garbage collection."""
+    path, found, begin = tiny_model("gemma4", dtype="bfloat16"), [], NativeExecutor.__init__
+
+    def watch(self, *args, **options):
+        begin(self, *args, **options)
+        found.append(weakref.ref(self.native))
+
+    monkeypatch.setattr(NativeExecutor, "__init__", watch)
+    with make(path, helper(path)) as llm:
+        llm.generate([PROMPTS[0]], PARAMS[0])
+        assert None not in [native() for native in found]
+        gc.disable()
+        try:
+            llm.sleep()
+            assert [native() for native in found] == [None, None]
+        finally:
+            gc.enable()
