@@ -7,13 +7,13 @@ usage: speculation.py DIR [--gguf FILE.gguf] [--draft FILE.gguf] [--rounds 8] [-
 Without --gguf, cpuserve and vLLM (n-grams) serve DIR, a Hugging Face directory, in bfloat16.
 With it, cpuserve and llama-server serve FILE. llama-server is started once for each KIND of its
 --spec-type, and with --draft once more with this draft model. cpuserve always has its default
-settings; the ratio to "cpuserve, no drafts" is their gain.
+settings; a second table has the gain over cpuserve without drafts.
 
 Each round has new texts, so that no server knows them from earlier rounds: `code` asks for a
 program with another name for its class, `json` for records under a JSON schema, `quote` for
 a passage word for word, and `prose` for a story. All servers get the same chat requests one after
 another, greedy, in the other order each round, and all others are suspended meanwhile.
-A rate counts the tokens after the first chunk. The table has medians of the rates,
+A rate counts the tokens after the first chunk. The tables have medians of the rates,
 and of the ratios within the rounds.
 Servers learn their costs in the first round, which does not count.
 Nothing else may run on the machine. Run `install.sh vllm llama_server` first.
@@ -34,6 +34,7 @@ from cpuserve.bench.server import private_flags, serve_command
 
 LLAMA_SERVER = PEERS / "llama_server/build/bin/llama-server"
 KINDS = ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache")
+PLAIN = "cpuserve, no drafts"
 NGRAMS = {
     "method": "ngram",
     "num_speculative_tokens": 5,
@@ -131,7 +132,7 @@ def servers(args):
     """Start and yield the servers: cpuserve first."""
     model, port = args.gguf or args.dir, args.port
     sizes = ["--max-model-len", str(args.context), "--served-model-name", "m"]
-    for name, more in (("cpuserve", []), ("cpuserve, no drafts", ["--speculate", "off"])):
+    for name, more in (("cpuserve", []), (PLAIN, ["--speculate", "off"])):
         yield ServerEngine(
             name, serve_command([model, *private_flags(port, KEY), *sizes, *more]), port, "m"
         )
@@ -170,7 +171,7 @@ def measured(running, number, args):
 
 
 def main(argv=None):
-    """Measure, and print the table."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dir")
     parser.add_argument("--gguf")
@@ -197,7 +198,10 @@ def main(argv=None):
     finally:
         for server in running:
             server.close()
+    plain = samples.pop(PLAIN)
     table(samples)
+    print()
+    table({"cpuserve": samples["cpuserve"], PLAIN: plain})
     return 0
 
 
