@@ -25,9 +25,10 @@ llama_context* load(const char* file, int threads) {
   llama_backend_init();
   llama_model_params of_model = llama_model_default_params();
   of_model.n_gpu_layers = 0;
-  of_model.use_mmap = true;
 #ifdef IK
   of_model.defer_experts = true;
+#else
+  of_model.load_mode = LLAMA_LOAD_MODE_MMAP;
 #endif
   llama_model* model = llama_model_load_from_file(file, of_model);
   if (!model) exit(1);
@@ -37,6 +38,7 @@ llama_context* load(const char* file, int threads) {
   params.n_threads = params.n_threads_batch = threads;
 #ifdef IK
   params.prefetch_experts = true;
+  params.flash_attn = false;
 #endif
   llama_context* context = llama_init_from_model(model, params);
   if (!context) exit(1);
