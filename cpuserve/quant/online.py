@@ -108,6 +108,8 @@ ROUTERS = (
     "modality_router.weight",
     "hc_attn_fn",
     "hc_ffn_fn",
+    ".hc_fn",
+    "hc_head_fn",
     "block_inject_weight.weight",
     "indexer.weights_proj.weight",
     "index_kpool_compress_gate",
