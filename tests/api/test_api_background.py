@@ -15,6 +15,7 @@ from cpuserve.background import Pauses, keep, troubles
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.patience import until
 from tests.helpers.tiny import tiny_model
@@ -53,10 +54,22 @@ class Broken:
         return self._keep(name, faulty, Pauses(first_s=0.02, longest_s=0.02, steady_s=2))
 
 
+def response():
+    """A prompt with its response, which the next start may find."""
+    ids = bytes_of(range(200))
+    return RecentPrompt("me", ("", 1.0, ""), "text", ids, PromptShape(chat=True), num_prompt=100)
+
+
 def front_end_of(place):
     """A front end with batches over a process of a fake engine, which sleeps at once when idle."""
     model = str(tiny_model("llama"))
-    config = fake_config(model_path=model, tokenizer_path=model, served_model_names=["fake"])
+    config = fake_config(
+        model_path=model,
+        tokenizer_path=model,
+        served_model_names=["fake"],
+        prefix_cache_dir=str(place / "cache"),
+        prefix_cache_bytes=1 << 20,
+    )
     client = ReplicaClient.spawn([fake_config(model="fake")], module="tests.helpers.fake_engine")
     options = ServerOptions(files_dir=str(place), keep_alive=0.1, allowed_hosts=("*",))
     return client, FrontEnd(client, [config], options, "", CpuPlatform(), sleeper=Sleeper())
@@ -80,6 +93,7 @@ def test_each_background_task_is_told_when_it_fails_and_runs_again(tmp_path, mon
                 degraded = (await http.get("/health")).json()
                 assert degraded["status"] == "degraded"
                 assert degraded["reasons"]["running batches"] == "ValueError"
+                front_end.context.kept.put(response())
                 os.kill(client._replicas[0].engine.pid, signal.SIGKILL)
                 while set(broken.runs) != kept_names() or min(broken.runs.values()) < 2:
                     told.update(troubles())

@@ -99,7 +99,7 @@ def test_no_other_model_of_the_type_of_a_decoder_runs_through_transformers(
     "kind",
     [
         *("recurrent_gemma", "xlstm", "deepseek_v4"),
-        *("hy_v4", "axk2", "dots3_note", "inkling_text", "minimax"),
+        *("dots3_note", "inkling_text"),
     ],
 )
 def test_a_model_with_other_states_is_refused_by_its_config(kind):
