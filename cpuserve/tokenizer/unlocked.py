@@ -39,21 +39,22 @@ def yield_to_streams(count: int) -> None:
       free, in no turns: with one thread for each CPU, two large texts on two CPUs kept all others
       waiting. So there should be as many as texts that are encoded at the same time.
     """
-    if sys.platform != "linux" or _started.is_set():
-        return  # on other systems, threads have no priority of their own
-    thread = threading.Thread(target=_start, args=(count,))
-    thread.start()
-    thread.join()
-    _started.set()
+    # On other systems, threads have no priority of their own.
+    if sys.platform == "linux" and not _started.is_set():
+        thread = threading.Thread(target=_start, args=(count,))
+        thread.start()
+        thread.join()
+        _started.set()
 
 
 def _start(count: int) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    with suppress(OSError):  # a sandbox may forbid it
-        lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may forbid it
+            lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
     with for_library("RAYON_NUM_THREADS", str(count)):
         Tokenizer(BPE()).encode_batch_fast(["", ""])
 
