@@ -30,7 +30,9 @@ tokenizer = Tokenizer.load(Path(sys.argv[1]))
 long, short = "The river is long. " * 20_000, "x" * int(sys.argv[2])
 before = threads()
 yield_to_streams(5)
-niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads() - before]
+while len(started := threads() - before) > 5:
+    time.sleep(0.001)  # the system removes the thread that started them after it was joined
+niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in started]
 shares, ids = zip(*[share(text) for text in (long, short)])
 found = {
     "niceness": niceness,
