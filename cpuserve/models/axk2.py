@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_int, read_kinds, refuse
+from cpuserve.models.config import read_bool, read_int, refuse
 from cpuserve.models.deepseek import attend_latent, read_latent
-from cpuserve.models.experts import add_shared_mixture, read_groups
+from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
@@ -48,16 +48,10 @@ class AxK2:
             refuse("topk_group", config.get("topk_group"), "given or missing, as n_group")
         first = read_int(config, "first_k_dense_replace", 1, low=0)
         every = read_int(config, "moe_layer_freq", 1)
-        kinds = read_kinds(
-            config,
-            "mlp_layer_types",
-            ("dense", "sparse"),
-            lambda i: "sparse" if i >= first and i % every == 0 else "dense",
-        )
         spec = read_latent(
             config,
             positions=131072,
-            dense=tuple(i for i, kind in enumerate(kinds) if kind == "dense"),
+            dense=read_dense_layers(config, first=first, every=every),
             groups=read_groups(config, (1, 1), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
         )

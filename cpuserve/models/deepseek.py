@@ -13,7 +13,6 @@ from cpuserve.models.config import (
     read_float,
     read_ids,
     read_int,
-    read_kinds,
     refuse,
 )
 from cpuserve.models.experts import (
@@ -298,16 +297,10 @@ class AxK1:
             refuse("q_lora_rank", None, "a number, since queries have a low rank")
         first = read_int(config, "first_k_dense_replace", 1, low=0)
         every = read_int(config, "moe_layer_freq", 1)
-        kinds = read_kinds(
-            config,
-            "mlp_layer_types",
-            ("dense", "sparse"),
-            lambda i: "sparse" if i >= first and i % every == 0 else "dense",
-        )
         return _read_v3(
             config,
             positions=32768,
-            dense=tuple(i for i, kind in enumerate(kinds) if kind == "dense"),
+            dense=read_dense_layers(config, first=first, every=every),
             groups=read_groups(config, (8, 4), best=2),
         )
 

@@ -31,10 +31,18 @@ def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[s
     }
 
 
-def read_dense_layers(config: Mapping[str, Any], *, first: int = 0) -> tuple[int, ...]:
-    """Return the layers without experts, by mlp_layer_types; without it, the `first` layers."""
+def read_dense_layers(
+    config: Mapping[str, Any], *, first: int = 0, every: int = 1
+) -> tuple[int, ...]:
+    """Return the layers without experts, by mlp_layer_types.
+
+    first, every: without that key, the `first` layers are without experts, and every layer that is
+      no multiple of `every`.
+    """
     known = ("dense", "sparse")
-    kinds = read_kinds(config, "mlp_layer_types", known, lambda i: known[i >= first])
+    kinds = read_kinds(
+        config, "mlp_layer_types", known, lambda i: known[i >= first and i % every == 0]
+    )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
