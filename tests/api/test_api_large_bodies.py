@@ -312,7 +312,8 @@ async def test_what_a_prompt_was_made_from_is_dropped_while_the_answer_is_writte
         reader, writer = await server.open()
         writer.write(post(path, {**WITH_NEEDLES, **fields}))
         await reader.readuntil(b"data: ")
-        # Those of this file. The thread that rendered has the messages until it runs once more.
+        # Only the lists of this file remain. The thread that rendered the prompt holds its messages
+        # until it runs once more.
         await until(lambda: len(held()) == before)
         gate.set()
         await reader.readuntil(end)

@@ -169,7 +169,7 @@ class KeptResponses:
         return None
 
     def _known(self, who: str, longer_than: int, shorter_than: int) -> list[tuple[int, str]]:
-        """Return the (length, digest) of each text between these lengths."""
+        """Return (length, digest) of each kept text of WHO with a length between these."""
         with self._lock:
             return [
                 each for each in self._index.get(who, ()) if longer_than < each[0] < shorter_than
