@@ -115,15 +115,14 @@ class PictureEncoder:
             picture = wanted.picture
             own = encoded[begin : begin + _made_rows(picture)]
             begin += len(own)
-            order, most = (
-                line_order(picture) if picture.lines else None,
-                rows_of_part(own[0].nbytes),
-            )
+            most = rows_of_part(own[0].nbytes)
+            order = line_order(picture) if picture.lines else None
             for part, at in enumerate(range(0, picture.num_rows, most)):
                 if wanted not in self._pictures.next():  # its rows may have been given away
                     break
-                rows = own[at : at + most]
-                if order is not None:
+                if order is None:
+                    rows = own[at : at + most]
+                else:
                     rows = in_order(own, order[at : at + most], self._tower.line_end)
                 self._fill(wanted, at, rows)
                 if self._files is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec import structs
 
+from cpuserve.config.speculation import ASSISTANTS
 from cpuserve.errors import ModelError
 from cpuserve.loader.guess_heads import GuessHead, head_facts
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from cpuserve.program.weight_kinds import WeightKind
     from cpuserve.quant.base import QuantTensor, Weights
 
-ARCHITECTURES = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 TARGETS = ("Gemma4ForCausalLM",)
 TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TABLE = "guess.embed_tokens.weight"  # how the Program calls the embedding of the model
@@ -66,7 +66,7 @@ def with_assistant(facts: ModelFacts, path: Path, assistant: Path) -> ModelFacts
 
 def is_assistant(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json belongs to an assistant."""
-    return config.get("architectures") in [[name] for name in ARCHITECTURES]
+    return config.get("architectures") in [[name] for name in ASSISTANTS]
 
 
 def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:

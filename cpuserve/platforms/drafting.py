@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import (
+    ASSISTANTS,
     AUTO,
     HEADS,
     DraftModelConfig,
@@ -14,7 +15,6 @@ from cpuserve.config.speculation import (
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 
-ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 # Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests
 # and for each of their draft tokens, but not fewer or more rows than these
 # (csrc/runtime/executor.h: kLeastLogitRows).

@@ -96,21 +96,9 @@ def llava(
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}
-    if vision.get("model_type") == "pixtral":
+    if _vision(config).get("model_type") == "pixtral":
         return mistral3({**config, "spatial_merge_size": 1}, processor, whole, tokens)
-    patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
-    side = read_number(vision.get("image_size", 224), "vision_config.image_size")
-    size, crop = processor.get("size"), processor.get("crop_size")
-    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
-    cut = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
-    if edge != side or cut != (side, side) or side % patch:
-        msg = (
-            f"size is {size!r:.60} and crop_size {crop!r:.60}, but the tower reads {side} x {side} "
-            f"pixels in patches of {patch}"
-        )
-        raise ModelError(msg)
+    side, patch = read_square(config, processor)
     if not processor.get("do_resize", True) or not processor.get("do_center_crop", True):
         msg = "do_resize and do_center_crop must be true: the tower reads squares of one size"
         raise ModelError(msg)
@@ -125,3 +113,28 @@ def llava(
         resample=read_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", "<image>"),
     )
+
+
+def read_square(config: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the sides in pixels of the square that the tower reads, and of a patch.
+
+    Raises ModelError if the processor makes pictures of another size.
+    """
+    vision = _vision(config)
+    patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
+    side = read_number(vision.get("image_size", 224), "vision_config.image_size")
+    size, crop = processor.get("size"), processor.get("crop_size")
+    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    cut = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
+    if edge != side or cut != (side, side) or side % patch:
+        msg = (
+            f"size is {size!r:.60} and crop_size {crop!r:.60}, but the tower reads {side} x {side} "
+            f"pixels in patches of {patch}"
+        )
+        raise ModelError(msg)
+    return side, patch
+
+
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    vision = config.get("vision_config")
+    return vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}

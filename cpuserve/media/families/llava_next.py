@@ -14,6 +14,7 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.llava import read_square
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -153,19 +154,7 @@ def llava_next(
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}
-    patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
-    side = read_number(vision.get("image_size", 224), "vision_config.image_size")
-    size, crop = processor.get("size"), processor.get("crop_size")
-    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
-    cut = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
-    if edge != side or cut != (side, side) or side % patch:
-        msg = (
-            f"size is {size!r:.60} and crop_size {crop!r:.60}, but the tower reads {side} x {side} "
-            f"pixels in patches of {patch}"
-        )
-        raise ModelError(msg)
+    side, patch = read_square(config, processor)
     for name in ("do_resize", "do_center_crop", "do_pad"):
         if not processor.get(name, True):
             msg = f"{name} must be true: the tower reads squares of one size"
