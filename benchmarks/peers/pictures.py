@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import base64
 import io
-import json
 import os
 import random
 import sys
@@ -30,7 +29,7 @@ from statistics import median
 import numpy as np
 from PIL import Image
 from questions import ANSWER, FIRST, SECOND
-from run import KEY, ScriptEngine, ServerEngine
+from run import KEY, ScriptEngine, ServerEngine, alternated
 
 from cpuserve.bench.driver import CHAT, complete
 from cpuserve.bench.server import private_flags, serve_command
@@ -118,22 +117,12 @@ def main(argv=None):
     parser.add_argument("--own", action="append", default=[], help="an option for cpuserve serve")
     parser.add_argument("--port", type=int, default=8101)
     args = parser.parse_args(argv)
-    samples, running = {}, []
     with tempfile.TemporaryDirectory() as pictures:
         for i in range(2 + args.callers):
             (Path(pictures) / f"{i}.jpg").write_bytes(jpeg(args.size, i))
-        try:
-            for engine in engines(args, pictures):
-                running.append(engine)
-                samples[engine.name] = []
-            for _ in range(args.rounds):
-                for engine in running:
-                    found = engine.measure(args, times)
-                    samples[engine.name].append(found)
-                    print(json.dumps({"engine": engine.name, **found}), file=sys.stderr, flush=True)
-        finally:
-            for engine in running:
-                engine.close()
+        samples = alternated(
+            engines(args, pictures), args.rounds, lambda engine: engine.measure(args, times)
+        )
     table(samples)
     return 0
 

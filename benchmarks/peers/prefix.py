@@ -9,14 +9,13 @@ that repeats a prompt of 4,096 tokens and adds 64 tokens, divided by that of the
 """
 
 import argparse
-import json
 import os
 import random
 import sys
 from functools import partial
 from statistics import median
 
-from run import engines
+from run import alternated, engines
 
 from cpuserve.bench.driver import complete, run_closed
 from cpuserve.bench.workload import plain_ids
@@ -56,19 +55,7 @@ def main():
     args = parser.parse_args()
     args.gguf, args.from_dir, args.own, args.context = None, False, [], 8192
     args.port = 8101
-    running, samples = [], {}
-    try:
-        for server in engines(args):
-            running.append(server)
-            samples[server.name] = []
-        for _ in range(args.rounds):
-            for server in running:
-                found = server.measure(args, ratios)
-                samples[server.name].append(found)
-                print(json.dumps({"engine": server.name, **found}), file=sys.stderr, flush=True)
-    finally:
-        for server in running:
-            server.close()
+    samples = alternated(engines(args), args.rounds, lambda server: server.measure(args, ratios))
     print("| engine | 960 of 1,024 tokens shared: x the rate without | second turn: TTFT / first |")
     print("|---|---|---|")
     for name, rounds in samples.items():

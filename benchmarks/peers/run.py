@@ -228,6 +228,28 @@ def shares(args, samples, probes):
     print("." if not args.own else f". ({' '.join(args.own)} may read less.)", flush=True)
 
 
+def alternated(engines, rounds, measure, begin=lambda: None):
+    """Return what `measure` returns for each engine in each round, by the names of the engines.
+
+    engines: started one after the other, and closed in the end. begin: called before each round.
+    """
+    samples, running = {}, []
+    try:
+        for engine in engines:
+            running.append(engine)
+            samples[engine.name] = []
+        for _ in range(rounds):
+            begin()
+            for engine in running:
+                found = measure(engine)
+                samples[engine.name].append(found)
+                print(json.dumps({"engine": engine.name, **found}), file=sys.stderr, flush=True)
+    finally:
+        for engine in running:
+            engine.close()
+    return samples
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dir")
@@ -246,20 +268,13 @@ def main(argv=None):
         "--port", type=int, default=8101, help="port of cpuserve; vLLM gets the next one"
     )
     args = parser.parse_args(argv)
-    samples, running, probes = {}, [], []
-    try:
-        for engine in engines(args):
-            running.append(engine)
-            samples[engine.name] = []
-        for _ in range(args.rounds):
-            probes.append(read_rate())
-            for engine in running:
-                found = engine.measure(args)
-                samples[engine.name].append(found)
-                print(json.dumps({"engine": engine.name, **found}), file=sys.stderr, flush=True)
-    finally:
-        for engine in running:
-            engine.close()
+    probes = []
+    samples = alternated(
+        engines(args),
+        args.rounds,
+        lambda engine: engine.measure(args),
+        begin=lambda: probes.append(read_rate()),
+    )
     table(samples)
     shares(args, samples, probes)
     return 0
