@@ -16,13 +16,12 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.assistants import open_assistant
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.lower import Lowering
-from cpuserve.runtime.native import fill_vectors, pack_matrices
 from cpuserve.runtime.pack import pack
 from tests.helpers.assistant import assistant
 from tests.helpers.oracle import transformers_of
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
+from tests.models.test_guess_heads import made
 
 TOKENS = [(i * 37 + i * i * 5) % 384 for i in range(70)]
 BLOCKS = [5, 2, 7]
@@ -76,26 +75,6 @@ def published(path, model, length):
     return found
 
 
-def executor(team, program, weights, **more):
-    """A native executor in fp32; more: the KV layers of another one."""
-    alone = [[i] for i in range(len(program.cache))] if more else ()
-    lowered = Lowering(
-        program,
-        lambda name: weights.kind(name, "float32"),
-        isa=_C.isa_levels()[-1],
-        max_tokens=128,
-        max_seqs=2,
-        max_position=256,
-        kv_type="f32",
-        activation_bits=16,
-        groups=alone,
-    ).run()
-    made = _C.Executor(team, lowered.native, 8, "f32", 2, num_media=128, **more)
-    pack_matrices(made, lowered, weights, None)
-    fill_vectors(made, lowered, weights)
-    return made
-
-
 def guess(native, found, token, hidden, length):
     """The logits and the hidden state of a guess after `length` tokens; the last one is `token`."""
     tables = [BlockTable(BLOCKS[: -(-(length - 1) // 32)]) for _ in found.caches]
@@ -118,9 +97,9 @@ def test_an_assistant_computes_what_transformers_does(tmp_path, family, form, le
 
     def main():
         program = build_program(spec_from_config(checkpoint.config))
-        target = executor(team, program, checkpoint.weights)
+        target = made(team, program, checkpoint.weights)
         kv = {"kv_owner": target, "kv_layers": list(found.caches)}
-        native = executor(team, found.program, weights, **kv)
+        native = made(team, found.program, weights, **kv)
         sequence = Sequence(0, TOKENS, BLOCKS)
         # A draft token that was rejected leaves its keys behind.
         target.step_logits(step(sequence.chunk(min(length + 1, 70), [])).words)
@@ -181,12 +160,12 @@ def test_shared_layers_that_do_not_exist_or_differ_are_refused(tmp_path):
 
     def shared(target, program, weights, layers):
         try:
-            executor(team, program, weights, kv_owner=target, kv_layers=layers)
+            made(team, program, weights, kv_owner=target, kv_layers=layers)
         except ValueError as error:
             reasons.append(str(error))
 
     def main():
-        target = executor(team, program, checkpoint.weights)
+        target = made(team, program, checkpoint.weights)
         for layers in ([2, 3], [1, 2], [2]):
             shared(target, found.program, weights, layers)
         shared(target, program, checkpoint.weights, list(range(len(program.cache))))

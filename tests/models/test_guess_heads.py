@@ -146,8 +146,8 @@ def test_the_native_executor_computes_a_head_of_its_own_hidden_states(path, tmp_
     assert close(np.concatenate([logits for _, logits in found]), want)
 
 
-def made(team, program, weights):
-    """A native executor in fp32."""
+def made(team, program, weights, **shared):
+    """A native executor in fp32; shared: the KV layers of another one."""
     lowered = Lowering(
         program,
         lambda name: weights.kind(name, "float32"),
@@ -157,9 +157,10 @@ def made(team, program, weights):
         max_position=256,
         kv_type="f32",
         activation_bits=16,
+        groups=[[i] for i in range(len(program.cache))] if shared else (),
     ).run()
     states = {"num_states": 8} if program.states else {}
-    executor = _C.Executor(team, lowered.native, 8, "f32", 2, num_media=128, **states)
+    executor = _C.Executor(team, lowered.native, 8, "f32", 2, num_media=128, **states, **shared)
     pack_matrices(executor, lowered, weights, None)
     fill_vectors(executor, lowered, weights)
     return executor
