@@ -30,8 +30,14 @@ tokenizer = Tokenizer.load(Path(sys.argv[1]))
 long, short = "The river is long. " * 20_000, "x" * int(sys.argv[2])
 before = threads()
 yield_to_streams(5)
-while len(started := threads() - before) > 5:
-    time.sleep(0.001)  # the system removes the thread that started them after it was joined
+# The thread that started them goes some time after it was joined, and the system's list of threads
+# ends early where one goes while it is read: so the list is read until it is 5 twice in a row.
+started, until = set(), time.monotonic() + 20
+while time.monotonic() < until:
+    last, started = started, threads() - before
+    if started == last and len(started) == 5:
+        break
+    time.sleep(0.01)
 niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in started]
 shares, ids = zip(*[share(text) for text in (long, short)])
 found = {
