@@ -455,8 +455,6 @@ class EngineCore:
     def replies(self) -> list[Reply]:
         """Return replies to Ask messages; a roofline is measured while no request is running."""
         changed = self.adapters.replies()
-        if not self._asked:
-            return changed
         ready = [a for a in self._asked if a.what != "roofline"]
         if self.probing and not self.has_work and self._probe_part():
             ready = self._asked
@@ -499,8 +497,10 @@ class EngineCore:
             return {"error": str(error)}
 
     def reset_prefix_cache(self) -> dict[str, object]:
-        """Remove all cached prefixes; blocks in offload tiers stay."""
+        """Remove all cached prefixes of all models; blocks in offload tiers stay."""
         self.kv.published.clear()
+        if self._draft_model is not None:
+            self._draft_model.kv.published.clear()
         if self._kv_events is not None:
             self._kv_events.publish()
         return {}

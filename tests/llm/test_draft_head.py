@@ -231,6 +231,16 @@ def test_a_head_guesses_after_a_prefix_from_the_cache_as_without(
         assert guessed == first
 
 
+def test_a_reset_of_the_prefix_cache_removes_the_keys_of_a_head(hasty, checkpoint, watched):
+    prompt, params = [3 + 7 * i % 370 for i in range(150)], plain_params(0.8, 1)
+    with make(checkpoint("glm4-moe")) as llm:
+        want = llm.generate([prompt], params)[0].outputs[0].token_ids
+        llm.reset_prefix_cache()
+        watched.clear()
+        assert llm.generate([prompt], params)[0].outputs[0].token_ids == want
+    assert watched[0][0][1] == 0
+
+
 def test_a_head_begins_anew_after_a_prefix_that_it_has_not_seen(
     hasty, no_ngrams, checkpoint, watched, monkeypatch
 ):

@@ -159,7 +159,9 @@ def watched(monkeypatch):
     return found
 
 
-def test_a_long_prompt_is_computed_in_chunks_and_once(hasty, no_ngrams, drafts, watched):
+def test_a_long_prompt_is_computed_in_chunks_and_once_until_a_reset(
+    hasty, no_ngrams, drafts, watched
+):
     prompt = [3 + 7 * i % 370 for i in range(150)]
     with make(drafts["same"], max_num_seqs=8, max_num_batched_tokens=64) as llm:
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -169,7 +171,11 @@ def test_a_long_prompt_is_computed_in_chunks_and_once(hasty, no_ngrams, drafts, 
         assert 150 < sum(steps) < 150 + 2 * 40
         assert llm.generate([prompt], params)[0].outputs[0].token_ids == first
         again = sum(watched["tokens"]) - sum(steps)
-    assert again < sum(steps) - 96  # the blocks of the prompt were found in the prefix cache
+        assert again < sum(steps) - 96  # the blocks of the prompt were found in the prefix cache
+        llm.reset_prefix_cache()
+        watched["tokens"].clear()
+        assert llm.generate([prompt], params)[0].outputs[0].token_ids == first
+        assert sum(watched["tokens"]) > 150
 
 
 def test_no_request_fails_if_the_draft_model_does(hasty, drafts, monkeypatch, caplog):
