@@ -22,16 +22,25 @@ from cpuserve.serving.generation.batch import BatchItem, run_batch
 from cpuserve.serving.generation.fan_out import sequences_of
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
+    AYA,
     GEMMA3,
     GEMMA4,
+    GRANITE_FINE,
     GRID_MODELS,
     IMAGE_ID,
+    LLAVA_NEXT,
+    PIXTRAL_12B,
+    QIANFAN,
+    canvas_family,
+    canvas_inputs,
     grid_inputs,
+    name_of,
     patches_of,
     pixels_of,
     random_grid,
     random_tiles,
     write_grid_model,
+    write_pixtral_12b,
     write_tower_model,
 )
 from tests.helpers.tiny import tiny_model
@@ -42,20 +51,24 @@ BLOCK = 32
 TOKENS = 8
 
 
+NEXT_SIDE, NEXT_SIZE = 3, (47, 40)  # patches of a tile of LLaVA-NeXT, and a picture of five tiles
+NAMES = ("SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", "GraniteDocling", "InternVL")
 MODELS = [
-    *("SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", GEMMA4, "GraniteDocling", "InternVL")
+    *(f"{name}ForConditionalGeneration" for name in NAMES),
+    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, PIXTRAL_12B),
 ]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
-    path, name = tmp_path_factory.mktemp("vision"), f"{request.param}ForConditionalGeneration"
-    if request.param == GEMMA4:
-        theirs = write_grid_model(f"{GEMMA4} whole", path)
+    path, name = tmp_path_factory.mktemp("vision"), request.param
+    if name == PIXTRAL_12B:
+        theirs = write_pixtral_12b(path)
     elif name in GRID_MODELS:
-        theirs = write_grid_model(name, path)
+        theirs = write_grid_model(f"{GEMMA4} whole" if name == GEMMA4 else name, path)
     else:
-        theirs = write_tower_model(name, path, side=SIDE, merge=MERGE)
+        side, merge = (NEXT_SIDE, 1) if name == LLAVA_NEXT else (SIDE, MERGE)
+        theirs = write_tower_model(name, path, side=side, merge=merge)
     for file in tiny_model("llama").glob("tokenizer*"):
         shutil.copy(file, path)
     return path, theirs
@@ -64,39 +77,51 @@ def model(request, tmp_path_factory):
 class Question:
     """A prompt: text, a picture of `count` tiles in two runs of placeholders, and text again.
 
-    For a model that reads pictures of any size, the picture is one tile in one run.
+    For a model that reads pictures of any size, the picture is one tile in one run; for LLaVA-NeXT
+    it is the whole picture and the tiles of its canvas, in one run.
     """
 
     def __init__(self, theirs, seed, count=4):
-        self.architecture = type(theirs).__name__
-        self.whole = self.architecture in GRID_MODELS
+        self.architecture = name_of(theirs)
+        self.whole = self.architecture in (*GRID_MODELS, PIXTRAL_12B)
         before = np.random.default_rng(1).integers(10, 380, 40).tolist()
-        self.asked = []
-        if self.whole:
-            self.tiles = random_grid(SIDE, count * SIDE, seed=seed)
-            rows, tiles = ROWS * count, [(SIDE, count * SIDE)]
-            self.ids = [*before, *[IMAGE_ID] * rows, *range(100, 150)]
-            self._show([(40, rows)], tiles)
-            return
-        self.tiles = random_tiles(count, SIDE, seed=seed)
-        first, second = ROWS, ROWS * (count - 1)
-        self.ids = [*before, *[IMAGE_ID] * first, 77, *[IMAGE_ID] * second, *range(100, 150)]
-        self._show([(40, first), (41 + first, second)], [(SIDE, SIDE)] * count)
-
-    def _show(self, spans, tiles):
-        self.data = patches_of(self.tiles, MERGE).tobytes()
-        self.pictures = [Picture(hashlib.sha256(self.data).digest(), spans, tiles)]
+        self.asked, lines, self.merge = [], (), MERGE
+        if self.architecture == LLAVA_NEXT:
+            layout = canvas_family(theirs).layout(*NEXT_SIZE)
+            self.tiles, self.merge = random_tiles(len(layout.tiles), NEXT_SIDE, seed=seed), 1
+            runs, tiles, lines = [layout.rows], layout.tiles, layout.lines
+        elif self.whole:
+            # Pixtral 12B merges no patches, and has as many rows here.
+            self.merge = 1 if self.architecture == PIXTRAL_12B else MERGE
+            side = SIDE // MERGE * self.merge
+            self.tiles = random_grid(side, count * side, seed=seed)
+            runs, tiles = [ROWS * count], [(side, count * side)]
+        else:
+            self.tiles = random_tiles(count, SIDE, seed=seed)
+            runs, tiles = [ROWS, ROWS * (count - 1)], [(SIDE, SIDE)] * count
+        self.ids, spans = before, []
+        for number, rows in enumerate(runs):
+            self.ids += [77] * (number > 0)
+            spans.append((len(self.ids), rows))
+            self.ids += [IMAGE_ID] * rows
+        self.ids += range(100, 140)  # so few that layers with a window of 24 see the picture
+        self.data = patches_of(self.tiles, self.merge).tobytes()
+        digest = hashlib.sha256(self.data).digest()
+        self.pictures = [Picture(digest, spans, list(tiles), lines=list(lines))]
 
     def inputs(self, ids):
         """The arguments of transformers' model for these tokens."""
-        if not self.whole:
-            tokens, given = torch.tensor([ids]), pixels_of(self.tiles, self.architecture)
-            kinds = {"token_type_ids": (tokens == IMAGE_ID).int()}
-            more = kinds if self.architecture == GEMMA3 else {}
-            return {"input_ids": tokens, **given, **more}
-        kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
-        more = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": kinds, "use_cache": False}
-        return {**grid_inputs([self.tiles], self.architecture), **more}
+        tokens = torch.tensor([ids])
+        kinds, given = (tokens == IMAGE_ID).int(), {"input_ids": tokens}
+        if self.architecture == LLAVA_NEXT:
+            return {**given, **canvas_inputs([self.tiles], [NEXT_SIZE])}
+        if self.whole:
+            more = {"use_cache": False, **grid_inputs([self.tiles], self.architecture)}
+            if self.architecture != PIXTRAL_12B:
+                more["mm_token_type_ids"] = kinds
+            return {**given, **more}
+        more = {"token_type_ids": kinds} if self.architecture == GEMMA3 else {}
+        return {**given, **pixels_of(self.tiles, self.architecture), **more}
 
     async def patches_of(self, index):
         self.asked.append(index)
@@ -185,7 +210,7 @@ def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
 
     want = with_engine(path, alone, max_num_batched_tokens="512")
     # A step of Gemma 4 must have room for the 70 tokens of a picture.
-    tokens = "128" if type(theirs).__name__ == GEMMA4 else "64"
+    tokens = "128" if name_of(theirs) == GEMMA4 else "64"
     found = with_engine(path, among_others, max_num_batched_tokens=tokens, **given)
     assert [each[:2] for each in found] == [each[:2] for each in want]
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cpuserve.core.pictures import Picture
+from cpuserve.media.families.llava_next import LlavaNextPictures
 from cpuserve.runtime.tower import in_order, line_order
 
 # Sizes that a config takes if its class has them.
@@ -224,6 +225,7 @@ def write_tower_model(
         vision["model_type"] = "siglip_vision_model"
         # transformers multiplies by logit_scale in the text model only, and not in Aya Vision.
         text |= {"model_type": "cohere2", "logit_scale": 1.0, "sliding_window": 24}
+        text["layer_types"] = ["sliding_attention", "full_attention"]
         own = {"image_token_index": IMAGE_ID, "downsample_factor": merge}
         own["alignment_intermediate_size"] = 40
     if architecture in (INTERNVL, QIANFAN):
@@ -600,6 +602,13 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     if architecture == GRANITE:
         given["pixel_attention_mask"] = torch.ones(1, len(tiles), dtype=torch.bool)
     return given
+
+
+def canvas_family(theirs: torch.nn.Module) -> LlavaNextPictures:
+    """Return the preprocessing of a LLaVA-NeXT that was written here."""
+    side = theirs.config.vision_config.image_size
+    canvases = [(high // side, wide // side) for high, wide in theirs.config.image_grid_pinpoints]
+    return LlavaNextPictures(side=side, patch=PATCH, canvases=tuple(canvases))
 
 
 def canvas_inputs(tiles: list[np.ndarray], sizes: list[tuple[int, int]]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,6 @@ from cpuserve import _C
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.loader.gguf.parts import find_mmproj
 from cpuserve.loader.load import open_checkpoint
-from cpuserve.media.families.llava_next import LlavaNextPictures
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchExecutor
@@ -33,6 +32,7 @@ from tests.helpers.pictures import (
     PIXTRAL_12B,
     PIXTRALS,
     QIANFAN,
+    canvas_family,
     canvas_inputs,
     grid_inputs,
     name_of,
@@ -122,7 +122,7 @@ def prompt_of(name, theirs):
         else:
             side, rows = tile_of(theirs)
             if architecture == LLAVA_NEXT:
-                layout = family(theirs).layout(*NEXT_SIZES[CANVASES[n]])
+                layout = canvas_family(theirs).layout(*NEXT_SIZES[CANVASES[n]])
                 pixels.append(random_tiles(len(layout.tiles), side, seed=n))
                 spans = [(len(ids), layout.rows)]
                 pictures.append(Picture(bytes(32), spans, layout.tiles, lines=list(layout.lines)))
@@ -133,11 +133,6 @@ def prompt_of(name, theirs):
         pictures.append(Picture(bytes(32), [(len(ids), rows * n)], tiles))
         ids += [IMAGE_ID] * (rows * n)
     return ids, pictures, pixels
-
-
-def family(theirs):
-    canvases = [(h // 24, w // 24) for h, w in theirs.config.image_grid_pinpoints]
-    return LlavaNextPictures(side=24, patch=PATCH, canvases=tuple(canvases))
 
 
 def theirs_of(model, ids, pixels):
