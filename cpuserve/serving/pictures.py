@@ -16,7 +16,13 @@ from cpuserve.config.engine import PICTURE_PATCH_BYTES
 from cpuserve.core.pictures import Picture
 from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
-from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
+from cpuserve.media.decoding.client import (
+    DECODER,
+    MAX_PIXELS,
+    Pictures,
+    PictureStopped,
+    is_installed,
+)
 from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
 from cpuserve.media.families.settings import configured, family_at, server_settings
@@ -93,6 +99,20 @@ class ReadPicture:
         return ShownPicture(*sizes, len(self.ids))
 
 
+@dataclass(slots=True)
+class PixelBudget:
+    """How many pixels the pictures of a request may still have.
+
+    A picture takes its pixels from the budget before they are decoded, so a damaged one does too.
+    """
+
+    left: int
+
+    def spend(self, pixels: int) -> None:
+        """Take pixels from the budget, which never falls below 0."""
+        self.left = max(0, self.left - pixels)
+
+
 @dataclass(frozen=True, slots=True)
 class _ReadFile:
     """The bytes of one part, and the pictures in it."""
@@ -166,7 +186,7 @@ class PictureReader:
         """
         family = self._family.changed(settings) if settings else self._family
         _check_number(sum(1 for _ in _media(messages)), self._rules.most)
-        found, pictures, left = list(messages), list[ReadPicture](), MOST_PIXELS
+        found, pictures, budget = list(messages), list[ReadPicture](), PixelBudget(MOST_PIXELS)
         for index, message in enumerate(messages):
             content = message.get("content")
             if not isinstance(content, list) or not any(map(is_read, content)):
@@ -177,13 +197,12 @@ class PictureReader:
                     parts.append(part)
                     continue
                 try:
-                    read = await self._file(part, family, left, measures=measures)
+                    read = await self._file(part, family, budget, measures=measures)
                 except InvalidRequest as error:
                     if index in own:
                         raise
                     parts.append(_left_out(part, error))
                     continue
-                left -= read.file.pixels
                 parts += [replace(part, kind="image")] * len(read.file.pictures)
                 pictures += self._of_file(read, part)
                 _check_number(len(pictures), self._rules.most)
@@ -249,12 +268,9 @@ class PictureReader:
         return [*found, *ids[done:]], shown
 
     async def _file(
-        self, part: MediaPart, family: AnyFamily, left: int, *, measures: bool
+        self, part: MediaPart, family: AnyFamily, budget: PixelBudget, *, measures: bool
     ) -> _ReadFile:
-        """Return the bytes and the pictures of a part; errors begin with the place of the part.
-
-        left: the most pixels that its pictures may have.
-        """
+        """Return the bytes and the pictures of a part; errors begin with the place of the part."""
         rules = self._rules
         try:
             if part.detail and part.detail != "auto":
@@ -269,7 +285,7 @@ class PictureReader:
                 data = (await _DECODING.run(size, lambda: _as_data(part).read(most))).data
             document = part.kind == "file"
             return await _DECODING.run(
-                len(data), lambda: self._decoded(data, family, document, left, measures)
+                len(data), lambda: self._decoded(data, family, document, budget, measures)
             )
         except RequestError as error:
             if error.message.startswith(part.where):
@@ -279,21 +295,28 @@ class PictureReader:
             raise
 
     def _decoded(
-        self, data: bytes, family: AnyFamily, document: bool, left: int, measures: bool
+        self, data: bytes, family: AnyFamily, document: bool, budget: PixelBudget, measures: bool
     ) -> _ReadFile:
         """Decode a file, unless its layout is known; keep its patches for the engine."""
         key = hashlib.sha256(
             hashlib.sha256(data).digest() + msgspec.msgpack.encode((family, document))
         ).digest()
-        is_document = document and b"%PDF-" in data[:1024]
+        is_document, left = document and b"%PDF-" in data[:1024], budget.left
+        check_left(1, left)
         known = self._known.get(key)
         if known is None:
             # The pages of a document are drawn when the engine asks for them.
-            found = self._decode(data, family, document, measures or is_document, left)
+            measures_only = measures or is_document
+            try:
+                found = self._decode(data, family, document, measures_only, left, spent=budget)
+            except PictureStopped:  # it took more time or memory than a large picture
+                budget.spend(MAX_PIXELS)
+                raise
             known = found.file
             if not measures:
                 self._keep(key, found, is_document)
         check_left(known.pixels, left)
+        budget.left = left - known.pixels
         return _ReadFile(data, key, family, is_document, known)
 
     def _decode(
@@ -304,7 +327,15 @@ class PictureReader:
         measures: bool,
         left: int = MOST_PIXELS,
         page: int = -1,
+        spent: PixelBudget | None = None,
     ) -> Pictures:
+        """Decode a file on a thread of _DECODING; its pixels are work of the caller as well."""
+
+        def opened(pixels: int) -> None:
+            _DECODING.charge(max(0, pixels - len(data)))
+            if spent is not None:
+                spent.spend(pixels)
+
         return DECODER.decode(
             data,
             family,
@@ -313,6 +344,7 @@ class PictureReader:
             measures=measures,
             left=left,
             page=page,
+            opened=opened,
         )
 
     def _keep(self, key: bytes, found: Pictures, is_document: bool) -> None:

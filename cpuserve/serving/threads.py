@@ -58,6 +58,11 @@ class TurnThreads:
         self._pool.submit(self._run_next)
         return await asyncio.wrap_future(future)
 
+    def charge(self, size: int) -> None:
+        """Count work of WORKS_FOR that was not known before it ran; for `size` see `run`."""
+        with self._lock:
+            self._turns.charge(WORKS_FOR.get(), float(size))
+
     def _run_next(self) -> None:
         with self._lock:
             _, (future, work) = self._turns.take()

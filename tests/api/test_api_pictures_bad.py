@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cpuserve.media.decoding.client import DECODER
+from cpuserve.media.decoding.client import DECODER, PictureStopped
 from cpuserve.media.sources import SourceRules
+from cpuserve.serving import pictures
 from cpuserve.serving.models.details import ModelDetails
 from tests.api.fakes import Api, error_of
 from tests.api.sees import IMAGE, picture_api, prompt_of, tokenizer
@@ -229,6 +230,49 @@ def test_huge_pictures_in_one_body_are_refused_before_they_are_decoded(monkeypat
     more = [{"role": "assistant", "content": "Fine."}, {"role": "user", "content": "and?"}]
     assert api.chat(messages=[*turn, *more]).status_code == 200
     assert "[An image was left out: it makes more than" in prompt_of(api)
+
+
+DAMAGED = announced(70, 70)
+MANY = [{"role": "user", "content": [image(data_url(DAMAGED))] * 5}]
+ANSWERED = {"role": "assistant", "content": "Fine."}
+
+
+def test_damaged_pictures_use_up_the_pixels_of_a_request(monkeypatch):
+    api, jobs, decode = picture_api(**RULES), [], DECODER.decode
+    monkeypatch.setattr("cpuserve.serving.pictures.MOST_PIXELS", 12_000)
+    monkeypatch.setattr(DECODER, "decode", lambda *a, **more: jobs.append(1) or decode(*a, **more))
+    mine = [image(data_url(png(50, 50, seed=33)))]
+    one = [{"role": "user", "content": [image(data_url(DAMAGED))]}, ANSWERED]
+    assert api.chat(messages=[*one, {"role": "user", "content": mine}]).status_code == 200
+    jobs.clear()
+    response = api.chat(messages=[*MANY, ANSWERED, {"role": "user", "content": mine}])
+    assert "content[0] makes more than 512 million pixels" in error_of(response)["message"]
+    # Two of the damaged ones have 9,800 pixels, and the header of the third has too many.
+    assert len(jobs) == 5, "mine is known already"
+    assert api.chat(messages=[*MANY, ANSWERED, {"role": "user", "content": "and?"}]).is_success
+    assert prompt_of(api).count("is damaged and cannot be decoded") == 2
+    assert prompt_of(api).count("makes more than 512 million pixels") == 3
+
+
+def test_files_that_reach_a_limit_cost_as_much_as_the_largest_picture(monkeypatch):
+    api, jobs = picture_api(most=64), []
+
+    def stopped(*_, **__):
+        jobs.append(1)
+        raise PictureStopped("it takes more than 5 s")
+
+    monkeypatch.setattr(DECODER, "decode", stopped)
+    many = [{"role": "user", "content": [image(data_url(DAMAGED))] * 20}]
+    assert api.chat(messages=[*many, ANSWERED, {"role": "user", "content": "and?"}]).is_success
+    assert len(jobs) == 8
+
+
+def test_the_pixels_of_a_small_file_are_work_of_its_caller(monkeypatch):
+    charged = []
+    monkeypatch.setattr(pictures._DECODING, "charge", charged.append)
+    data = announced(500, 500)
+    assert picture_api(**RULES).chat([image(data_url(data))]).status_code == 400
+    assert charged == [250_000 - len(data)]
 
 
 def test_a_text_chunk_that_unpacks_to_256_mb_ends_no_server():

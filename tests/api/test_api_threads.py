@@ -220,6 +220,29 @@ def test_work_waits_for_a_thread_in_turns_of_the_callers():
     assert all(caller == named for caller, _, named in order)
 
 
+def test_work_that_is_known_late_counts_in_the_turns_of_the_callers():
+    pool, gate, order = threads.TurnThreads(1, "test"), threading.Event(), []
+
+    def found(caller, more):
+        order.append(caller)
+        pool.charge(more)
+
+    async def work(caller, size, more):
+        threads.WORKS_FOR.set(caller)
+        await pool.run(size, lambda: found(caller, more))
+
+    async def run_all():
+        tasks = [asyncio.create_task(pool.run(1, gate.wait))]
+        tasks += [asyncio.create_task(work("many", 1, 100)) for _ in range(9)]
+        tasks += [asyncio.create_task(work("single", 30, 0)) for _ in range(2)]
+        await asyncio.sleep(0)  # all tasks have begun, and wait for the thread
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run_all())
+    assert "".join(caller[0] for caller in order) == "mss" + 8 * "m"
+
+
 def test_an_error_of_work_on_a_thread_is_raised_where_it_is_awaited():
     pool = threads.TurnThreads(1, "test")
     with pytest.raises(ZeroDivisionError):

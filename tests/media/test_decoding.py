@@ -1,5 +1,6 @@
 """Decoding in processes with limits: formats, damaged files, bombs, documents and kills."""
 
+import contextlib
 import io
 import os
 import signal
@@ -139,6 +140,51 @@ def test_what_cannot_be_decoded_is_refused(data, why, measures, shared):
         return  # the header is fine, and the pixels are not read
     with pytest.raises(InvalidRequest, match=why):
         decoded(shared, data, measures=measures)
+
+
+@pytest.mark.parametrize(
+    ("data", "pages", "page", "told"),
+    [
+        (png(100, 60), 0, -1, [6000]),
+        (announced(500, 500), 0, -1, [250_000]),
+        (png(300, 300)[:9000], 0, -1, [90_000]),
+        (document(3), 3, -1, [3 * 198 * 256]),
+        (document(3), 3, 1, [198 * 256]),
+        (announced(40_000, 40_000), 0, -1, []),
+    ],
+)
+def test_pixels_are_told_before_they_are_decoded(data, pages, page, told, shared):
+    heard = []
+    given = {"document": pages > 0, "most_pages": max(pages, 1), "opened": heard.append}
+    with contextlib.suppress(InvalidRequest):
+        shared.decode(data, SMALL, page=page, measures=False, **given)
+    assert heard == told
+    with contextlib.suppress(InvalidRequest):
+        shared.decode(data, SMALL, page=page, measures=True, **given)
+    assert heard == told, "a header costs nothing"
+
+
+def test_the_pixels_of_a_png_are_decoded_only_to_find_exif_after_them(shared):
+    image = picture(100, 60)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(image, exif=exif)
+    begin, pixels, end = (data.index(name) - 4 for name in (b"eXIf", b"IDAT", b"IEND"))
+    assert begin < pixels
+    late = data[:begin] + data[pixels:end] + data[begin:pixels] + data[end:]
+    heard = []
+    for each, size in ((late, (60, 100)), (saved(image), (100, 60))):
+        found = shared.decode(
+            each, SMALL, document=False, most_pages=1, measures=True, opened=heard.append
+        )
+        (one,) = found.file.pictures
+        assert (one.width, one.height) == size
+        assert decoded(shared, each).file == found.file
+    assert heard == [6000]
+    found = shared.decode(
+        announced(70, 70), SMALL, document=False, most_pages=1, measures=True, opened=heard.append
+    )
+    assert (found.file.pictures[0].width, heard) == (70, [6000]), "a damaged one can be measured"
 
 
 def test_pages_of_a_document_become_pictures(shared):

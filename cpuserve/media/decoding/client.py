@@ -9,6 +9,7 @@ import atexit
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import Lock
@@ -20,7 +21,14 @@ from cpuserve.fault_points import fault
 from cpuserve.limited.server import ForkServer
 from cpuserve.limited.wire import receive, send
 from cpuserve.media.decoding.formats import MOST_PIXELS, is_document
-from cpuserve.media.decoding.wire import DECODED, READY, STOPPED, DecodedFile, DecodeJob
+from cpuserve.media.decoding.wire import (
+    DECODED,
+    OPENED,
+    READY,
+    STOPPED,
+    DecodedFile,
+    DecodeJob,
+)
 from cpuserve.media.families.table import AnyFamily
 
 MODULE = "cpuserve.media.decoding.process"
@@ -37,6 +45,7 @@ START_S = 20.0  # the most seconds that the start of the process may take
 # A process that has ended is noticed at the first try, or at the second; the third has a new one.
 TRIES = 3
 _LATE = 0.95  # a fork that ends after this part of its time has reached the limit
+_DIGITS = 12  # of the number of pixels
 NEEDED = "PIL"
 
 
@@ -94,6 +103,7 @@ class Decoder:
         measures: bool,
         left: int = MOST_PIXELS,
         page: int = -1,
+        opened: Callable[[int], object] | None = None,
     ) -> Pictures:
         """Return the pictures of a file.
 
@@ -101,8 +111,10 @@ class Decoder:
         measures: find only the layouts; there are no patches.
         left: how many pixels a picture may have; 0 or more.
         page: draw only this page of a document; -1 = all.
+        opened: is called with the number of pixels before they are decoded, for each attempt.
 
         Raises:
+            PictureStopped: decoding reached a limit, or ended the process.
             InvalidRequest: the file cannot be decoded; the message has no subject.
             ServiceUnavailable: no process could be started.
         """
@@ -126,7 +138,7 @@ class Decoder:
                 sock.settimeout(job.wall_s + SILENT_S)
                 started = time.monotonic()
                 try:
-                    return self._ask(sock, job, data)
+                    return self._ask(sock, job, data, opened)
                 except TimeoutError:
                     self._end()
                     raise self._late() from None
@@ -151,16 +163,24 @@ class Decoder:
         if server is not None:
             server.leave()
 
-    def _ask(self, sock: socket.socket, job: DecodeJob, data: bytes) -> Pictures:
+    def _ask(
+        self,
+        sock: socket.socket,
+        job: DecodeJob,
+        data: bytes,
+        opened: Callable[[int], object] | None,
+    ) -> Pictures:
         """Send a job and return its result. Raises OSError if the process has ended."""
         fault("pictures.send")
         send(sock, msgspec.msgpack.encode(job))
         send(sock, data)
         fault("pictures.receive")
-        reply = receive(sock)
-        if reply is None:
-            raise ConnectionResetError
-        kind, text = reply[:1], reply[1:]
+        kind, text = _reply(sock)
+        if kind == OPENED:
+            if opened is not None:
+                opened(min(int(text[:_DIGITS]), MOST_PIXELS))
+            fault("pictures.receive")
+            kind, text = _reply(sock)
         if kind == STOPPED:
             raise _stopped(text.decode())
         if kind != DECODED:
@@ -219,6 +239,14 @@ class Decoder:
 
     def _late(self) -> PictureStopped:
         return _stopped(f"it takes more than {self.cpu_s:g} s")
+
+
+def _reply(sock: socket.socket) -> tuple[bytes, bytes]:
+    """Return the kind of the next reply, and the rest. Raises OSError if the process has ended."""
+    reply = receive(sock)
+    if reply is None:
+        raise ConnectionResetError
+    return reply[:1], reply[1:]
 
 
 def _received(sock: socket.socket, found: DecodedFile, patch_bytes: int) -> bytes:

@@ -19,6 +19,8 @@ READABLE = "PNG, JPEG, WebP, GIF, TIFF or BMP"
 MOST_PIXELS = 1 << 29
 _WHITE = (255, 255, 255, 255)
 _ORIENTATION = 0x0112
+# A PNG without any of these has no EXIF; Pillow would decode its pixels to find that out.
+_PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"adobe.xmp")
 _SIDEWAYS = (5, 6, 7, 8)  # the orientations of EXIF that exchange width and height
 _MOST_16_BITS, _MOST_8_BITS = 65535, 255
 
@@ -36,8 +38,8 @@ def check_left(pixels: int, left: int) -> None:
         raise InvalidRequest(msg)
 
 
-def opened(data: bytes, most_pixels: int, left: int) -> tuple[Image, tuple[int, int]]:
-    """Return a picture before its pixels are decoded, and its size as it is shown.
+def opened(data: bytes, most_pixels: int, left: int) -> Image:
+    """Return a picture before its pixels are decoded.
 
     left: see check_left.
 
@@ -67,13 +69,27 @@ def opened(data: bytes, most_pixels: int, left: int) -> tuple[Image, tuple[int, 
     check_left(width * height, left)
     if width < 1 or height < 1:
         raise InvalidRequest("has no pixels")  # noqa: EM101
+    return image
+
+
+def may_have_exif(image: Image, data: bytes) -> bool:
+    """Return whether an opened picture may have EXIF, which may be after the pixels in a PNG."""
+    return image.format != "PNG" or any(name in data for name in _PNG_EXIF)
+
+
+def shown_size(image: Image, data: bytes) -> tuple[int, int]:
+    """Return the size of an opened picture as it is shown.
+
+    Raises InvalidRequest if its EXIF is damaged, or the pixels of a PNG before its EXIF.
+    """
+    width, height = image.size
     try:
-        turned = image.getexif().get(_ORIENTATION) in _SIDEWAYS
+        turned = may_have_exif(image, data) and image.getexif().get(_ORIENTATION) in _SIDEWAYS
     except MemoryError:
         raise
     except Exception as error:
         raise _damaged(error) from None
-    return image, (height, width) if turned else (width, height)
+    return (height, width) if turned else (width, height)
 
 
 def rgb(image: Image) -> Image:
@@ -168,9 +184,9 @@ class PdfDocument:
             raise InvalidRequest("has no pages")  # noqa: EM101
         self._side = side
 
-    def sizes(self) -> Iterator[tuple[int, int]]:
-        """Yield the size of each page in pixels."""
-        for number in range(len(self._document)):
+    def sizes(self, only: int = -1) -> Iterator[tuple[int, int]]:
+        """Yield the size of each page in pixels, or only of the page with this index."""
+        for number in range(len(self._document)) if only < 0 else [only]:
             try:
                 points = self._document.get_page_size(number)
             except self._error as error:

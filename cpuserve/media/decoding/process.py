@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -22,9 +22,17 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.fault_points import fault
 from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
 from cpuserve.limited.wire import receive, send
-from cpuserve.media.decoding.formats import PdfDocument, is_document, opened, rgb
+from cpuserve.media.decoding.formats import (
+    PdfDocument,
+    is_document,
+    may_have_exif,
+    opened,
+    rgb,
+    shown_size,
+)
 from cpuserve.media.decoding.wire import (
     DECODED,
+    OPENED,
     READY,
     REFUSED,
     STOPPED,
@@ -72,8 +80,13 @@ def _serve(sock: socket.socket) -> None:
     limit_time(job.cpu_s, job.wall_s)
     kind, text = STOPPED, b"it needs more than %d MB of memory" % (job.memory_bytes >> 20)
     descriptor = -1
+
+    def tell(pixels: int) -> None:
+        fault("picture_fork.send")
+        send(sock, OPENED, b"%d" % pixels)
+
     try:
-        found, descriptor = _decoded(job, data)
+        found, descriptor = _decoded(job, data, tell)
         kind, text = DECODED, msgspec.msgpack.encode(found)
     except InvalidRequest as error:
         kind, text = REFUSED, error.message.encode("utf-8", "replace")
@@ -86,8 +99,12 @@ def _serve(sock: socket.socket) -> None:
         socket.send_fds(sock, [b"f"], [descriptor])
 
 
-def _decoded(job: DecodeJob, data: bytes) -> tuple[DecodedFile, int]:
-    """Return the pictures of a file, and the descriptor of a file with their patches or -1."""
+def _decoded(job: DecodeJob, data: bytes, tell: Callable[[int], None]) -> tuple[DecodedFile, int]:
+    """Return the pictures of a file, and the descriptor of a file with their patches or -1.
+
+    tell: sends the number of the pixels that will be decoded or drawn. To know the size of a PNG
+      with EXIF, its pixels may be decoded.
+    """
     if is_document(data):
         if not job.document:
             msg = "is a PDF document: send it as a document or a file"
@@ -95,10 +112,13 @@ def _decoded(job: DecodeJob, data: bytes) -> tuple[DecodedFile, int]:
         document = PdfDocument(data, job.most_pages, job.family.page_side)
         if job.measures:
             return DecodedFile([_measured(job, size) for size in document.sizes()]), -1
+        tell(sum(width * height for width, height in document.sizes(job.page)))
         return _written(job, document.pages(job.page))
-    image, size = opened(data, job.most_pixels, job.left)
+    image = opened(data, job.most_pixels, job.left)
+    if not job.measures or (image.format == "PNG" and may_have_exif(image, data)):
+        tell(image.width * image.height)
     if job.measures:
-        return DecodedFile([_measured(job, size)]), -1
+        return DecodedFile([_measured(job, shown_size(image, data))]), -1
     return _written(job, map(partial(rgb), [image]))
 
 

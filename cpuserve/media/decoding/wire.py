@@ -1,7 +1,8 @@
 """Messages between a decoder and its processes (limited/wire.py).
 
-A new fork sends READY. The decoder sends a DecodeJob, then the bytes of the file. The reply is one
-byte for its kind, then a text, or the DecodedFile and a descriptor of a file with the patches.
+A new fork sends READY. The decoder sends a DecodeJob, then the bytes of the file. Before it decodes
+pixels, the fork sends how many there are (OPENED, then the number as text). The reply is one byte
+for its kind, then a text, or the DecodedFile and a descriptor of a file with the patches.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import msgspec
 from cpuserve.media.families.table import AnyFamily
 from cpuserve.media.layout import PictureLayout
 
-READY, DECODED, REFUSED, STOPPED = b"r", b"+", b"-", b"!"
+READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
