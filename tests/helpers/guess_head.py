@@ -28,22 +28,27 @@ def with_head(directory: Path, family: str, *, seed: int = 1, change=None, **opt
 
     change: a function that gets all tensors by name, and the head; it may change the tensors.
     """
+    shutil.copytree(tiny_model(family, **options), directory)
+    return add_head(directory, offset=is_offset(family), seed=seed, change=change)
+
+
+def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=None) -> Path:
+    """Add a random head to the model in `directory`; offset: norms are offsets from 1."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    shutil.copytree(tiny_model(family, **options), directory)
     file, head = directory / "model.safetensors", head_of(directory)
     tensors, numbers = load_file(file), torch.Generator().manual_seed(seed)
-    dtype = tensors["model.embed_tokens.weight"].dtype
+    (embedding,) = (t for n, t in tensors.items() if n.endswith("embed_tokens.weight"))
     for need in stored_needs(head.program.weights):
         if need.name.startswith(SHARED):
             continue
         noise = torch.randn(need.shape, generator=numbers)
         if len(need.shape) == 1:  # a norm, or the bias of a router
-            noise = 0.1 * noise + (0.0 if "bias" in need.name or is_offset(family) else 1.0)
+            noise = 0.1 * noise + (0.0 if "bias" in need.name or offset else 1.0)
         else:
             noise *= need.shape[-1] ** -0.5
-        tensors[head.stored(need.name)] = noise.to(dtype)
+        tensors[head.stored(need.name)] = noise.to(embedding.dtype)
     if change is not None:
         change(tensors, head)
     save_file(tensors, file, metadata={"format": "pt"})

@@ -13,6 +13,7 @@ from cpuserve.errors import StartupError
 from cpuserve.runtime.native import NativeExecutor
 from tests.helpers.assistant import assistant
 from tests.helpers.depth import deep_but
+from tests.helpers.gguf_convert import convert_assistant
 from tests.helpers.tiny import copy_of, tiny_model
 from tests.llm.test_draft_head import TEXTS, plain_params
 from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
@@ -112,6 +113,18 @@ def test_an_assistant_that_knows_the_model_is_right(hasty, no_ngrams, pair, help
             assert abs(right / drafts - rates[name]) < 0.05
     assert rates["sure"] > 0.95
     assert rates["random"] < 0.5
+
+
+def test_an_assistant_in_a_gguf_file_changes_no_bit(hasty, no_ngrams, pair, tmp_path):
+    path, sure = pair
+    file, params = tmp_path / "a.gguf", [plain_params(0.8, n) for n in range(len(TEXTS))]
+    convert_assistant(sure, file)
+    with make(path) as llm:
+        plain = [answer(o) for o in llm.generate(TEXTS, params)]
+    with make(path, file) as llm:
+        assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
+        stats = llm._client.stats
+    assert stats.accepted_tokens > 0.95 * stats.draft_tokens > 50
 
 
 SETTINGS = [

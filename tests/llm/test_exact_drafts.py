@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-from typing import NamedTuple
+import shutil
 
 import pytest
 
-from cpuserve import LLM, LoRARequest, SamplingParams
+from cpuserve import LoRARequest, SamplingParams
 from cpuserve.loader import packed_files
-from cpuserve.loader.load import read_config
-from cpuserve.models import spec_from_config
 from cpuserve.runtime import packed_cache
+from cpuserve.serving.calls.call import Prompt
+from cpuserve.serving.generation.batch import BatchItem, run_batch
+from cpuserve.serving.generation.fan_out import sequences_of
 from tests.api.sees import write_served_model
 from tests.api.tools import TEMPLATE
+from tests.engine.test_pictures_end_to_end import Question
 from tests.helpers.adapter import ATTENTION, adapter_of
 from tests.helpers.depth import deep_but
+from tests.helpers.drafters import DRAFTED, Drafter, drafter_for, drafter_of, with_drafter
 from tests.helpers.drawn import picture
-from tests.helpers.eagle_head import eagle_head
-from tests.helpers.guess_head import with_head
+from tests.helpers.every_kind import TOOLS, check_situation, wanted
+from tests.helpers.guess_head import add_head
+from tests.helpers.pictures import write_grid_model
 from tests.helpers.tiny import tiny_model
-from tests.llm.test_speculation import NGRAM, PARAMS, PROMPTS, SIZES, answer
+from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer
 
-NAMED = {"config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "reads": 2}
-
-
+MIXTURES = ("qwen3-moe", "glm4-moe")
 DRAFTERS = ["ngram", "mtp", "eagle3", "draft"]
-TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"properties": {key: value}}}}
-    for name, key, value in (
-        ("weather", "city", {"enum": ["Paris", "Rome"]}),
-        ("wait", "days", {"type": "integer"}),
-    )
-]
-
-
-class Drafter(NamedTuple):
-    """A model, and the settings of what guesses for it."""
-
-    model: Path
-    asked: dict
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +40,15 @@ def drafter(tmp_path_factory):
     @functools.cache
     def get(name, path=None):
         directory = tmp_path_factory.mktemp(name)
-        if name == "mtp":
-            path = with_head(directory / "m", path or "glm4-moe", dtype="bfloat16")
-            return Drafter(path, {"method": "mtp"})
-        whole = path is not None  # a head without a reduced vocabulary fits any number of tokens
-        path = path or tiny_model("qwen3-moe", dtype="bfloat16")
-        if name == "ngram":
-            return Drafter(path, NGRAM)
-        if name == "draft":
-            return Drafter(path, {"model": str(path)})
-        width = spec_from_config(read_config(path)).width
-        head = eagle_head(directory / "h", width, reduced=not whole, **NAMED)
-        return Drafter(path, {"method": "eagle3", "model": str(head)})
+        if name == "mtp" or path is None:
+            return drafter_for(name, directory, path or MIXTURES[name == "mtp"])
+        return drafter_of(name, directory, path, reduced=False)
 
     return get
 
 
-def make(drafter, *, guesses=True, **options):
-    asked = {"num_speculative_tokens": 4, **drafter.asked} if guesses else None
-    settings = {**SIZES, "speculate": "auto" if guesses else "off", **options}
-    return LLM(str(drafter.model), speculative_config=asked, **settings)
+def make(drafter, **options):
+    return with_drafter(drafter, **{**SIZES, **options})
 
 
 def equal_with_guesses(drafter, ask, *, least=50, **options):
@@ -201,3 +177,43 @@ def test_pictures_beside_texts(hasty, drafter, seeing, name):
     equal_with_guesses(
         drafter(name, path), lambda llm: answers(llm, prompts, params), least=10, **sizes
     )
+
+
+def test_a_head_beside_pictures(hasty, tmp_path):
+    theirs = write_grid_model("Qwen3_5ForConditionalGeneration", tmp_path)
+    for file in tiny_model("llama").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    found = Drafter(add_head(tmp_path, offset=True), {"method": "mtp"})
+
+    def ask(llm):
+        items = []
+        for n in range(16):
+            shown = Question(theirs, n % 3)
+            prompt = Prompt(shown.ids, pictures=shown.pictures, patches_of=shown.patches_of)
+            params = plain_params(n)
+            items.append(BatchItem(sequences_of(prompt if n % 2 else Prompt(PROMPTS[n]), params)))
+        run_batch(llm._client, llm._context, items, lambda *_: None)
+        choices = [item.choices[0] for item in items]
+        return [(c.token_ids, c.logprobs) for c in choices]
+
+    sizes = {"max_model_len": 512, "dtype": "float32"}
+    shown = equal_with_guesses(found, ask, **sizes)[1::2]
+    assert len({tuple(ids) for ids, _ in shown}) > 1
+
+
+CASES = [
+    ("mtp", "restored"),
+    ("mtp", "alone"),
+    ("ngram", "among 31"),
+    ("eagle3", "alone"),
+    ("draft", "restored"),
+    ("assistant", "among 31"),
+]
+
+
+@pytest.mark.parametrize("case", deep_but(CASES[:1], CASES), ids="-".join)
+def test_requests_of_every_kind(hasty, patient_offload, tmp_path, case):
+    """drafts_in_full.py has 200 requests, in all situations."""
+    name, situation = case
+    found = drafter_for(name, tmp_path, DRAFTED[name][-1])
+    check_situation(situation, found, wanted(found, 40), tmp_path / "cache")

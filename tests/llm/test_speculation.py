@@ -11,16 +11,11 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.helpers.answers import exact
 from tests.helpers.depth import deep_but
+from tests.helpers.drafters import NGRAM
 from tests.helpers.oracle import precise_torch
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 5,
-    "prompt_lookup_max": 4,
-    "prompt_lookup_min": 1,
-}
 SIZES = {"max_model_len": 192, "max_num_seqs": 32, "max_num_batched_tokens": 128}
 # Texts that repeat themselves, of different lengths and periods.
 PROMPTS = [[(7 * i) % (3 + n % 7) + 5 + n for i in range(5 + 11 * n % 90)] for n in range(32)]
