@@ -105,8 +105,11 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
 
 
 def _spec(config: Mapping[str, Any]) -> ModelSpec:
-    """Return the hyperparameters of an assistant, as if its layers had keys of their own."""
-    text = {**read_object(config, "text_config"), "architectures": [*TARGETS]}
+    """Return the hyperparameters of an assistant, as if its layers had keys of their own.
+
+    config: config.json, or the values of a GGUF file, which has no text_config.
+    """
+    text = {**(read_object(config, "text_config") or config), "architectures": [*TARGETS]}
     for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
         text[key] = 0
     text.pop("vocab_size_per_layer_input", None)

@@ -250,6 +250,21 @@ HUNYUAN = {
     "self_attn.key_layernorm": "attn_k_norm",
     **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+# The tensors of a block for multi-token prediction, and the names that Qwen gives some of them.
+GUESSER = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "pre_mlp_layernorm": "ffn_norm",
+    "final_layernorm": "layer_output_norm",
+}
+MTP = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
 NAMES = {
     "granitehybrid": GRANITE_HYBRID,
     "granitehybrid-dense": {

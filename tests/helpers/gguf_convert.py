@@ -34,10 +34,12 @@ from tests.helpers.gguf_archs import (
     EXPERT_KEYS,
     FILE_ARCHS,
     GEMMA4_BARE,
+    GUESSER,
     INTERLEAVED,
     LAYER_NORM,
     LLAMA,
     MIXTRAL_PARTS,
+    MTP,
     NAMES,
     OTHER_KEYS,
     STATES,
@@ -45,6 +47,7 @@ from tests.helpers.gguf_archs import (
 )
 from tests.helpers.tiny import tiny_model
 
+PROJECTIONS = ("pre_projection", "post_projection")  # of assistants
 JOINED = ("deepseek2-joined", "minicpm3")  # keys and values have one matrix
 _EXPERT = re.compile(r"(?:model|encoder)\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)")
 
@@ -81,7 +84,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     layers = config["num_hidden_layers"]
     keys = {**ARCHS[arch][2], **changes}
     delta = "full_attention_interval" in keys
-    guessers = "nextn_predict_layers" in ARCHS[arch][2]
+    guessers = "nextn_predict_layers" in keys
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
@@ -157,7 +160,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
     add_tokenizer(writer, config["vocab_size"])
-    tensors = load_file(source / "model.safetensors")
+    tensors = _with_last_block(load_file(source / "model.safetensors"), layers)
     if file_arch == "falcon-h1":
         tensors = {name: value * _factor(config, name) for name, value in tensors.items()}
     if arch == "apertus":
@@ -168,10 +171,44 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     tensors |= more or {}
     for key, value in (last or {}).items():
         add[type(value)](f"{file_arch}.{key}", value)
-    for name, value in {**tensors, **(_guesser(tensors, layers) if guessers else {})}.items():
+    if guessers and not any(name.startswith(f"blk.{layers}.") for name in tensors):
+        tensors |= _guesser(tensors, layers)
+    for name, value in tensors.items():
         kind = gguf.GGMLQuantizationType[next((t for at, t in types if at in name), "F32")]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def convert_assistant(source, path):
+    """Write an assistant of Gemma 4 as a GGUF file of fp32 weights."""
+    whole = json.loads((source / "config.json").read_text())
+    config, arch = whole["text_config"], "gemma4-assistant"
+    writer, layers = gguf.GGUFWriter(path, arch), config["num_hidden_layers"]
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_uint32(f"{arch}.embedding_length_out", whole["backbone_hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(layers)
+    writer.add_uint32(f"{arch}.nextn_predict_layers", layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    ropes = config["rope_parameters"]
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_float32(f"{arch}.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
+    add_tokenizer(writer, config["vocab_size"])
+    found = load_file(source / "model.safetensors")
+    own = {f"nextn.{n}.weight": found.pop(f"{n}.weight") for n in PROJECTIONS}
+    known = {n: value for n, value in found.items() if not n.startswith("masked_embedding")}
+    tensors = renamed("gemma4", known, 1, 1) | _add_gemma4(writer, config) | own
+    for name, value in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(value, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -290,7 +327,8 @@ def renamed(arch, tensors, heads, kv):
             )
         else:
             _, _, layer, part = stem.split(".", 3)
-            out[f"blk.{layer}.{NAMES.get(arch, LLAMA)[part]}.{kind}"] = value
+            named = {**GUESSER, **NAMES.get(arch, LLAMA)}
+            out[f"blk.{layer}.{named[part]}.{kind}"] = value
     out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
     if arch == "internlm2":
         out = {n: part for name, value in out.items() for n, part in _split_qkv(name, value, kv)}
@@ -375,6 +413,19 @@ def _split_kv_b(tensors, heads, values):
         by_head = tensor.reshape(heads, -1, tensor.shape[-1])
         out[name.replace("kv_b", "k_b")] = by_head[:, :-values].swapaxes(1, 2)
         out[name.replace("kv_b", "v_b")] = by_head[:, -values:]
+    return out
+
+
+def _with_last_block(tensors, layers):
+    """Return the tensors, with those of a head for further tokens called as of one more layer."""
+    out = {}
+    for name, tensor in tensors.items():
+        part = re.sub(r"^(model\.)?mtp\.", "", name)
+        stem, _, kind = part.rpartition(".")
+        if part != name:
+            stem = MTP.get(stem, stem.removeprefix("layers.0."))
+            name = f"model.layers.{layers}.{stem}.{kind}"
+        out[name] = tensor
     return out
 
 

@@ -42,7 +42,9 @@ def files(tmp_path_factory):
 
 
 def test_there_is_a_file_of_every_architecture():
-    assert {gguf_archs.FILE_ARCHS.get(arch, arch) for arch in gguf_archs.ARCHS} == set(ARCHS)
+    written = {gguf_archs.FILE_ARCHS.get(arch, arch) for arch in gguf_archs.ARCHS}
+    # An assistant is no model of its own: test_gguf_heads.py reads it.
+    assert written == set(ARCHS) - {"gemma4-assistant"}
 
 
 def test_every_architecture_of_llama_cpp_runs_or_has_a_reason_why_not():

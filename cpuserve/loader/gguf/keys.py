@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 class Keys:
     """Typed access to the metadata of one architecture; errors show the key and its value."""
 
-    def __init__(self, file: GgufFile, arch: str, *, mixed: bool = False) -> None:
-        """mixed: a value may be a list with a number per layer; `count` then returns the first."""
+    def __init__(
+        self, file: GgufFile, arch: str, *, mixed: bool = False, guesses: bool = False
+    ) -> None:
+        """mixed: a value may be a list with a number per layer; `count` then returns the first.
+
+        guesses: whether all blocks are for multi-token prediction.
+        """
         self.file = file
+        self.guesses = guesses
         self.arch = arch
         self.mixed = mixed
 
@@ -59,8 +65,10 @@ class Keys:
         return value
 
     def layers(self) -> int:
-        """Return the number of blocks, without the last ones for multi-token prediction."""
+        """Return the number of blocks, without the last ones of a model that guess tokens."""
         blocks, guessers = self.count("block_count"), self.whole("nextn_predict_layers")
+        if self.guesses:
+            return blocks
         if guessers >= blocks:
             self.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
         return blocks - guessers

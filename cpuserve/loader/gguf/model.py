@@ -186,6 +186,7 @@ _GUESSER = {
     "nextn.enorm": "enorm",
     "nextn.hnorm": "hnorm",
     "nextn.shared_head_norm": "shared_head.norm",
+    "layer_output_norm": "shared_head.norm",  # MiMo V2
 }
 
 
@@ -208,7 +209,7 @@ class GgufStore:
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
-                names = ({**arch.blocks, **_GUESSER}, arch.top, arch.layers)
+                names = ({**_GUESSER, **arch.blocks}, arch.top, arch.layers)
                 self._tensors[gguf_to_hf(name, *names)] = tensor
 
     def names(self) -> set[str]:

@@ -143,6 +143,11 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
     return settings
 
 
+def _gemma4_assistant(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for an assistant of Gemma 4, as of a model of its own."""
+    return {**_gemma4(keys), "backbone_hidden_size": keys.count("embedding_length_out")}
+
+
 def _query_scalar(keys: Keys, layers: int) -> int:
     """Return query_pre_attn_scalar: attention scores are divided by its square root.
 
@@ -206,5 +211,17 @@ ARCHS = {
         _gemma4,
         top=_INPUTS_TOP,
         mixed=True,
+    ),
+    "gemma4-assistant": GgufArch(
+        "Gemma4AssistantForCausalLM",
+        "gemma4_assistant",
+        {**_SANDWICH, "layer_output_scale": "layer_scalar"},
+        _gemma4_assistant,
+        top={
+            "nextn.pre_projection": "pre_projection",
+            "nextn.post_projection": "post_projection",
+        },
+        mixed=True,
+        guesses=True,
     ),
 }

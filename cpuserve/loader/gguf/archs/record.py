@@ -33,6 +33,7 @@ class GgufArch:
     mixed: whether metadata may be lists with a number for each layer, as layers differ in size.
     narrow: whether values may be narrower than keys; `settings` then returns their width.
     states: whether no layer attends; the numbers of heads and of MLP features are 0 in the file.
+    guesses: whether all blocks guess tokens for another model.
     """
 
     family: str
@@ -50,3 +51,4 @@ class GgufArch:
     mixed: bool = False
     narrow: bool = False
     states: bool = False
+    guesses: bool = False

@@ -107,4 +107,5 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
         return Keys(file, name), encoders.JINA_CODE
     if name == "t5encoder" and "enc.blk.0.ffn_gate.weight" not in file.tensors:
         return Keys(file, name), encoders.T5_PLAIN
-    return Keys(file, name, mixed=ARCHS[name].mixed), ARCHS[name]
+    arch = ARCHS[name]
+    return Keys(file, name, mixed=arch.mixed, guesses=arch.guesses), arch
