@@ -55,20 +55,46 @@ _MIMO = {
     "guess.hidden_norm.": "model.mtp.layers.0.hnorm.",
     "model.norm.": "model.mtp.layers.0.final_layernorm.",
 }
+_MIMO_7B = {
+    "model.layers.0.": "model.mtp_layers.0.",
+    "guess.fc.": "model.mtp_layers.0.input_proj.",
+    "guess.embedding_norm.": "model.mtp_layers.0.token_layernorm.",
+    "guess.hidden_norm.": "model.mtp_layers.0.hidden_layernorm.",
+    "model.norm.": "model.mtp_layers.0.final_layernorm.",
+}
+_ERNIE = {  # the model has the last norm
+    "model.layers.0.": "model.mtp_block.0.",
+    "guess.fc.": "model.mtp_linear_proj.0.",
+    "guess.embedding_norm.": "model.mtp_emb_norm.0.",
+    "guess.hidden_norm.": "model.mtp_hidden_norm.0.",
+}
+_LONGCAT = {
+    "model.layers.0.mlp.": "model.mtp.layers.0.transformer_layer.mlp.",
+    "model.layers.0.": "model.mtp.layers.0.",
+    "guess.fc.": "model.mtp.layers.0.eh_proj.",
+    "guess.embedding_norm.": "model.mtp.layers.0.enorm.m.",
+    "guess.hidden_norm.": "model.mtp.layers.0.hnorm.m.",
+    "model.norm.": "model.mtp.norm.",
+    "model.embed_tokens.": "model.mtp.embed_tokens.",
+}
 HEADS = {
     "DeepseekV3ForCausalLM": _NEXTN,
     "DeepseekV32ForCausalLM": _NEXTN,
+    "Ernie4_5_MoeForCausalLM": _ERNIE,
     "GlmMoeDsaForCausalLM": _NEXTN,
     "Glm4MoeForCausalLM": _NEXTN,
     "Glm4MoeLiteForCausalLM": _NEXTN,
+    "LongcatFlashForCausalLM": _LONGCAT,
     "MiMoV2FlashForCausalLM": _MIMO,  # its first head; the others guess later tokens
+    "Qwen2ForCausalLM": _MIMO_7B,  # MiMo 7B, a Qwen2 with a head
     "Qwen3NextForCausalLM": _QWEN,
     "Qwen3_5ForCausalLM": _QWEN,
     "Qwen3_5MoeForCausalLM": _QWEN,
 }
-DENSE = ("MiMoV2FlashForCausalLM",)
+DENSE = ("Ernie4_5_MoeForCausalLM", "MiMoV2FlashForCausalLM")
+HIDDEN_FIRST = ("Qwen2ForCausalLM",)  # the columns of their fc begin with the hidden state
 # Only heads have tensors that begin so. They are dropped without a head.
-OWN_NAMES = ("mtp.", "model.mtp.")
+OWN_NAMES = ("mtp.", "model.mtp.", "model.mtp_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +132,14 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     The layer of MiMo V2 has a window and no experts.
     """
     extra, dense = dict(spec.extra), spec.architecture in DENSE
-    if dense:
+    if dense and "windows" in extra:
         extra["windows"] = (max(cast("tuple[int, ...]", extra["windows"])),)
     if "dense_layers" in extra:
         extra["dense_layers"] = (0,) if dense else ()
     if "attends" in extra:
         extra["attends"] = (True,)
+    if spec.architecture in HIDDEN_FIRST:
+        extra["hidden_first"] = True
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
     return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
 

@@ -49,7 +49,7 @@ _IGNORED = re.compile(
 # The parts for images and audio, heads for multi-token prediction, the tokens of EAGLE-3 heads, and
 # the groups of tokens from which assistants of Gemma 4 may choose.
 _PARTS = re.compile(
-    r"(?:model\.)?mtp(?:_layers)?\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"(?:model\.)?mtp(?:_\w+)?\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|vit_large_projector\..*|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"

@@ -161,6 +161,7 @@ SAME = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "GraniteMoeSharedForCausalLM": "GraniteMoeForCausalLM",
     "JinaBertForMaskedLM": "JinaBertModel",
+    "MiMoForCausalLM": "Qwen2ForCausalLM",
     "MiniMaxM1ForCausalLM": "MiniMaxForCausalLM",
     "MiniMaxText01ForCausalLM": "MiniMaxForCausalLM",
     "NewModel": "GteModel",

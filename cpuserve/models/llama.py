@@ -467,7 +467,8 @@ def guess_inputs(b: Builder, s: ModelSpec, norm: NormFn) -> ValueId:
     hidden = norm(b, b.embed("model.embed_tokens"), "guess.hidden_norm")
     following = b.embed("model.embed_tokens", width=s.width, scale=s.embed_scale)
     following = norm(b, following, "guess.embedding_norm")
-    both = b.columns(following, s.width, more=hidden)
+    first, second = (hidden, following) if "hidden_first" in s.extra else (following, hidden)
+    both = b.columns(first, s.width, more=second)
     return b.linear(both, "guess.fc", features=s.width)
 
 

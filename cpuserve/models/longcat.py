@@ -9,7 +9,7 @@ from typing import Any, cast
 from cpuserve.models.config import read_choice, read_float, read_int
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import add_mixture, read_experts
-from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.llama import finish_decoder, gated_mlp, guess_inputs, rms_norm
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -63,6 +63,9 @@ class LongcatFlash:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
+        if s.guesses:
+            _build_head(b, s)
+            return
         x = b.embed("model.embed_tokens")
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
@@ -78,6 +81,17 @@ class LongcatFlash:
             assert experts is not None
             b.add(experts, to=x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
+
+
+def _build_head(b: Builder, s: ModelSpec) -> None:
+    """Append the operations of a head: a layer with one attention and one MLP, without experts."""
+    at, x = "model.layers.0", guess_inputs(b, s, rms_norm)
+    out = latent_output(b, s, 0, b.rms_norm(x, f"{at}.input_layernorm"))
+    b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+    gated_mlp(
+        b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.post_attention_layernorm"), s.intermediate, to=x
+    )
+    finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
 def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:

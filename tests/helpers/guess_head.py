@@ -14,8 +14,8 @@ from tests.helpers.tiny import tiny_model
 FAMILIES = (
     *("deepseek-v3", "deepseek-v3.2", "glm-moe-dsa"),
     *("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mimo-v2"),
+    *("ernie4.5-moe", "longcat", "qwen2"),  # MiMo 7B is a Qwen2
 )
-SHARED = ("model.embed_tokens.", "lm_head.")  # tensors that model and head have in common
 
 
 def head_of(path):
@@ -41,7 +41,7 @@ def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=Non
     tensors, numbers = load_file(file), torch.Generator().manual_seed(seed)
     (embedding,) = (t for n, t in tensors.items() if n.endswith("embed_tokens.weight"))
     for need in stored_needs(head.program.weights):
-        if need.name.startswith(SHARED):
+        if head.stored(need.name) == need.name:  # model and head have it in common
             continue
         noise = torch.randn(need.shape, generator=numbers)
         if len(need.shape) == 1:  # a norm, or the bias of a router

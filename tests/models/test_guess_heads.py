@@ -37,6 +37,15 @@ BLOCKS = [5, 2, 7]
 # With the usual number of experts, two of them have almost equal scores for one of TOKENS.
 OWN = {"mimo-v2": {"n_routed_experts": 6}}
 
+# The layer of LongCat's head is one of DeepSeek V3 without experts.
+DENSE_LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+    "rms_norm_eps": 1e-5,
+}
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request, tmp_path_factory):
@@ -50,6 +59,10 @@ def one_layer(path, head, directory):
     kinds = {"layer_types": ["full_attention"], "first_k_dense_replace": 0}
     if path.name == "mimo-v2":
         kinds = {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]}
+    elif path.name == "ernie4.5-moe":
+        kinds = {"mlp_layer_types": ["dense"], "moe_layer_start_index": 1}
+    elif path.name == "longcat":
+        kinds = DENSE_LATENT
     elif path.name == "glm4-moe-lite":
         kinds = {"mlp_layer_types": ["sparse"]}
     elif "index_topk" in config:
@@ -58,6 +71,11 @@ def one_layer(path, head, directory):
     stored = load_file(path / "model.safetensors")
     needs = (need.name for need in stored_needs(head.program.weights))
     tensors = {n: stored[head.stored(n)] for n in needs if not n.startswith("guess.")}
+    if path.name == "longcat":  # its scales of queries and of compressed keys, as of norms
+        for part, rank in (("q_a", "q_lora_rank"), ("kv_a", "kv_lora_rank")):
+            name = f"model.layers.0.self_attn.{part}_layernorm.weight"
+            tensors[name] = tensors[name] * (config["hidden_size"] / config[rank]) ** 0.5
+        kinds = {**kinds, "intermediate_size": config["ffn_hidden_size"]}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({**config, **kinds, "num_hidden_layers": 1}))
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -72,7 +90,8 @@ def published(path, head, directory):
     """
     config = json.loads((path / "config.json").read_text())
     stored = load_file(path / "model.safetensors")
-    eps, offset = config.get("rms_norm_eps", 1e-6), float(is_offset(path.name))
+    eps = config.get("rms_norm_eps", 1e-5 if path.name == "longcat" else 1e-6)
+    offset = float(is_offset(path.name))
 
     def norm(x, name):
         weight = stored[head.stored(f"guess.{name}.weight")].float() + offset
@@ -83,8 +102,9 @@ def published(path, head, directory):
             tiny_model(path.name, **OWN.get(path.name, {}))
         )  # the same one without a head
         hidden = model.model(torch.tensor([TOKENS])).last_hidden_state[0]
-        after = stored["model.embed_tokens.weight"].float()[TOKENS[1:]]
+        after = stored[head.stored("model.embed_tokens.weight")].float()[TOKENS[1:]]
         both = norm(after, "embedding_norm"), norm(hidden[:-1], "hidden_norm")
+        both = both[::-1] if path.name == "qwen2" else both  # MiMo 7B
         x = torch.cat(both, dim=1) @ stored[head.stored("guess.fc.weight")].float().T
         logits = one_layer(path, head, directory)(inputs_embeds=x[None]).logits[0]
     return hidden.numpy(), logits.numpy()
@@ -164,6 +184,17 @@ def made(team, program, weights, **shared):
     pack_matrices(executor, lowered, weights, None)
     fill_vectors(executor, lowered, weights)
     return executor
+
+
+def test_mimo_7b_is_a_qwen2_with_a_head(tmp_path):
+    path = with_head(tmp_path / "m", "qwen2")
+    config = json.loads((path / "config.json").read_text())
+    own = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    (path / "config.json").write_text(json.dumps({**config, **own}))
+    head, _ = open_head(path)
+    assert head.program.ops == head_of(tiny_model("qwen2")).program.ops
+    stored = load_file(path / "model.safetensors")
+    assert stored["model.mtp_layers.0.input_proj.weight"].shape == (64, 128)
 
 
 def test_the_rows_of_a_step_are_found_by_slot():
