@@ -114,9 +114,16 @@ class DraftHead(DraftModel):
         self._learn_chances(sequence, ids)
         sequence.computed = min(sequence.computed, sequence.base - 1)
         sequence.base = len(ids)
+        self._publish(sequence, ids)
+
+    def _publish(self, sequence: DraftedText, ids: Sequence[int]) -> None:
         if sequence.first == 0:
             computed = sequence.computed
             self.kv.publish(sequence.tables, sequence.chain, ids, computed, computed=True)
+
+    def _computed(self, request: Request) -> int:
+        sequence = self._sequences.get(request.id)
+        return 0 if sequence is None else sequence.computed
 
     def _grow(self, sequence: DraftedText, tokens: int) -> bool:
         return self.kv.grow(sequence.tables, tokens - sequence.first)
@@ -132,16 +139,25 @@ class DraftHead(DraftModel):
         """
         few = max(1, min(FEW, self.executor.max_tokens // max(len(turns), 1)))
         sampling = {turn.request.id for turn in turns}
-        earlier: list[_Rows] = []
         last: dict[RequestId, _Rows] = {}
-        for request in requests:
-            found = self._lacking(request, rows[request.slot])
-            if found is None:
-                continue
-            count = len(found.tokens) - (few if request.id in sampling else 0)
-            earlier.append(found.first(count))
-            last[request.id] = found.rest(count)
-        self._compute(earlier)
+        # Texts that begin after a prefix may find keys that another text gets in this round.
+        late = {r.id for r in requests if self._computed(r) < rows[r.slot].position}
+        for begins in (False, True):
+            earlier: list[_Rows] = []
+            for request in requests:
+                if (request.id in late) != begins:
+                    continue
+                found = self._lacking(request, rows[request.slot])
+                if found is None:
+                    continue
+                kept = few if begins or not late else 1
+                count = len(found.tokens) - (kept if request.id in sampling else 0)
+                earlier.append(found.first(count))
+                last[request.id] = found.rest(count)
+            self._compute(earlier)
+            for request in requests if late and not begins else ():
+                if request.id in last:
+                    self._publish(self._sequences[request.id], request.token_ids)
         turns = [turn for turn in turns if turn.request.id in last]
         return [self._chunk_of(last[turn.request.id], sample=True) for turn in turns], turns
 

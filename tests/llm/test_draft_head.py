@@ -237,6 +237,20 @@ def test_a_head_guesses_after_a_prefix_from_the_cache_as_without(
         assert guessed == first
 
 
+def test_a_head_finds_the_keys_of_a_prefix_that_a_burst_shares(
+    hasty, no_ngrams, checkpoint, watched
+):
+    """One request computes the prefix, and the others read its blocks in the same step."""
+    prefix = [3 + 7 * i % 370 for i in range(130)]
+    prompts, params = [[*prefix, 5 + n, 7, 9 + n] for n in range(4)], plain_params(0.8, 1, 20)
+    with make(checkpoint("glm4-moe"), max_num_batched_tokens=48, max_num_seqs=8) as llm:
+        outputs = llm.generate(prompts, params)
+    assert [output.num_cached_tokens for output in outputs] == [0, 128, 128, 128]
+    assert {first for step in watched for first, *_ in step} == {0}
+    rows = [start for step in watched for _, start, _ in step]
+    assert sum(start < 128 for start in rows) < 2 * 3  # one text, in three steps
+
+
 def test_a_reset_of_the_prefix_cache_removes_the_keys_of_a_head(hasty, checkpoint, watched):
     prompt, params = [3 + 7 * i % 370 for i in range(150)], plain_params(0.8, 1)
     with make(checkpoint("glm4-moe")) as llm:
