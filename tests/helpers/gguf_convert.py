@@ -84,7 +84,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     layers = config["num_hidden_layers"]
     keys = {**ARCHS[arch][2], **changes}
     delta = "full_attention_interval" in keys
-    guessers = "nextn_predict_layers" in keys
+    guessers = keys.get("nextn_predict_layers") == 1
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
