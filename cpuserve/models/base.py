@@ -100,6 +100,7 @@ BUILTIN = {
     "MambaForCausalLM": "cpuserve.models.mamba:MambaModel",
     "Mamba2ForCausalLM": "cpuserve.models.mamba:Mamba2Model",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
+    "MiMoForCausalLM": "cpuserve.models.qwen:Qwen2",
     "MiMoV2FlashForCausalLM": "cpuserve.models.mimo_v2:MiMoV2Flash",
     "MiniCPM3ForCausalLM": "cpuserve.models.deepseek:MiniCpm3",
     "MiniCPMForCausalLM": "cpuserve.models.granite:MiniCpm",

@@ -191,6 +191,7 @@ def test_mimo_7b_is_a_qwen2_with_a_head(tmp_path):
     config = json.loads((path / "config.json").read_text())
     own = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     (path / "config.json").write_text(json.dumps({**config, **own}))
+    assert spec_from_config({**config, **own}) == spec_from_config(config)
     head, _ = open_head(path)
     assert head.program.ops == head_of(tiny_model("qwen2")).program.ops
     stored = load_file(path / "model.safetensors")
