@@ -1109,6 +1109,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "state_size": 12,
         "tie_word_embeddings": True,
     },
+    "tiny-rwkv7": {
+        "architectures": ["RWKV7ForCausalLM"],
+        "model_type": "rwkv7",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "head_dim": 24,
+        "intermediate_size": 160,
+        "decay_low_rank_dim": 16,
+        "a_low_rank_dim": 12,
+        "v_low_rank_dim": 8,
+        "gate_low_rank_dim": 20,
+        "hidden_act": "sqrelu",
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "tiny-arwkv7": {
+        "architectures": ["RwkvHybridForCausalLM"],
+        "model_type": "rwkv_hybrid",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "head_dim": 24,
+        "intermediate_size": 160,
+        "decay_low_rank_dim": 16,
+        "a_low_rank_dim": 12,
+        "v_low_rank_dim": 8,
+        "gate_low_rank_dim": 20,
+        "head_norm_eps": 64e-5,
+        "rms_norm_eps": 1e-6,
+        "stacked_shift": True,
+        "tie_word_embeddings": False,
+    },
     "tiny-falcon-mamba": {
         "architectures": ["FalconMambaForCausalLM"],
         "model_type": "falcon_mamba",
@@ -1781,6 +1816,10 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):
         middle = -3.0
+    if re.search(r"\.x_[agkrvwx]$", need.name):  # RWKV's factors between a row and the one before
+        middle, spread = 0.5, 0.4
+    if need.name.endswith((".k_k", ".k_a")):
+        middle = 1.0
     if need.name.endswith(".act_fn.eps"):  # of xIELU
         middle, spread = -1e-6, 0.0
     if need.role != "vector":

@@ -58,6 +58,7 @@ def open_checkpoint(
     if path.is_dir():
         from cpuserve.loader.heads import with_own_head
         from cpuserve.loader.safetensors import SafetensorsStore
+        from cpuserve.models.rwkv import with_stacked_shift
 
         config = read_config(path)
         method = quant_method(config)
@@ -65,7 +66,7 @@ def open_checkpoint(
         names = tower.names if tower else ()
         store = SafetensorsStore(path, tower=(*names, *parts))
         weights = open_weights(method, store, config)
-        config = with_own_head(config, weights)
+        config = with_stacked_shift(with_own_head(config, weights), weights)
         return Checkpoint(config, with_built(weights, config), path)
     from cpuserve.loader.gguf.model import GgufStore, gguf_config
     from cpuserve.loader.gguf.parts import open_gguf

@@ -34,6 +34,7 @@ _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 _HC = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head")  # the residual streams of Hunyuan 4
 _BARE = (
     *("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale"),
+    *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),  # RWKV
     *(".learnable_sink_param", *(f"{at}_{part}" for at in _HC for part in ("fn", "base", "scale"))),
 )
 

@@ -12,9 +12,9 @@ from cpuserve.program.operations.mixture import MixtureBuilder
 from cpuserve.program.operations.ngrams import NgramsBuilder
 from cpuserve.program.operations.norms import NormsBuilder
 from cpuserve.program.operations.patches import PatchesBuilder
-from cpuserve.program.operations.recurrent import RecurrentBuilder
 from cpuserve.program.operations.relative import RelativeBuilder
 from cpuserve.program.operations.streams import StreamsBuilder
+from cpuserve.program.operations.wkv import WkvBuilder
 from cpuserve.program.program import Program
 
 
@@ -22,7 +22,7 @@ class Builder(
     MixtureBuilder,
     NormsBuilder,
     LatentBuilder,
-    RecurrentBuilder,
+    WkvBuilder,
     ColumnsBuilder,
     StreamsBuilder,
     NgramsBuilder,

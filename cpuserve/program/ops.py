@@ -64,6 +64,8 @@ Then = Literal[
     "gelu_tanh_mul",
     "clamped_swiglu_mul",
     "quick_gelu",
+    "sigmoid",
+    "tanh",
 ]
 # "clamped_swiglu_mul" of gpt-oss: (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -76,6 +78,8 @@ ACTIVATIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "gelu": lambda f, x: f.gelu(x),
     "gelu_tanh": lambda f, x: f.gelu(x, approximate="tanh"),
     "quick_gelu": lambda f, x: x * f.sigmoid(1.702 * x),
+    "sigmoid": lambda f, x: f.sigmoid(x),
+    "tanh": lambda f, x: f.tanh(x),
 }
 
 

@@ -71,6 +71,7 @@ SENSITIVE = (
     "c_proj.weight",
     "fc2.weight",
     "dense_4h_to_h.weight",
+    ".ffn.value.weight",
 )
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
 LAYER = re.compile(r"\.(\d+)\.")  # the number of the layer in a name
@@ -89,8 +90,9 @@ PER_TOKEN = (
     "tok_embeddings.weight",
     "shared.weight",
 )
-# Small matrices that choose experts, or weigh the keys that an indexer selects. They are not
-# quantized, because an error in a router changes the experts that a token is multiplied by.
+# Small matrices that choose experts, or weigh the keys that an indexer selects, or make the decays
+# and steps of states (RWKV). They are not quantized, because an error in a router changes the
+# experts that a token is multiplied by, and an error in a decay changes all later tokens.
 ROUTERS = (
     "mlp.gate.weight",
     "mlp.gate.wg.weight",
@@ -113,6 +115,7 @@ ROUTERS = (
     "block_inject_weight.weight",
     "indexer.weights_proj.weight",
     "index_kpool_compress_gate",
+    *(f"{part}_lora.lora.{i}.weight" for part in "wa" for i in (0, 2)),
 )
 # Tables of n-grams stay in the mapped file; to quantize their rows would save no memory.
 NGRAMS = ".ngram_embedding."

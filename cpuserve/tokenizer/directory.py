@@ -36,6 +36,8 @@ def directory_parts(path: Path) -> Parts:
     check_files(path)
     if (path / "tokenizer.json").exists():
         core, add_bos = _from_json(path / "tokenizer.json"), False
+    elif (world := _world_of(path)) is not None:
+        core, add_bos = _from_world(world, settings), False
     else:
         core, add_bos = _from_vocab(path, texts), bool(settings.get("add_bos_token", False))
     scheme, strips = _scheme(core)
@@ -67,13 +69,20 @@ def find_tokenizer(path: Path) -> Path:
 
 def _has_files(path: Path) -> bool:
     pair = (path / "vocab.json").exists() and (path / "merges.txt").exists()
-    return pair or (path / "tokenizer.json").exists()
+    return pair or (path / "tokenizer.json").exists() or _world_of(path) is not None
+
+
+def _world_of(path: Path) -> Path | None:
+    """Return the vocabulary of RWKV in a directory, such as rwkv_vocab_v20230424.txt, or None."""
+    return min(path.glob("rwkv_vocab*.txt"), default=None)
 
 
 def check_files(path: Path) -> None:
     """Raise a ModelError if directory `path` has no tokenizer; reads no file."""
     if not _has_files(path):
-        msg = f"{path} holds no tokenizer.json and no vocab.json with merges.txt"
+        msg = (
+            f"{path} holds no tokenizer.json, no vocab.json with merges.txt and no rwkv_vocab*.txt"
+        )
         raise ModelError(msg)
 
 
@@ -134,6 +143,35 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
         core.decoder = decoders.ByteLevel()
         core.add_special_tokens(
             [AddedToken(t, special=True, normalized=False) for t in dict.fromkeys(texts.values())]
+        )
+        return core
+
+    return guarded(str(path), build)
+
+
+def _from_world(path: Path, settings: dict[str, Any]) -> Core:
+    """Return the tokenizer of a published vocabulary of RWKV.
+
+    Its special tokens are id 0, and the tokens of the settings with ids that have no bytes.
+    """
+    from tokenizers import AddedToken
+
+    from cpuserve.tokenizer.greedy import END_TEXT, longest_match, read_vocabulary
+
+    text = guarded_text(read_small(path, "vocabulary", MAX_TOKENIZER_BYTES), path)
+
+    def build() -> Core:
+        tokens = read_vocabulary(text.split("\n"))
+        taken, added = set(tokens.values()), {0: END_TEXT}
+        listed = settings.get("added_tokens_decoder")
+        for key, entry in listed.items() if isinstance(listed, dict) else ():
+            content = entry.get("content") if isinstance(entry, dict) else None
+            if isinstance(content, str) and content and key.isdecimal():
+                added[int(key)] = content
+        special = {name: i for i, name in added.items() if i not in taken}
+        core = longest_match(tokens, special)
+        core.add_special_tokens(
+            [AddedToken(name, special=True, normalized=False) for name in special]
         )
         return core
 

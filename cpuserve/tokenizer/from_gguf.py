@@ -1,7 +1,7 @@
 """Loads the tokenizer and the chat template in the metadata of a GGUF file.
 
 `tokenizer.ggml.model` is the kind of the tokenizer: byte-level BPE ("gpt2", "gemma4"),
-BPE of SentencePiece ("llama"), Unigram ("t5") or WordPiece ("bert").
+BPE of SentencePiece ("llama"), Unigram ("t5"), WordPiece ("bert") or longest match ("rwkv").
 Keys that a file lacks have the defaults of llama.cpp.
 """
 
@@ -16,6 +16,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.log import get_logger
 from cpuserve.tokenizer.ends import ENDS
+from cpuserve.tokenizer.greedy import longest_match, unescaped
 from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of
 from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer, splitter
 
@@ -50,6 +51,7 @@ _KINDS = {
         add_bos=True,
         add_sep=True,
     ),
+    "rwkv": _Kind("byte_level", {}),
 }
 # The name of each special token in GGUF (which spells "seperator" so), and in chat templates.
 _SPECIAL = {
@@ -180,6 +182,8 @@ def _flag(file: GgufFile, name: str, *, absent: bool) -> bool:
 def _build(file: GgufFile, model: str, vocab: Vocabulary, pre: PreTokenizer) -> Core:
     if model in ("gpt2", "gemma4"):
         return byte_level(vocab, pre, _pairs(file))
+    if model == "rwkv":
+        return world(vocab)
     if model == "bert":
         lowercase = _flag(file, "normalizer.lowercase", absent=True)
         strip = _flag(file, "normalizer.strip_accents", absent=lowercase)
@@ -409,6 +413,16 @@ def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Co
     core.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
+    _add_tokens(core, vocab)
+    return core
+
+
+def world(vocab: Vocabulary) -> Core:
+    """Return the tokenizer of RWKV: ordinary tokens are bytes, with the escapes of Python."""
+    kinds = list(zip(vocab.tokens, vocab.types, strict=True))
+    tokens = {unescaped(text): i for i, (text, kind) in enumerate(kinds) if kind == NORMAL}
+    texts = {text: i for i, (text, kind) in enumerate(kinds) if kind not in (NORMAL, UNUSED)}
+    core = longest_match(tokens, texts)
     _add_tokens(core, vocab)
     return core
 

@@ -230,7 +230,7 @@ def test_an_override_out_of_range_is_refused_by_name(model):
     ("files", "why"),
     [
         (None, "not found"),
-        ({"vocab.json": "{}"}, "holds no tokenizer.json and no vocab.json with merges.txt"),
+        ({"vocab.json": "{}"}, "holds no tokenizer.json, no vocab.json with merges.txt and"),
     ],
     ids=["missing", "half"],
 )

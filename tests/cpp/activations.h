@@ -26,6 +26,10 @@ inline double activated(Activation act, double x) {
       return x / (1 + std::exp(-x));
     case Activation::quick_gelu:
       return x / (1 + std::exp(-1.702 * x));
+    case Activation::sigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Activation::tanh:
+      return std::tanh(x);
     case Activation::clamped_swiglu: {
       const double g = std::min(x, 7.0);
       return g / (1 + std::exp(-1.702 * g));

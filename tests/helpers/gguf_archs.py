@@ -514,6 +514,14 @@ MAMBA1_KEYS = {
     "ssm.inner_size": 144,
     "ssm.dt_b_c_rms": False,
 }
+RWKV_KEYS = {
+    "wkv.head_size": 24,
+    "attention.decay_lora_rank": 16,
+    "attention.iclr_lora_rank": 12,
+    "attention.value_residual_mix_lora_rank": 8,
+    "attention.gate_lora_rank": 20,
+    "feed_forward_length": 160,
+}
 JAMBA_KEYS = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 12,
@@ -521,7 +529,7 @@ JAMBA_KEYS = {
     "ssm.inner_size": 128,
 }
 # Models without attention.
-STATES = ("mamba", "mamba-falcon", "mamba2")
+STATES = ("mamba", "mamba-falcon", "mamba2", "rwkv7", "arwkv7", "arwkv7-plain")
 # Sections of the RoPE for time, height and width; and how many layers read features of images.
 VL_KEYS = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 1}
 # By architecture: the family of the tiny model, changes of its config, and metadata keys of the
@@ -789,6 +797,14 @@ ARCHS = {
             "ssm.time_step_rank": 8,
             "ssm.inner_size": 128,
         },
+    ),
+    # Files have one epsilon for the norms of heads of any width.
+    "rwkv7": ("rwkv7", {"norm_eps": 64e-5 / 24}, RWKV_KEYS),
+    "arwkv7": ("arwkv7", {}, {**RWKV_KEYS, "token_shift_count": 1}),
+    "arwkv7-plain": (
+        "arwkv7",
+        {"gate_low_rank_dim": 0, "head_norm": False},
+        {**RWKV_KEYS, "attention.gate_lora_rank": 0, "token_shift_count": 1},
     ),
     "jamba": ("jamba", {}, JAMBA_KEYS),
     "jamba-dense": ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}, JAMBA_KEYS),
@@ -1073,6 +1089,7 @@ FILE_ARCHS = {
     "falcon-h1-no-norm": "falcon-h1",
     "mamba-falcon": "mamba",
     "jamba-dense": "jamba",
+    "arwkv7-plain": "arwkv7",
     "mistral3-plain": "mistral3",
     "jina-bert-v2-code": "jina-bert-v2",
     "t5encoder-relu": "t5encoder",
@@ -1129,7 +1146,7 @@ LAYER_NORM = (
         "falcon-40b",
         "phi2",
         "starcoder",
-        *("olmo", "nemotron", "jais2", "bloom", "mpt"),
+        *("olmo", "nemotron", "jais2", "bloom", "mpt", "rwkv7"),
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.

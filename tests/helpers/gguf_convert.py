@@ -45,6 +45,7 @@ from tests.helpers.gguf_archs import (
     STATES,
     TOP,
 )
+from tests.helpers.rwkv import as_gguf
 from tests.helpers.tiny import tiny_model
 
 PROJECTIONS = ("pre_projection", "post_projection")  # of assistants
@@ -88,7 +89,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
-    if arch in STATES:
+    if arch in STATES and "feed_forward_length" not in keys:
         writer.add_feed_forward_length(0)
     attends = [kind in ("attention", "full_attention") for kind in config.get("layer_types", ())]
     if arch.startswith("jamba"):
@@ -165,7 +166,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         tensors = {name: value * _factor(config, name) for name, value in tensors.items()}
     if arch == "apertus":
         _add_xielu(writer, tensors, layers)
-    tensors = renamed(arch, tensors, heads, kv)
+    rwkv = arch in STATES and "wkv.head_size" in keys
+    tensors = as_gguf(tensors) if rwkv else renamed(arch, tensors, heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
     tensors |= more or {}

@@ -21,6 +21,7 @@ from tests.helpers.glm5_next import text_model
 from tests.helpers.gpt_oss import published
 from tests.helpers.hy_v4 import with_halves
 from tests.helpers.rounding import doubles
+from tests.helpers.rwkv import ARCHITECTURES, PlainRwkv7, config_of
 from tests.helpers.step3 import renamed
 from tests.helpers.step3 import text_model as step3_model
 
@@ -91,6 +92,8 @@ def first_state(interpreter: Interpreter) -> int:
 @functools.cache
 def transformers_of(path: Path):
     """The transformers model of a checkpoint directory, fp32, eager attention."""
+    if config_of(path)["architectures"][0] in ARCHITECTURES:  # transformers has none of them
+        return PlainRwkv7(config_of(path), tensors_of(path)).eval()
     import transformers
 
     if any("experts.0.gate_proj.bias" in name for name in tensors_of(path)):

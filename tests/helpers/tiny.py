@@ -55,6 +55,7 @@ KINDS = (
     "glm5-next",
     "qwen4-exp",
     "hy-v4",
+    "rwkv7",
     "minimax",
     "mixtral",
     "mellum",
@@ -116,7 +117,7 @@ FAMILIES = (
     *("gpt-bigcode", "gptj", "gpt-neo"),
     *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
     *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
-    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba2"),
+    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba2", "arwkv7"),
     *("glm-moe-dsa", "phimoe", "flint"),
     *(
         "llama4",

@@ -573,6 +573,7 @@ COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}
 COUNTED |= {("jamba", "num_experts"), ("jamba", "num_experts_per_tok")}
 COUNTED |= {("mamba", "state_size"), ("falcon-mamba", "state_size")}
+COUNTED.add(("rwkv7", "intermediate_size"))
 COUNTED |= {("gpt-neo", "window_size"), ("gpt-neo", "intermediate_size")}
 
 

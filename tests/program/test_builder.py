@@ -119,6 +119,25 @@ WRONG = {
     ),
     "mamba2-groups": (lambda b, x: _mamba2(b, x, groups=3), "4 heads cannot form 3 equal groups"),
     "mamba2-steps": (lambda b, x: _mamba2(b, x, column=61), "no 4 columns from column 61 on"),
+    "lerp-width": (
+        lambda b, x: b.lerp(x, b.linear(x, "w", features=32), "s"),
+        "is 32 wide, not 64",
+    ),
+    "lerp-nothing": (lambda b, x: b.lerp(x, x), "either a weight or gates"),
+    "lerp-gates": (
+        lambda b, x: b.lerp(x, x, gates=b.linear(x, "w", features=32)),
+        "is 32 wide, not 64",
+    ),
+    "wkv7-heads": (
+        lambda b, x: b.wkv7((x,) * 5, "m", heads=5, norm=True, eps=1e-5),
+        "64 and 64 columns cannot form 5 equal heads",
+    ),
+    "wkv7-width": (
+        lambda b, x: b.wkv7(
+            (x, b.linear(x, "w", features=32), x, x, x), "m", heads=4, norm=True, eps=1e-5
+        ),
+        "is 32 wide, not 64",
+    ),
     "gated-norm-groups": (lambda b, x: b.gated_norm(x, x, "n", groups=5), "5 equal groups"),
     "gated-norm-gates": (lambda b, x: b.gated_norm(x, x, "n", column=1), "no 64 columns"),
     "odd-halves": (

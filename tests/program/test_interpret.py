@@ -177,6 +177,8 @@ def test_chunked_softmax_equals_softmax_across_chunk_borders(with_sink):
         ("relu2", lambda x: max(x, 0.0) ** 2),
         ("silu", lambda x: x / (1 + math.exp(-x))),
         ("quick_gelu", lambda x: x / (1 + math.exp(-1.702 * x))),
+        ("sigmoid", lambda x: 1 / (1 + math.exp(-x))),
+        ("tanh", math.tanh),
         ("gelu", lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2)))),
         (
             "gelu_tanh",

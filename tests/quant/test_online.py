@@ -10,6 +10,7 @@ from cpuserve.program.operations.dense import Embed, Linear, Logits
 from cpuserve.program.operations.indexer import PoolIndexKeys, SelectKeys
 from cpuserve.program.operations.mixture import Route
 from cpuserve.program.operations.streams import SpreadStreams, StreamWeights
+from cpuserve.program.operations.wkv import Wkv7
 from cpuserve.quant.online import (
     BY_LAYER,
     ONE_SCALE,
@@ -180,6 +181,12 @@ def _gates(program):
     return {op.more for op in joined if op.more is not None}
 
 
+def _decays(program):
+    """The values of the decays and steps of RWKV, and those that they are made of."""
+    ends = {v for op in program.ops if isinstance(op, Wkv7) for v in (op.decay, op.rate)}
+    return ends | {op.x for op in program.ops if isinstance(op, Linear) and op.out in ends}
+
+
 def test_routers_of_all_families_keep_their_precision():
     programs = [
         build_program(spec_from_config(tiny_config(family))) for family in (*FAMILIES, *ENCODERS)
@@ -189,7 +196,10 @@ def test_routers_of_all_families_keep_their_precision():
         for program in programs
         for op in program.ops
         if isinstance(op, Linear)
-        and (op.out in _gates(program) or any(_routes(r, op.out) for r in program.ops))
+        and (
+            op.out in _gates(program) | _decays(program)
+            or any(_routes(r, op.out) for r in program.ops)
+        )
         for name in op.weights
     }
     assert len(names) >= len(ROUTERS)

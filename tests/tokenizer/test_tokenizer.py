@@ -227,9 +227,10 @@ def test_lone_surrogate_is_the_clients_error(tmp_path):
     ("change", "reason"),
     [
         (
-            {"tokenizer.ggml.model": (STRING, "rwkv")},
-            "model 'rwkv' is not supported; supported: gpt2",
+            {"tokenizer.ggml.model": (STRING, "plamo2")},
+            "model 'plamo2' is not supported; supported: gpt2",
         ),
+        ({"tokenizer.ggml.model": (STRING, "rwkv")}, "bytes have no token, such as 0"),
         ({"tokenizer.ggml.model": (STRING, "llama")}, "scores is missing; a 'llama' tokenizer"),
         ({"tokenizer.ggml.model": None}, "model None"),
         ({"tokenizer.ggml.pre": (STRING, "other")}, "'other' is not supported; supported: default"),

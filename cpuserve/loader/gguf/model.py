@@ -203,6 +203,7 @@ class GgufStore:
         self._q_heads = int(config["num_attention_heads"])
         self._kv_heads = int(config["num_key_value_heads"])
         self._split = int(config.get("split_pairs", 0))
+        self._head_dim = int(config.get("head_dim") or 1)
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
         predictors = () if heads else tuple(f"blk.{block}." for block in blocks)
@@ -241,6 +242,10 @@ class GgufStore:
             shape = (1, 1, math.prod(shape), 1)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
+        if name.endswith(".attn.x_x"):  # RWKV
+            shape = (shape[0], shape[-1])
+        if name.endswith(".attn.r_k"):
+            shape = (math.prod(shape) // self._head_dim, self._head_dim)
         # A_log of Mamba 1 is a matrix, and has as many columns as a channel has states.
         if name.endswith(VECTORS) and (not name.endswith("A_log") or shape[-1] == 1):
             shape = (math.prod(shape),)

@@ -157,6 +157,8 @@ class ShortConv(Op, frozen=True):
     out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - (taps - 1 - j) dilation, column + c],
     where inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None.
     State layer `state` keeps the last inputs of a sequence, in `units` equal parts of the channels.
+
+    fixed: the factors of all channels, one for each tap; there is then no weight.
     """
 
     claimed = True
@@ -172,19 +174,30 @@ class ShortConv(Op, frozen=True):
     units: int
     silu: bool
     dilation: int = 1
+    fixed: tuple[float, ...] = ()
 
     def lower(self, to: Lowering) -> None:
-        def by_tap(read: ReadFn) -> Float32:
-            return read(self.weight).reshape(self.channels, self.taps).T
-
-        weight = to.vector(("conv", self.weight), self.channels * self.taps, by_tap)
+        key = ("conv", self.weight or (self.fixed, self.channels))
+        weight = to.vector(key, self.channels * self.taps, self._by_tap)
         to.add(self, weight=weight, bias=to.plain(self.bias, self.channels))
+
+    def _by_tap(self, read: ReadFn) -> Float32:
+        """Return the factors [taps, channels]."""
+        import numpy as np
+
+        if self.fixed:
+            return np.repeat(np.array(self.fixed, np.float32), self.channels)
+        return read(self.weight).reshape(self.channels, self.taps).T
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
         from torch.nn import functional as F
 
-        inputs, weight = x[:, self.column : self.column + self.channels], at.vector(self.weight)
+        inputs = x[:, self.column : self.column + self.channels]
+        if self.fixed:
+            weight = torch.tensor(self.fixed).expand(self.channels, 1, -1)
+        else:
+            weight = at.vector(self.weight)
         states = cast("ConvInputs", at.states[self.state])
         out = torch.empty(len(x), self.channels)
         for where, part in at.state_parts():

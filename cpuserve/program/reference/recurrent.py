@@ -336,3 +336,95 @@ class ScanStates:
         if part.closes:
             self._state[part.slot] = state
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class WkvRows:
+    """The rows of a part, all [rows, heads, width]: see `Wkv7States`; g is the log of decays."""
+
+    r: Tensor
+    g: Tensor
+    k: Tensor
+    z: Tensor
+    removal: Tensor
+    v: Tensor
+
+
+class Wkv7States:
+    """The states of one Wkv7 layer in each state slot, and its computation.
+
+    For an open token, the layer keeps its key k, the removal step z, v, m = -S^T z, and G,
+    the sum of the logarithms of its decays since the chunk began.
+    With the closed state S, every row y of token t is multiplied by its state as
+
+        S_t^T y = S^T (exp(G_t) y) + sum over i <= t of (exp(G_t - G_i) k_i . y) v_i
+                                                      + (exp(G_t - G_i) removal_i . y) m_i
+    """
+
+    def __init__(self, heads: int, key_width: int, value_width: int, slots: int) -> None:
+        self._state = torch.zeros(slots, heads, key_width, value_width)
+        self._keys = torch.zeros(slots, STATE_CHUNK, heads, key_width)
+        self._removals = torch.zeros(slots, STATE_CHUNK, heads, key_width)
+        self._decays = torch.zeros(slots, STATE_CHUNK, heads, key_width)
+        self._values = torch.zeros(slots, STATE_CHUNK, heads, value_width)
+        self._removed = torch.zeros(slots, STATE_CHUNK, heads, value_width)
+
+    def closed(self, slot: int) -> tuple[Tensor, ...]:
+        """Return a view of the closed state in a state slot."""
+        return (self._state[slot],)
+
+    def run(self, y: WkvRows, part: ChunkRows) -> Tensor:
+        """Return S_t^T r_t [rows of the part, heads, value width]."""
+        r, g, k, z, removal, v = y.r, y.g, y.k, y.z, y.removal, y.v
+        at, first = part.slot, part.num_open
+        keys, removals, decays = self._keys[at], self._removals[at], self._decays[at]
+        values, removed = self._values[at], self._removed[at]
+        state = torch.zeros_like(self._state[0])
+        if part.closed >= 0:
+            state = self._state[part.closed]
+        out = torch.empty_like(v)
+        for i in range(len(r)):
+            row = first + i
+            known = slice(0, row)
+            before = decays[row - 1] if row else torch.zeros_like(g[i])
+            removed[row] = -_read(
+                state,
+                z[i],
+                before,
+                decays[known],
+                ((keys[known], values[known]), (removals[known], removed[known])),
+            )
+            keys[row], removals[row], values[row] = k[i], removal[i], v[i]
+            decays[row] = before + g[i]
+            known = slice(0, row + 1)
+            out[i] = _read(
+                state,
+                r[i],
+                decays[row],
+                decays[known],
+                ((keys[known], values[known]), (removals[known], removed[known])),
+            )
+        if part.closes:
+            since = torch.exp(decays[-1] - decays)
+            added = torch.einsum("ihd,ihv->hdv", since * keys, values)
+            added += torch.einsum("ihd,ihv->hdv", since * removals, removed)
+            self._state[at] = torch.exp(decays[-1])[..., None] * state + added
+        return out
+
+
+def _read(
+    state: Tensor,
+    y: Tensor,
+    now: Tensor,
+    decays: Tensor,
+    added: tuple[tuple[Tensor, Tensor], ...],
+) -> Tensor:
+    """Return the closed state and open rows, both decayed until `now`, times y: [heads, width].
+
+    added: pairs of open keys [rows, heads, key width] and values [rows, heads, value width].
+    """
+    out = torch.einsum("hdv,hd->hv", state, torch.exp(now) * y)
+    since = torch.exp(now - decays)
+    for keys, values in added:
+        out = out + ((since * keys * y).sum(dim=2, keepdim=True) * values).sum(dim=0)
+    return out

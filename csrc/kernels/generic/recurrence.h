@@ -42,7 +42,7 @@ struct Recurrence {
   bool closes, whole;     // closes: this call fills the chunk; whole: it has all rows of the chunk
   const float* vector[2 * kStateChunk];
 
-  explicit Recurrence(const RecurrentArgs& args)
+  __attribute__((always_inline)) explicit Recurrence(const RecurrentArgs& args)
       : a(args),
         key_row(recurrent_row_floats(args.shape.key_width)),
         value_row(recurrent_row_floats(args.shape.value_width)) {

@@ -18,7 +18,11 @@ namespace cpuserve {
   X(none, none)                 \
   X(relu, none)                 \
   X(relu2, none)                \
-  X(gelu, none) X(gelu_tanh, none) X(silu, none) X(clamped_swiglu, clamped_up) X(quick_gelu, none)
+  X(gelu, none)                 \
+  X(gelu_tanh, none)            \
+  X(silu, none)                 \
+  X(clamped_swiglu, clamped_up) \
+  X(quick_gelu, none) X(sigmoid, none) X(tanh, none)
 enum class Activation : int32_t {
 #define CPUSERVE_NAME(name, up) name,
   CPUSERVE_ACTIVATIONS(CPUSERVE_NAME)

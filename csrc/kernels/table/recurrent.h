@@ -83,6 +83,45 @@ inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
   return static_cast<size_t>(rows + 5 * kStateChunk * kStateChunk + 16) * sizeof(float);
 }
 
-#define CPUSERVE_RECURRENT_KERNELS(X) X(recurrent, const RecurrentArgs&)
+// Some tokens of one head of an RWKV 7 layer, all in fp32. Token t has the rows r, decay, key, rate
+// and v. With step = sigmoid(rate) and z = key k_k / |key k_k|, and (x) as the outer product:
+//   w_t = exp(-exp(-1/2) sigmoid(decay))    b_t = step z_t    k_t = key (1 + (step - 1) k_a)
+//   S_t = w_t S_{t-1} + b_t (x) m_t + k_t (x) v_t             m_t = -S_{t-1}^T z_t
+//   out_t = norm(S_t^T r_t) + (r_t . (r_k k_t)) v_t
+// w_t multiplies the rows of S. As in RecurrentArgs, only every kStateChunk tokens close a state.
+// The open row of token i has v_i, m_i, G_i (the sum of log w since the chunk began),
+// exp(-G_i) k_i and exp(-G_i) b_i. With the closed state S,
+//   S_t^T r_t = S^T q + sum_{i <= t} (exp(-G_i) k_i . q) v_i + (exp(-G_i) b_i . q) m_i
+// for q = exp(G_t) r_t, and m_t is computed in the same way from exp(G_{t-1}) z_t and i < t.
+struct Wkv7Args {
+  int32_t key_width, value_width;
+  const float* closed;  // the closed state [key_width][value_width] before the chunk
+  float* closed_to;     // the state after the chunk, if this call fills it; may equal `closed`
+  float* open;          // wkv7_open_floats() floats; rows after num_open may hold anything
+  int64_t num_open;     // number of open rows before this call, 0 to 15
+  int64_t rows;         // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
+  const float *r, *decay, *key, *rate, *v;  // row t of each is t strides further
+  int64_t r_stride, decay_stride, key_stride, rate_stride, v_stride;
+  const float *k_k, *k_a, *r_k;   // [key_width]
+  const float *norm, *norm_bias;  // [value_width], of a layer norm; nullptr = no norm
+  float eps;
+  float* out;
+  int64_t out_stride;
+  uint8_t* scratch;  // wkv7_scratch_bytes() bytes
+};
+
+// Returns a shape with the scratch memory and the tiles that a head uses.
+inline RecurrentShape wkv7_shape(int32_t key_width, int32_t value_width) {
+  return {key_width, value_width, 1, true, true};
+}
+inline int64_t wkv7_open_floats(int32_t key_width, int32_t value_width) {
+  return kStateChunk *
+         (3 * recurrent_row_floats(key_width) + 2 * recurrent_row_floats(value_width));
+}
+inline size_t wkv7_scratch_bytes(int32_t key_width, int32_t value_width) {
+  return recurrent_scratch_bytes(wkv7_shape(key_width, value_width));
+}
+
+#define CPUSERVE_RECURRENT_KERNELS(X) X(recurrent, const RecurrentArgs&) X(wkv7, const Wkv7Args&)
 
 }  // namespace cpuserve

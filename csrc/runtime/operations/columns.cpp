@@ -88,6 +88,38 @@ void run(const XieluOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const LerpOp& op, const Program& p) {
+  p.check_tokens("lerp", {op.x, op.to, op.out});
+  const int64_t width = p.f32_value(op.out, "lerp out").width;
+  check_argument((op.gates == kNone) != (op.weight == kNone),
+                 "lerp: there must be either gates or a weight");
+  for (const Id id : {op.x, op.to, op.gates}) {
+    if (id == kNone) continue;
+    p.check_tokens("lerp", {id});
+    check_argument(p.f32_value(id, "lerp").width == width && id != op.out,
+                   "lerp: an input has width ", p.value(id).width, ", not ", width, ", or is out");
+  }
+  p.check_vector(op.weight, width, "lerp weight");
+}
+
+void run(const LerpOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &to = w.value(op.to), &out = w.value(op.out);
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float *from = floats_of(x, t), *towards = floats_of(to, t);
+    float* y = floats_of(out, t);
+    if (op.weight != kNone) {
+      const float* weight = w.vector(op.weight);
+      for (int64_t i = 0; i < out.width; i++) y[i] = from[i] + (towards[i] - from[i]) * weight[i];
+      continue;
+    }
+    const float* gates = floats_of(w.value(op.gates), t);
+    for (int64_t i = 0; i < out.width; i++) {
+      y[i] = from[i] + (towards[i] - from[i]) * sigmoid(gates[i]);
+    }
+  }
+}
+
 void prepare(const AddOp& op, const Program& p) {
   p.check_tokens("add", {op.x, op.out});
   p.check_columns(op.out, op.column, p.f32_value(op.x, "add x").width, "add out");

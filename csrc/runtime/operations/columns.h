@@ -44,6 +44,18 @@ void prepare(const XieluOp& op, const Program& p);
 void run(const XieluOp& op, Worker& w) noexcept;
 inline Accesses accesses(const XieluOp& op, const Program&) { return changes({}, op.x); }
 
+// out = x + (to - x) * s, where s is the vector `weight`, or sigmoid(gates) without one (RWKV).
+struct LerpOp {
+  static constexpr const char* kName = "lerp";
+  Id x, to, gates, weight, out;
+  CPUSERVE_FIELDS(x, to, gates, weight, out)
+};
+void prepare(const LerpOp& op, const Program& p);
+void run(const LerpOp& op, Worker& w) noexcept;
+inline Accesses accesses(const LerpOp& op, const Program&) {
+  return {with({own(op.x), own(op.to)}, op.gates != kNone, own(op.gates)), {own(op.out)}};
+}
+
 // Adds x to the columns of out from `column` on.
 struct AddOp {
   static constexpr const char* kName = "add";
@@ -152,7 +164,7 @@ void prepare(const LimitOp& op, const Program& p);
 void run(const LimitOp& op, Worker& w) noexcept;
 Accesses accesses(const LimitOp& op, const Program& p);
 
-using ColumnOps = Family<GateOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, ClipOp, MixPartsOp,
-                         MatchRmsOp, KeepTopOp, LimitOp>;
+using ColumnOps = Family<GateOp, LerpOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, ClipOp,
+                         MixPartsOp, MatchRmsOp, KeepTopOp, LimitOp>;
 
 }  // namespace cpuserve

@@ -13,6 +13,7 @@
 #include "runtime/operations/norms.h"
 #include "runtime/operations/recurrent.h"
 #include "runtime/operations/streams.h"
+#include "runtime/operations/wkv.h"
 
 namespace cpuserve {
 
@@ -23,8 +24,9 @@ template <class... A, class... B, class... More>
 auto joined(Family<A...>, Family<B...>, More... more) {
   return joined(Family<A..., B...>{}, more...);
 }
-using Op = decltype(joined(DenseOps{}, NormOps{}, ExpertOps{}, AttentionOps{}, LatentOps{},
-                           IndexerOps{}, RecurrentOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
+using Op =
+    decltype(joined(DenseOps{}, NormOps{}, ExpertOps{}, AttentionOps{}, LatentOps{}, IndexerOps{},
+                    RecurrentOps{}, WkvOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
 
 inline const char* op_name(const Op& op) {
   return std::visit([](const auto& o) { return o.kName; }, op);

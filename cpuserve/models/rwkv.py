@@ -1,0 +1,239 @@
+"""RWKV 7: no attention; rows are mixed with the rows before them, and a delta rule keeps states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_ids,
+    read_int,
+    refuse,
+)
+from cpuserve.models.llama import dense_mlp, finish_decoder
+from cpuserve.models.mamba import MOST_TOKENS
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+STACKED = "stacked_shift"  # config: the factors of a layer's six mixtures are rows of one tensor
+MIXTURES = "rwkvag"  # the inputs of a layer, in the order of these rows
+
+
+class HasNames(Protocol):
+    """Weights with names (quant/base.py has them all)."""
+
+    def names(self) -> set[str]:
+        """Return the names of all tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rwkv7Sizes:
+    """The sizes of RWKV 7.
+
+    A head has a state of head_dim x value_dim floats. A rank is the number of columns between
+    a mixture of rows and, of all heads, the decays, the steps ("a"), the part of the first
+    layer's values ("v") or the gates ("g"; 0 = there are none).
+
+    norm_eps: the epsilon of the norms of heads; 0 = there are none.
+    """
+
+    heads: int
+    head_dim: int
+    value_dim: int
+    ranks: dict[str, int]
+    norm_eps: float
+    norm_bias: bool
+    norm_first: bool
+    stacked: bool
+
+
+class Rwkv7:
+    """RWKV 7 "Goose" 0.1B to 2.9B: no attention, a generalized delta rule.
+
+    Source: flash-linear-attention modeling_rwkv7; Peng et al. 2025 (RWKV-7 "Goose").
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an RWKV 7 config of flash-linear-attention."""
+        if config.get("attn") is not None:
+            refuse("attn", config["attn"], "null: no layer may attend")
+        read_choice(config, "hidden_act", "sqrelu", {"sqrelu": "relu2"})
+        width = read_int(config, "hidden_size", high=1 << 20)
+        sizes = _read_sizes(config, width)
+        ratio = read_float(config, "hidden_ratio", 4.0)
+        inner = config.get("intermediate_size")
+        if inner is None:
+            inner = -(-int(width * ratio) // 32) * 32
+        else:
+            inner = read_int(config, "intermediate_size", high=1 << 22)
+        return _states_alone(config, sizes, {"inner": inner})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        sizes = cast("Rwkv7Sizes", s.extra["rwkv"])
+        bias = sizes.norm_bias
+        x = b.embed("model.embeddings")
+        if sizes.norm_first:
+            x = b.layer_norm(x, "model.layers.0.pre_norm", bias=bias)
+        first: ValueId | None = None
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias)
+            first = add_rwkv7(b, sizes, f"{at}.attn", h, x, first)
+            h = b.layer_norm(x, f"{at}.ffn_norm", bias=bias)
+            mixed = b.lerp(h, b.row_before(h), f"{at}.ffn.x_k")
+            inner = cast("int", s.extra["inner"])
+            y = b.linear(mixed, f"{at}.ffn.key", features=inner, then="relu2")
+            b.linear(y, f"{at}.ffn.value", add_to=x)
+        h = b.layer_norm(x, "model.norm", bias=bias)
+        finish_decoder(b, s, h, embedding="model.embeddings")
+
+
+class Arwkv7(Rwkv7):
+    """ARWKV 7: Qwen2.5 with RWKV 7 instead of attention, from GGUF files.
+
+    Source: arwkv7.cpp of llama.cpp.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in the config of a GGUF file."""
+        if not read_bool(config, STACKED, False):
+            refuse(STACKED, None, "true, as in GGUF files, which run; directories are not read")
+        width = read_int(config, "hidden_size", high=1 << 20)
+        spec = _states_alone(config, _read_sizes(config, width), {})
+        spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
+        return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        sizes = cast("Rwkv7Sizes", s.extra["rwkv"])
+        x, first = b.embed("model.embed_tokens"), None
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{at}.input_layernorm")
+            first = add_rwkv7(b, sizes, f"{at}.attn", h, x, first)
+            dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"))
+
+
+def with_stacked_shift(config: dict[str, Any], weights: HasNames) -> dict[str, Any]:
+    """Return the config with STACKED if the checkpoint has the tensors of early RWKV 7 files."""
+    stacked = "model.layers.0.attn.x_x" in weights.names()
+    return {**config, STACKED: True} if stacked else config
+
+
+def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv7Sizes:
+    """Return the sizes in a config; ModelError if they do not fit the width of the model."""
+    if config.get("head_dim") is None and config.get("num_heads") is not None:
+        heads = read_int(config, "num_heads", high=65536)
+        if width % heads:
+            refuse("num_heads", heads, f"a divisor of hidden_size ({width})")
+    else:
+        head_dim = read_int(config, "head_dim", 64, high=1024)
+        heads = width // head_dim
+        if width % head_dim:
+            refuse("head_dim", head_dim, f"a divisor of hidden_size ({width})")
+    values = config.get("value_dim")
+    listed = values if isinstance(values, list) else [width if values is None else values]
+    wide = next(iter(listed), None)
+    if type(wide) is not int or any(v != wide for v in listed) or wide < 1 or wide % heads:
+        refuse("value_dim", values, f"one multiple of the number of heads ({heads})")
+    ranks = {"w": "decay", "a": "a", "v": "v", "g": "gate"}
+    defaults = {"w": 64, "a": 64, "v": 16, "g": 128}
+    found = {
+        part: read_int(config, f"{key}_low_rank_dim", defaults[part], low=0, high=1 << 20)
+        for part, key in ranks.items()
+    }
+    for part, key in ranks.items():
+        if part != "g" and not found[part]:
+            refuse(f"{key}_low_rank_dim", 0, "a positive integer")
+    head_dim = width // heads
+    eps = read_float(config, "head_norm_eps", head_dim * read_float(config, "norm_eps", 1e-5))
+    return Rwkv7Sizes(
+        heads=heads,
+        head_dim=head_dim,
+        value_dim=wide,
+        ranks=found,
+        norm_eps=eps if read_bool(config, "head_norm", True) else 0.0,
+        norm_bias=read_bool(config, "norm_bias", True),
+        norm_first=read_bool(config, "norm_first", True),
+        stacked=read_bool(config, STACKED, False),
+    )
+
+
+def _states_alone(config: Mapping[str, Any], sizes: Rwkv7Sizes, extra: dict[str, Any]) -> ModelSpec:
+    """Return the hyperparameters of a model without attention; no layer limits the length."""
+    vocab = read_int(config, "vocab_size")
+    width = read_int(config, "hidden_size", high=1 << 20)
+    return ModelSpec(
+        vocab=vocab,
+        width=width,
+        layers=read_int(config, "num_hidden_layers", high=4096),
+        q_heads=0,
+        kv_heads=0,
+        head_dim=0,
+        # Half of the values of a token in a layer: six mixtures, and the products with them.
+        intermediate=max(7 * width, extra.get("inner", 0)),
+        max_position=MOST_TOKENS,
+        norm_eps=read_float(config, "norm_eps", 1e-5),
+        tied=read_bool(config, "tie_word_embeddings", False),
+        dtype=read_dtype(config),
+        bos_ids=read_ids(config, "bos_token_id", vocab),
+        eos_ids=read_ids(config, "eos_token_id", vocab),
+        extra={"rwkv": sizes, **extra},
+    )
+
+
+def add_rwkv7(
+    b: Builder, s: Rwkv7Sizes, at: str, h: ValueId, x: ValueId, first: ValueId | None
+) -> ValueId:
+    """Add the RWKV 7 layer `at` (the name of its module) of h to x; return its first values.
+
+    first: the values of the first layer, which the values of later layers are mixed with.
+    """
+    wide, keys = b.row_before(h), s.heads * s.head_dim
+    parts = MIXTURES if s.ranks["g"] else MIXTURES[:-1]
+    mixed = {part: _mixture(b, s, at, h, wide, part, parts) for part in parts}
+    low: dict[str, Then] = {"a": "none", "v": "none", "w": "tanh", "g": "sigmoid"}
+
+    def ranked(part: str, features: int) -> ValueId:
+        """Return the product of a mixture and two small matrices."""
+        stem, rank = f"{at}.{part}_lora.lora", s.ranks[part]
+        y = b.linear(mixed[part], f"{stem}.0", features=rank, then=low[part])
+        return b.linear(y, f"{stem}.2", features=features, bias=part != "g")
+
+    r, k = (b.linear(mixed[p], f"{at}.{p}_proj", features=keys) for p in "rk")
+    v = b.linear(mixed["v"], f"{at}.v_proj", features=s.value_dim)
+    if first is None:
+        # Some files have matrices for the first values of the first layer as well.
+        kinds = ("lora.0.weight", "lora.2.weight", "lora.2.bias")
+        b.leave(f"{at}.v_lora.{kind}" for kind in kinds)
+    else:
+        v = b.lerp(v, first, gates=ranked("v", s.value_dim))
+    inputs = (r, ranked("w", keys), k, v, ranked("a", keys))
+    out = b.wkv7(inputs, at, heads=s.heads, norm=s.norm_eps > 0, eps=s.norm_eps)
+    if s.ranks["g"]:
+        b.multiply(ranked("g", s.value_dim), to=out)
+    b.linear(out, f"{at}.o_proj", add_to=x)
+    return v if first is None else first
+
+
+def _mixture(
+    b: Builder, s: Rwkv7Sizes, at: str, h: ValueId, before: ValueId, part: str, parts: str
+) -> ValueId:
+    """Return the mixture of h and the rows before it that an input of the layer is made of."""
+    if not s.stacked:
+        return b.lerp(h, before, f"{at}.x_{part}", shape=(1, 1, s.heads * s.head_dim))
+    width = s.heads * s.head_dim
+    return b.lerp(h, before, rows(f"{at}.x_x", parts.index(part), 1), shape=(1, width))

@@ -1,0 +1,34 @@
+// The recurrent layers of RWKV.
+#pragma once
+#include "runtime/operations/recurrent.h"
+
+namespace cpuserve {
+
+// An RWKV 7 layer between its projections (Wkv7Args in kernels/table/recurrent.h).
+// r, decay, key and rate have a column for each key element of all heads; v and out, for values.
+// The vectors k_k, k_a and r_k are [heads * key_width]. norm and norm_bias, of a layer norm
+// of each head, are [heads * value_width], or kNone. A unit of the state is a head.
+struct Wkv7Op {
+  static constexpr const char* kName = "wkv7";
+  Id r, decay, key, v, rate, out;
+  int32_t heads, key_width, value_width;
+  Id k_k, k_a, r_k, norm, norm_bias;
+  float eps;
+  Id state = kNone;
+  CPUSERVE_FIELDS(r, decay, key, v, rate, out, heads, key_width, value_width, k_k, k_a, r_k, norm,
+                  norm_bias, eps)
+
+  StateLayer layer() const {
+    return {heads, int64_t{key_width} * value_width, wkv7_open_floats(key_width, value_width)};
+  }
+};
+void prepare(Wkv7Op& op, Program& p);
+void run(const Wkv7Op& op, Worker& w) noexcept;
+inline Accesses accesses(const Wkv7Op& op, const Program&) {
+  return claimed({any(op.r), any(op.decay), any(op.key), any(op.v), any(op.rate)}, {any(op.out)});
+}
+size_t scratch_bytes(const Wkv7Op& op);
+
+using WkvOps = Family<Wkv7Op>;
+
+}  // namespace cpuserve
