@@ -20,6 +20,7 @@ from cpuserve.models.indexers import (
 from cpuserve.models.kimi_linear import read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.streams import embed_streams, enter_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.streams import MOST_STREAMS
 from cpuserve.program.ops import ValueId
@@ -76,9 +77,7 @@ class Glm5Next:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         streams = cast("int", s.extra["streams"])
-        first = x = b.embed("model.embed_tokens")
-        for _ in range(streams - 1):  # all residual streams begin with the embedding
-            x = b.columns(first, s.width, more=x)
+        x = embed_streams(b, s)
         for layer in range(s.layers):
             _layer(b, s, layer, x)
         h = b.rms_norm(b.merge_streams(x, s.width, scale=1 / streams), "model.norm")
@@ -118,27 +117,12 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any], kinds: Sequence[st
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Append a layer, which changes all residual streams of x in place."""
     at = f"model.layers.{layer}"
-    h, weights = _enter(b, s, f"{at}.hc_attn", x)
+    h, weights = enter_streams(b, s, f"{at}.hc_attn", x)
     y = _mix(b, s, layer, b.rms_norm(h, f"{at}.input_layernorm"))
     b.spread_streams(y, weights, to=x, mixed=True)
-    h, weights = _enter(b, s, f"{at}.hc_ffn", x)
+    h, weights = enter_streams(b, s, f"{at}.hc_ffn", x)
     y = _mlp(b, s, layer, b.rms_norm(h, f"{at}.post_attention_layernorm"))
     b.spread_streams(y, weights, to=x, mixed=True)
-
-
-def _enter(b: Builder, s: ModelSpec, at: str, x: ValueId) -> tuple[ValueId, ValueId]:
-    """Return the input of a part of a layer, and the weights of its output and of the streams."""
-    n = cast("int", s.extra["streams"])
-    weights = b.linear(x, f"{at}_fn", features=n * (n + 2), bare=True)
-    b.stream_weights(
-        x,
-        weights,
-        scales=f"{at}_scale",
-        base=f"{at}_base",
-        rounds=cast("int", s.extra["rounds"]),
-        floor=cast("float", s.extra["floor"]),
-    )
-    return b.merge_streams(x, s.width, weights=weights), weights
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:

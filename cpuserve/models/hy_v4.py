@@ -12,6 +12,7 @@ from cpuserve.models.experts import add_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.streams import embed_streams, enter_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.operations.streams import MOST_STREAMS
@@ -76,21 +77,18 @@ class HunYuan4:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        streams = cast("int", s.extra["streams"])
-        first = x = b.embed("model.embed_tokens")
-        for _ in range(streams - 1):  # all residual streams begin with the embedding
-            x = b.columns(first, s.width, more=x)
+        x = embed_streams(b, s)
         selected: ValueId | None = None
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
-            h, weights = _enter(b, s, f"{at}.hc_attn_layer.hc", x)
+            h, weights = enter_streams(b, s, f"{at}.hc_attn_layer.hc", x, parts=2)
             h = b.rms_norm(h, f"{at}.input_layernorm")
             y, selected = _attention(b, s, layer, h, selected)
             b.spread_streams(y, weights, to=x, given=True)
-            h, weights = _enter(b, s, f"{at}.hc_mlp_layer.hc", x)
+            h, weights = enter_streams(b, s, f"{at}.hc_mlp_layer.hc", x, parts=2)
             y = _mlp(b, s, layer, b.rms_norm(h, f"{at}.post_attention_layernorm"))
             b.spread_streams(y, weights, to=x, given=True)
-        h, _ = _enter(b, s, "model.hc_head.hc_head", x, parts=1)
+        h, _ = enter_streams(b, s, "model.hc_head.hc_head", x, parts=1)
         finish_decoder(b, s, b.rms_norm(h, "model.norm"))
 
 
@@ -100,28 +98,6 @@ def _read_limit(config: Mapping[str, Any]) -> float:
     if isinstance(limit, int | float) and not isinstance(limit, bool) and limit <= 0:
         refuse("swiglu_limit", limit, "above 0")
     return read_float(config, "swiglu_limit", 10.0)
-
-
-def _enter(
-    b: Builder, s: ModelSpec, at: str, x: ValueId, *, parts: int = 2
-) -> tuple[ValueId, ValueId]:
-    """Return the input of a part of a layer, and the weights of its output in the streams.
-
-    parts: the number of kinds of weights, which is 1 at the end of the model.
-    """
-    n = cast("int", s.extra["streams"])
-    weights = b.linear(x, f"{at}_fn", features=n * parts, bare=True)
-    b.stream_weights(
-        x,
-        weights,
-        scales=f"{at}_scale",
-        base=f"{at}_base",
-        rounds=1,
-        floor=cast("float", s.extra["floor"]),
-        parts=parts,
-        most=cast("float", s.extra["most"]),
-    )
-    return b.merge_streams(x, s.width, weights=weights), weights
 
 
 def _attention(

@@ -15,6 +15,7 @@ from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.qwen3_moe import add_shared_expert
 from cpuserve.models.qwen3_next import gated_attention, project_parts, read_delta
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.streams import embed_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.operations.streams import MOST_STREAMS
@@ -93,9 +94,7 @@ class Qwen4Exp:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        first = x = b.embed("model.embed_tokens")
-        for _ in range(cast("int", s.extra["streams"]) - 1):
-            x = b.columns(first, s.width, more=x)
+        x = embed_streams(b, s)
         for layer in range(s.layers):
             _layer(b, s, layer, x)
         h, _ = _enter(b, s, "model.hyper_connection_mixer", x, last=True)
