@@ -1314,6 +1314,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         index_head_dim=64,
         indexer_types=["full", "shared", "full", "shared"],
     ),
+    "tiny-deepseek-v4": _decoder(
+        "DeepseekV4",
+        (512, 64, None, 4, 4, 1),
+        torch_dtype="float32",
+        model_type="deepseek_v4",
+        head_dim=64,
+        qk_rope_head_dim=16,
+        max_position_embeddings=512,
+        q_lora_rank=48,
+        o_groups=2,
+        o_lora_rank=32,
+        sliding_window=24,
+        layer_types=[
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+        rope_scaling={
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+        num_hash_layers=2,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        swiglu_limit=0.9,
+        index_topk=8,
+        index_n_heads=16,
+        index_head_dim=64,
+    ),
     "tiny-minimax": _decoder(
         "MiniMax",
         (*_TINY[:2], 96, 4, *_TINY[4:]),
@@ -1770,7 +1805,7 @@ def _plan_shards(needs: Sequence[WeightNeed], dtype: str) -> list[list[WeightNee
 
 
 def _num_bytes(need: WeightNeed, dtype: str) -> int:
-    return math.prod(need.shape) * SAFETENSORS_DTYPE[dtype][1]
+    return math.prod(need.shape) * (8 if need.role == "ids" else SAFETENSORS_DTYPE[dtype][1])
 
 
 def _norms(op: Op) -> tuple[str | None, ...]:
@@ -1785,7 +1820,7 @@ def _write_safetensors(
     for need in needs:
         end = start + _num_bytes(need, dtype)
         header[need.name] = {
-            "dtype": SAFETENSORS_DTYPE[dtype][0],
+            "dtype": "I64" if need.role == "ids" else SAFETENSORS_DTYPE[dtype][0],
             "shape": list(need.shape),
             "data_offsets": [start, end],
         }
@@ -1796,8 +1831,20 @@ def _write_safetensors(
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for need in needs:
+            if need.role == "ids":
+                file.write(_random_ids(need, needs, seed).astype("<i8").tobytes())
+                continue
             for values in _random_values(need, seed, kinds):
                 file.write(_as_bytes(values, dtype))
+
+
+def _random_ids(need: WeightNeed, needs: list[WeightNeed], seed: int) -> npt.NDArray[np.int64]:
+    """Return distinct experts for each token id: the ids are below the rows of the router."""
+    router = need.name.rpartition(".")[0] + ".weight"
+    experts = next(other.shape[0] for other in needs if other.name == router)
+    stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
+    order = stream.random((need.shape[0], experts)).argsort(axis=1)
+    return order[:, : need.shape[1]]
 
 
 def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.NDArray[np.float32]]:
@@ -1812,6 +1859,7 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     norm = any(part in need.name for part in parts) and need.name.endswith(".weight")
     factors = ("layer_scalar", "router.scale", "per_expert_scale", "correct_output_scale")
     factors += ("hc_attn_scale", "hc_ffn_scale", "_layer.hc_scale", "hc_head_scale")
+    factors += ("hc_head.hc_scale",)
     norm = norm or need.name.endswith(factors)
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):

@@ -547,7 +547,9 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
     """Return the KV heads, head size and sliding window of each layer."""
     if program is None:
         return (KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers
-    return tuple(KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache)
+    return tuple(
+        KvLayerFacts(c.heads, c.key_width, c.window, c.latent, c.joined) for c in program.cache
+    )
 
 
 def _parts(

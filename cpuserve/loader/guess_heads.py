@@ -218,7 +218,7 @@ def head_facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
         model,
         name=f"the head of {model.name}",
         kv_layers=tuple(
-            KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache
+            KvLayerFacts(c.heads, c.key_width, c.window, c.latent, c.joined) for c in program.cache
         ),
         weight_bytes=weights * model.weight_bytes // max(model.parameters, 1),
         table_bytes=0,

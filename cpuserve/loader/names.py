@@ -64,8 +64,15 @@ _PUBLISHED = {
     ".hc_pre.hc_": ".hc_",
     ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".self_attn.softmax_offset": ".self_attn.sinks",
+    ".attn.norm.weight": ".attn.kv_norm.weight",  # DeepSeek V4 as transformers saves it
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
+}
+# Names of DeepSeek V4's published files outside of layers.
+_WHOLE_NAMES = {
+    "embed.weight": "model.embed_tokens.weight",
+    "head.weight": "lm_head.weight",
+    **{f"hc_head_{part}": f"model.hc_head.hc_{part}" for part in ("fn", "base", "scale")},
 }
 _IMAGES = (
     *("vision_tower.", "multi_modal_projector."),
@@ -130,6 +137,7 @@ def checkpoint_to_hf(name: str) -> str:
         return f"model.{name.removeprefix('backbone.')}"
     if name.startswith("visual.") and not name.startswith("visual.vision_model."):
         return f"model.{name}"  # Qwen2-VL and 2.5-VL
+    name = _WHOLE_NAMES.get(name, name)
     for theirs, ours in _PUBLISHED.items():
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3

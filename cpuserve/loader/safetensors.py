@@ -30,6 +30,9 @@ ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
+# Tables of experts by token id (DeepSeek V4). They are used as floats, which have small integers.
+ID_TABLES = (".gate.tid2eid",)
+_INTEGERS = {"I64": "<i8", "I32": "<i4"}
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
 
 
@@ -158,8 +161,8 @@ class SafetensorsStore:
         return {checkpoint_to_hf(key): value for key, value in texts}
 
     def dtype(self, name: str) -> str:
-        """Return the name of the dtype in safetensors."""
-        return self._tensors[name][1].dtype
+        """Return the name of the dtype in safetensors, and F32 for tables of ids."""
+        return "F32" if name.endswith(ID_TABLES) else self._tensors[name][1].dtype
 
     def get(self, name: str) -> StoredTensor:
         """Return the tensor as a mapped view; ModelError if its file has changed since opening."""
@@ -170,6 +173,9 @@ class SafetensorsStore:
         def release() -> None:
             file.file.release(tensor.offset, tensor.size)
 
+        if name.endswith(ID_TABLES) and tensor.dtype in _INTEGERS:
+            numbers = data.view(_INTEGERS[tensor.dtype]).astype("<f4")
+            return StoredTensor(name, tensor.shape, "F32", numbers.view("u1"), None, release)
         return StoredTensor(name, tensor.shape, tensor.dtype, data, None, release)
 
 

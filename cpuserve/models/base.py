@@ -34,6 +34,7 @@ BUILTIN = {
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV32ForCausalLM": "cpuserve.models.deepseek:DeepseekV32",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
+    "DeepseekV4ForCausalLM": "cpuserve.models.deepseek_v4:DeepseekV4",
     "DistilBertModel": "cpuserve.models.distilbert:DistilBert",
     "Dots1ForCausalLM": "cpuserve.models.dots1:Dots1",
     "Ernie4_5_ForCausalLM": "cpuserve.models.ernie4_5:Ernie45",

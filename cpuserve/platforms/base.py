@@ -19,12 +19,14 @@ class KvLayerFacts:
 
     window: the most keys that a token sees (0 = all keys).
     latent: whether the stored keys serve as the values as well (MLA).
+    joined: whether the layer is in the cache group of the layer before it.
     """
 
     kv_heads: int
     head_dim: int
     window: int = 0
     latent: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cpuserve.config.cache_groups import STATES_OF_ONE
 from cpuserve.config.decisions import Ledger
@@ -28,12 +29,21 @@ MOST_PARTS = 8
 RECORD_BYTES = 512
 
 
-def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
+def group_layers(
+    windows: Sequence[int], sizes: Sequence[int], joined: Sequence[bool] = ()
+) -> list[KvGroup]:
     """Return the cache groups for the layers; groups without a window come first.
 
     windows: the window of each layer in tokens, 0 = all tokens.
     sizes: the bytes that each layer needs in a block.
+    joined: whether each layer must be in the group of the layer before it; () = none must.
     """
+    if any(joined):
+        firsts = [layer for layer, one in enumerate(joined) if not one]
+        runs = [range(*ends) for ends in pairwise([*firsts, len(sizes)])]
+        totals = [sum(sizes[layer] for layer in run) for run in runs]
+        groups = group_layers([windows[first] for first in firsts], totals)
+        return [KvGroup(g.window, [i for run in g.layers for i in runs[run]]) for g in groups]
     kinds: dict[int, list[int]] = {}
     for layer, window in enumerate(windows):
         kinds.setdefault(window, []).append(layer)

@@ -245,9 +245,9 @@ def plan_memory(
     """
     weights = anonymous_weight_bytes(facts, dtype, quantize, executor) + adapter_bytes(facts, dtype)
     wanted, explicit = wanted_length(options, ledger, facts)
-    sizes = kv_layer_bytes(facts, kv_dtype)
+    sizes, joined = kv_layer_bytes(facts, kv_dtype), [kv.joined for kv in facts.kv_layers]
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
-    block = block_bytes(groups := group_layers(windows, sizes), sizes)
+    block = block_bytes(groups := group_layers(windows, sizes, joined), sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
     other += decode_bytes(options, facts, executor, max_num_seqs, wanted, threads)

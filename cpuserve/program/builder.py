@@ -6,8 +6,8 @@ from cpuserve.errors import ModelError
 from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.columns import ColumnsBuilder
 from cpuserve.program.operations.dense import Hidden, Logits
+from cpuserve.program.operations.entries import EntriesBuilder, EntryAttention, PoolEntries
 from cpuserve.program.operations.indexer import PoolIndexKeys, SelectKeys
-from cpuserve.program.operations.latent import LatentBuilder
 from cpuserve.program.operations.mixture import MixtureBuilder
 from cpuserve.program.operations.ngrams import NgramsBuilder
 from cpuserve.program.operations.norms import NormsBuilder
@@ -21,7 +21,7 @@ from cpuserve.program.program import Program
 class Builder(
     MixtureBuilder,
     NormsBuilder,
-    LatentBuilder,
+    EntriesBuilder,
     WkvBuilder,
     ColumnsBuilder,
     StreamsBuilder,
@@ -45,8 +45,12 @@ class Builder(
         if len(heads) != 1 or self._ops[-1] is not heads[0]:
             msg = "a program must have one logits or hidden op, as its last op"
             raise ModelError(msg)
-        readers = Attention | PoolIndexKeys | SelectKeys
-        attended = [op.layer for op in self._ops if isinstance(op, readers)]
+        attended: list[int] = []
+        for op in self._ops:
+            if isinstance(op, Attention | PoolIndexKeys | SelectKeys):
+                attended.append(op.layer)
+            elif isinstance(op, PoolEntries | EntryAttention):
+                attended += op.reads_layers
         if list(dict.fromkeys(attended)) != list(range(len(self._cache))):
             msg = (
                 f"{len(self._cache)} layers are stored in the KV cache, but attention reads layers "

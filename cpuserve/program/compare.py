@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cpuserve.program.operations.attention import Attention, RopeStoreKV
 from cpuserve.program.operations.dense import Linear, Logits
+from cpuserve.program.operations.entries import EntryAttention
 from cpuserve.program.operations.experts import Dispatch, ExpertLinear, combined_from
 from cpuserve.program.operations.indexer import SelectKeys
 from cpuserve.program.operations.latent import HeadLinear, LatentStoreKV
@@ -223,7 +224,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
     top = size.max(axis=1, keepdims=True, initial=0.0)
     bound: Float32 = np.broadcast_to(SUM_TOLERANCE * top + 1e-6, size.shape).astype(np.float32)
     kv_type = interpreter.kv_type
-    if isinstance(op, Attention):
+    if isinstance(op, Attention | EntryAttention):
         bound += np.float32(STEP[kv_type]) * top
     target = op.written()
     stored = "f32"

@@ -19,6 +19,7 @@ Families that these ops cover, with ops that a family added:
     and `rope` of each layer, norms after attention and MLP: RmsNorm, then Add)
   DeepSeek V2 and V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head)
   DeepSeek V3.2 (StoreIndexKeys, SelectKeys), GLM-5.3 (PoolIndexKeys, StreamWeights, Limit)
+  DeepSeek V4 (PoolEntries, EntryAttention, Rotate `paired`, Route `table`)
   Granite 4 (ShortConv, Mamba2, GatedNorm), Mamba 1 and Jamba (ShortConv, SelectiveScan),
   LFM2 (ShortConv between two Gates; GridConv in the tower of LFM3-VL)
   gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
@@ -49,7 +50,9 @@ ValueId = NewType("ValueId", int)
 
 # A vector of weights, or its parts, in order.
 Joined = str | tuple[str, ...]
-RouterScore = Literal["softmax", "sigmoid", "chosen_softmax", "near_softmax", "chosen_sigmoid"]
+RouterScore = Literal[
+    "softmax", "sigmoid", "chosen_softmax", "near_softmax", "chosen_sigmoid", "sqrt_softplus"
+]
 # The activations, with CPUSERVE_ACTIVATIONS in csrc/kernels/table/linear.h.
 # One called "*_mul" is act(gate) * up.
 Then = Literal[

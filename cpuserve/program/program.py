@@ -28,6 +28,7 @@ class WeightNeed:
 
     role: a "matrix" is packed for Linear, Embed and Logits.
       A "vector" (norm weight, bias) and a "table" (learned positions) are fp32.
+      "ids" are whole numbers, which are used as fp32.
     """
 
     name: str
@@ -44,6 +45,7 @@ class CacheLayer:
 
     window: later tokens read only the last `window` tokens (0 = all).
     latent: keys and values are the same rows, which are stored once.
+    joined: the layer must be in the cache group of the layer before it, with the same window.
     """
 
     heads: int
@@ -51,6 +53,7 @@ class CacheLayer:
     value_width: int
     window: int = 0
     latent: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ PER_TOKEN = (
 # experts that a token is multiplied by, and an error in a decay changes all later tokens.
 ROUTERS = (
     "mlp.gate.weight",
+    "ffn.gate.weight",
     "mlp.gate.wg.weight",
     "feed_forward.gate.weight",
     "feed_forward.router.weight",
@@ -116,6 +117,7 @@ ROUTERS = (
     "indexer.weights_proj.weight",
     "index_kpool_compress_gate",
     *(f"{part}_lora.lora.{i}.weight" for part in "wa" for i in (0, 2)),
+    "compressor.wgate.weight",
 )
 # Tables of n-grams stay in the mapped file; to quantize their rows would save no memory.
 NGRAMS = ".ngram_embedding."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Matrices of latent attention (MLA) that are split by heads. A part may be transposed, and a column
 # of a quantized matrix cannot be packed as a row, so the parts are packed as dense matrices.
-BY_HEADS = ("kv_b_proj.weight",)
+BY_HEADS = ("kv_b_proj.weight", ".wo_a.weight")
 DENSE_KINDS: dict[str, WeightKind] = {
     "bfloat16": "dense_bf16",
     "float16": "dense_f16",

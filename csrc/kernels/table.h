@@ -25,6 +25,7 @@
 #include "kernels/generic/selective_scan.h"
 #include "kernels/generic/short_conv.h"
 #include "kernels/table/attention.h"
+#include "kernels/table/entries.h"
 #include "kernels/table/index_keys.h"
 #include "kernels/table/linear.h"
 #include "kernels/table/recurrent.h"
@@ -48,6 +49,7 @@ enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
   CPUSERVE_ACTIVATION_KERNELS(X)         \
   CPUSERVE_STORE_KERNELS(X)              \
   CPUSERVE_INDEX_KERNELS(X)              \
+  CPUSERVE_ENTRY_KERNELS(X)              \
   CPUSERVE_RECURRENT_KERNELS(X)          \
   CPUSERVE_SHORT_CONV_KERNELS(X)         \
   CPUSERVE_SELECTIVE_SCAN_KERNELS(X)     \

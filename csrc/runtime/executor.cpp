@@ -27,6 +27,9 @@ size_t most_scratch_bytes(const Program& program, KvType type) {
     if (const auto* a = std::get_if<AttentionOp>(&op)) {
       bytes = std::max(bytes, attention_scratch(*a, program, type));
     }
+    if (const auto* a = std::get_if<EntryAttentionOp>(&op)) {
+      bytes = std::max(bytes, entry_scratch(*a, program, type));
+    }
     bytes = std::max(bytes, std::visit([](const auto& o) { return scratch_bytes(o); }, op));
   }
   for (const Matrix& m : program.matrices()) {  // EmbedOp packs one panel of a gathered matrix

@@ -60,8 +60,8 @@ template <>
 struct Names<Score> {
   using Enum = Score;
   static constexpr const char* kWhat = "router score";
-  static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax)
-                                            NAME(near_softmax) NAME(chosen_sigmoid)};
+  static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax) NAME(
+      near_softmax) NAME(chosen_sigmoid) NAME(sqrt_softplus)};
 };
 template <>
 struct Names<MediaToken> {

@@ -9,6 +9,8 @@
 namespace cpuserve {
 namespace {
 
+constexpr float kLinear = 20.0f;  // above it, softplus(x) is x in fp32
+
 // Replaces n logits by their softmax.
 void softmax(float* x, int64_t n) noexcept {
   float top = x[0], sum = 0;
@@ -81,12 +83,15 @@ void near_softmax(const RouteOp& op, const float* logits, const float* ids, floa
 }  // namespace
 
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
-               float* scratch) noexcept {
+               float* scratch, const float* given) noexcept {
   const int64_t experts = op.experts, chosen = op.chosen;
   float *scores = scratch, *wanted = scratch + experts, *weights = out + chosen;
   std::copy(logits, logits + experts, scores);
   if (op.score == Score::sigmoid) {
     for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
+  }
+  for (int64_t i = 0; op.score == Score::sqrt_softplus && i < experts; i++) {
+    scores[i] = std::sqrt(scores[i] > kLinear ? scores[i] : std::log1p(std::exp(scores[i])));
   }
   // Without a bias, experts are chosen by their logits instead of softmax,
   // because softmax could round two different logits to the same score.
@@ -95,7 +100,8 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
   if (op.score == Score::softmax && !early) softmax(scores, experts);
   if (op.groups > 1) keep_groups(op, wanted, scratch + 2 * experts);
-  choose_best(wanted, experts, chosen, out);
+  if (given) std::copy(given, given + chosen, out);
+  if (!given) choose_best(wanted, experts, chosen, out);
   for (int64_t rank = 0; rank < chosen; rank++) {
     weights[rank] = scores[static_cast<int64_t>(out[rank])];
   }

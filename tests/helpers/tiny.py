@@ -61,6 +61,7 @@ KINDS = (
     "mellum",
     "deepseek-v2",
     "deepseek-v3",
+    "deepseek-v4",
     "glm4-moe-lite",
     "gemma2",
     "gemma3",

@@ -18,9 +18,9 @@ def make(family, **options):
     return LLM(str(tiny_model(family)), **{"executor": "native", **sizes, **options})
 
 
-@pytest.fixture(scope="module", params=["deepseek-v3.2", "glm5-next", "qwen4-exp"])
+@pytest.fixture(scope="module", params=["deepseek-v3.2", "glm5-next", "qwen4-exp", "deepseek-v4"])
 def family(request):
-    """A family with index keys of tokens, and two with index keys of pools of tokens."""
+    """A family with index keys of tokens, and three with index keys of pools of tokens."""
     return request.param
 
 
@@ -48,10 +48,14 @@ def test_speculation_and_ranks_change_no_bit(family, alone):
 
 
 def test_requests_that_were_preempted_and_restored_keep_their_bits(family, alone):
-    """Each of the four requests grows to five blocks, of which two are common."""
+    """Each of the four requests grows to five blocks, of which two are common.
+
+    With several cache groups, windows free blocks, and only two requests fit.
+    """
     with make(family, kv_cache_memory="8MiB") as llm:
-        size = (8 << 20) // llm.config.kv_blocks
-    memory = f"{(9 * size + 64) / 2**20:.6f}MiB"
+        size, groups = (8 << 20) // llm.config.kv_blocks, len(llm.config.kv_groups)
+    blocks = 9 if groups < 2 else 53
+    memory = f"{(blocks * size + 64) / 2**20:.6f}MiB"
     for swap in ({}, {"swap_space": "16MiB"}):
         with make(family, kv_cache_memory=memory, **swap) as llm:
             assert exact_answers(llm, PROMPTS, PARAMS) == alone

@@ -51,7 +51,7 @@ def keeping_everything():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "cpuserve.platforms.memory.group_layers",
-            lambda _, sizes: [KvGroup(0, list(range(len(sizes))))],
+            lambda _, sizes, *__: [KvGroup(0, list(range(len(sizes))))],
         )
         yield
 

@@ -252,6 +252,31 @@ BAD = {
         {"index_head_dim": 16},
         "at least as large a head_dim (got head_dim 16)",
     ),
+    "pools-in-part-of-a-block": (
+        "deepseek-v4",
+        {"compress_rates": {"heavily_compressed_attention": 48}},
+        "it must be a divisor or a multiple of 32 for heavily_compressed_attention",
+    ),
+    "pools-of-blocks-with-an-indexer": (
+        "deepseek-v4",
+        {"compress_rates": {"compressed_sparse_attention": 64}, "index_topk": 2},
+        "it must be a divisor of 32 for compressed_sparse_attention, since it has an indexer",
+    ),
+    "ratios-that-are-no-layers": (
+        "deepseek-v4",
+        {"layer_types": None, "compress_ratios": [0, 4, 64, 4]},
+        "it must be a list of 0, 4 and 128",
+    ),
+    "groups-of-parts-of-heads": (
+        "deepseek-v4",
+        {"o_groups": 3},
+        "it must be a divisor of num_attention_heads",
+    ),
+    "a-rope-that-grows": (
+        "deepseek-v4",
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        "it must be default or yarn",
+    ),
     "a-tail-that-is-not-read": (
         "glm5-next",
         {"index_kpool_always_select_tail": False},
@@ -556,6 +581,7 @@ COUNTED |= {
         "sarvam": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "sarvam-mla": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
+        "deepseek-v4": ("num_hash_layers",),
         "mimo-v2": ("num_experts_per_tok", "moe_intermediate_size"),
         "longcat": ("num_layers",),
         **dict.fromkeys(("axk2", "hy-v4"), ("num_experts_per_tok", "moe_intermediate_size")),

@@ -32,6 +32,20 @@ VARIANTS = {
             },
         },
     ),
+    "deepseek-v4": ("deepseek-v4", {"index_topk": 12}),
+    "deepseek-v4-pools-of-8": (
+        "deepseek-v4",
+        {
+            "index_topk": 7,
+            "index_n_heads": 11,
+            "index_head_dim": 48,
+            "compress_rates": {
+                "compressed_sparse_attention": 8,
+                "heavily_compressed_attention": 64,
+            },
+            "rope_scaling": None,
+        },
+    ),
     "axk2": ("axk2", {"index_topk": 24}),
     "hy-v4": ("hy-v4", {"index_topk": 24, "rms_norm_eps": 1e-3}),
     "hy-v4-types": ("hy-v4", {"index_topk": 33, "index_head_dim": 48, "indexer_types": None}),

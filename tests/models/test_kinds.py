@@ -98,7 +98,7 @@ def test_no_other_model_of_the_type_of_a_decoder_runs_through_transformers(
 @pytest.mark.parametrize(
     "kind",
     [
-        *("recurrent_gemma", "xlstm", "deepseek_v4"),
+        *("recurrent_gemma", "xlstm"),
         *("dots3_note", "inkling_text"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from cpuserve.config.load import load_options
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import KvLayerFacts, TowerFacts
-from cpuserve.platforms.cache_groups import block_bytes
+from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.drafting import logit_bytes, rope_bytes
 from cpuserve.platforms.host import Node
@@ -366,6 +366,16 @@ def test_layers_that_keep_the_same_tokens_form_groups(windows, groups):
     config = resolve("vm_2core_zen5", windowed(*windows)).config
     assert [(group.window, group.layers) for group in config.kv_groups] == groups
     assert config.max_model_len == 32768
+
+
+def test_joined_layers_are_in_one_group():
+    """Without that, each layer with a window is a group, like the layer without one."""
+    windows, sizes = [0, *(512,) * 6], [64] * 7
+    joined = [False, False, True, True, False, False, True]
+    found = group_layers(windows, sizes, joined)
+    assert [group.layers for group in found] == [[0], [1, 2, 3], [4, 5, 6]]
+    assert [group.window for group in found] == [0, 512, 512]
+    assert [group.layers for group in group_layers(windows, sizes)] == [[n] for n in range(7)]
 
 
 def test_transformers_keeps_everything():

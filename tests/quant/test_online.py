@@ -7,10 +7,12 @@ from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.operations.columns import Columns, MixParts
 from cpuserve.program.operations.dense import Embed, Linear, Logits
-from cpuserve.program.operations.indexer import PoolIndexKeys, SelectKeys
+from cpuserve.program.operations.entries import PoolEntries
+from cpuserve.program.operations.indexer import PoolIndexKeys, SelectKeys, StoreIndexKeys
 from cpuserve.program.operations.mixture import Route
 from cpuserve.program.operations.streams import SpreadStreams, StreamWeights
 from cpuserve.program.operations.wkv import Wkv7
+from cpuserve.program.parts import parse
 from cpuserve.quant.online import (
     BY_LAYER,
     ONE_SCALE,
@@ -175,10 +177,19 @@ def _routes(op, value):
 
 
 def _gates(program):
-    """The values with the gates of the index keys of pools."""
+    """The values with the gates of the index keys, or of the entries, of pools."""
     pooled = {op.x for op in program.ops if isinstance(op, PoolIndexKeys)}
     joined = [op for op in program.ops if isinstance(op, Columns) and op.out in pooled]
-    return {op.more for op in joined if op.more is not None}
+    entries = [op for op in program.ops if isinstance(op, PoolEntries)]
+    layers = {layer for op in entries for layer in op.reads_layers[op.series :]}
+    stored = {op.x for op in program.ops if isinstance(op, StoreIndexKeys) and op.layer in layers}
+    return stored | {op.more for op in joined if op.more is not None}
+
+
+def _tensor_of(name):
+    """The stored tensor that a weight is, or is a part of."""
+    part = parse(name)
+    return name if part is None else part.tensor
 
 
 def _decays(program):
@@ -200,7 +211,7 @@ def test_routers_of_all_families_keep_their_precision():
             op.out in _gates(program) | _decays(program)
             or any(_routes(r, op.out) for r in program.ops)
         )
-        for name in op.weights
+        for name in map(_tensor_of, op.weights)
     }
     assert len(names) >= len(ROUTERS)
     assert all(name.endswith(ROUTERS) for name in names)

@@ -39,7 +39,7 @@ KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
 HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2")
 # tokens read 64 keys, or pools of these
-INDEXED = ("deepseek-v3.2", "glm5-next", "qwen4-exp", "hy-v4")
+INDEXED = ("deepseek-v3.2", "glm5-next", "qwen4-exp", "hy-v4", "deepseek-v4")
 STREAMS = ("glm5-next", "qwen4-exp")  # hybrids with several residual streams
 LIGHTNING = ("minimax",)
 THREADS = [1, 2, 3, 5]
@@ -56,7 +56,8 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama", **chan
     from cpuserve.program.lower import Lowering
     from cpuserve.runtime.native import fill_vectors, pack_matrices
 
-    config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, **changes}
+    config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
+    config |= {"o_groups": 3, **changes} if family == "deepseek-v4" else changes
     checkpoint = open_checkpoint(tiny_model(family, head_dim=32, **config))
     program = build_program(spec_from_config(checkpoint.config))
     kv_type = kv or KV.get(kind, "bf16")

@@ -280,6 +280,7 @@ class ScaleQueries(Op, frozen=True):
 class Rotate(Op, frozen=True):
     """Rotate the first `heads` heads of x, in place.
 
+    paired: the last dims of each head are rotated, each two neighbours as a pair.
     Models with norms of q and k after the rotation use it (Hunyuan):
     their `RopeStoreKV` has the norms and no RoPE.
     """
@@ -290,6 +291,7 @@ class Rotate(Op, frozen=True):
     heads: int
     head_dim: int
     rope: Rope
+    paired: bool = False
 
     def lower(self, to: Lowering) -> None:
         to.add(self, **to.rope(self.rope))
@@ -297,11 +299,11 @@ class Rotate(Op, frozen=True):
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
 
-        from cpuserve.program.reference.rows import rotate
+        from cpuserve.program.reference.rows import rotate, rotate_neighbours
 
-        width = self.heads * self.head_dim
+        width, turn = self.heads * self.head_dim, rotate_neighbours if self.paired else rotate
         heads = x[:, :width].reshape(len(x), self.heads, self.head_dim)
-        turned = rotate(heads, *at.turns(self.rope)).reshape(len(x), -1)
+        turned = turn(heads, *at.turns(self.rope)).reshape(len(x), -1)
         return torch.cat([turned, x[:, width:]], dim=1)
 
 
@@ -500,12 +502,23 @@ class AttentionBuilder(BaseBuilder):
         self._check_columns("scale_queries: x", x, 0, width)
         self._ops.append(ScaleQueries(x, width, beta, length, ahead))
 
-    def rotate(self, x: ValueId, *, heads: int, rope: Rope, head_dim: int | None = None) -> None:
-        """Rotate the first `heads` heads of x, in place. head_dim: by default as in the spec."""
+    def rotate(
+        self,
+        x: ValueId,
+        *,
+        heads: int,
+        rope: Rope,
+        head_dim: int | None = None,
+        paired: bool = False,
+    ) -> None:
+        """Rotate the first `heads` heads of x, in place; for `paired` see `Rotate`.
+
+        head_dim: by default as in the spec.
+        """
         d = head_dim or self._spec.head_dim
         self._check_columns("rotate: x", x, 0, heads * d)
         check_rope(rope, d)
-        self._ops.append(Rotate(x, heads, d, rope))
+        self._ops.append(Rotate(x, heads, d, rope, paired))
 
     def resize_heads(self, x: ValueId, *, heads: int, begin: int, to: int) -> ValueId:
         """Return x with `to` columns for each of `heads` heads from column `begin` on."""

@@ -226,6 +226,18 @@ class LatentBuilder(IndexerBuilder):
         self._ops.append(HeadLinear(rows, out, *of_values, values, rank, width))
         return out
 
+    def head_linear(self, x: ValueId, name: str, *, heads: int, features: int) -> ValueId:
+        """Return the product of each of `heads` equal parts of x with a matrix of its own.
+
+        name: the name of a matrix [heads * features, columns of a part]; its parts are in order.
+        """
+        width = self._width(x) // heads
+        self._check_width(name, x, heads * width)
+        weight = self._matrix(name, heads * features, width)
+        out = self._value(name, heads * features)
+        self._ops.append(HeadLinear(x, out, weight, heads, features, 0, features, width, width))
+        return out
+
     def _head_parts(
         self, kv_b: str | tuple[str, str], nope: int, values: int, rank: int
     ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:

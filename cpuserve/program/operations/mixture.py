@@ -68,6 +68,7 @@ class Route(Op, frozen=True):
       and by the vector `factors` [experts] (Gemma 4).
     identities: how many of the experts, the last ones, return their input (`AddIdentities`). Their
       ids become -1, because they have no routed rows.
+    table: a weight [ids, chosen] with the experts of each token id, if the scores do not choose.
     """
 
     x: ValueId
@@ -82,17 +83,34 @@ class Route(Op, frozen=True):
     factors: str | None = None
     near: float = 0.0
     identities: int = 0
+    table: str | None = None
+    ids: int = 0
 
     def lower(self, to: Lowering) -> None:
         bias, factors = (to.plain(name, self.experts) for name in (self.bias, self.factors))
         g = self.groups
         groups: dict[str, Any] = {"groups": g.count, "kept": g.kept, "best": g.best} if g else {}
-        to.add(self, bias=bias, factors=factors, **groups)
+        table, name = -1, self.table
+        if name is not None:
+            count = self.ids * self.chosen
+            table = to.vector(
+                ("experts of ids", name), count, lambda read: self.experts_of_ids(read(name))
+            )
+        to.add(self, bias=bias, factors=factors, table=table, **groups)
+
+    def experts_of_ids(self, ids: Any) -> Any:
+        """Return `ids`, the table of experts; ModelError if it has others than the experts."""
+        if not ((ids >= 0) & (ids < self.experts)).all():
+            msg = f"{self.table} has experts that are not from 0 to {self.experts - 1}"
+            raise ModelError(msg)
+        return ids
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
 
         scores = torch.sigmoid(x) if self.score == "sigmoid" else x
+        if self.score == "sqrt_softplus":
+            scores = torch.nn.functional.softplus(x).sqrt()
         if self.score == "softmax":
             scores = torch.softmax(x, dim=1)
         wanted = x if self.score == "softmax" and self.bias is None else scores
@@ -101,6 +119,8 @@ class Route(Op, frozen=True):
         if self.groups is not None:
             wanted = self.groups.keep(wanted)
         ids = torch.sort(wanted, dim=1, descending=True, stable=True).indices[:, : self.chosen]
+        if self.table is not None:
+            ids = at.vector(self.table)[torch.from_numpy(at.step.token_ids).long()].long()
         weights = scores.gather(1, ids)
         if self.score == "chosen_softmax":
             weights = torch.softmax(weights, dim=1)
@@ -193,7 +213,10 @@ def _router_of(
         between = program.ops[this + 1 : following]
         return next((op for op in reversed(between) if op.written() == value), None)
 
-    (logits,) = program.ops[following].reads()
+    route = program.ops[following]
+    if isinstance(route, Route) and route.table is not None:
+        return None  # the router does not choose
+    (logits,) = route.reads()
     linear = writer(logits)
     if not isinstance(linear, Linear) or linear.add or len(linear.weights) != 1:
         return None
@@ -230,14 +253,14 @@ class MixtureBuilder(DenseBuilder):
         identities: int = 0,
         weigh_inputs: bool = False,
         gate_limit: float = 0.0,
+        table: str | None = None,
     ) -> ValueId:
         """Add a mixture of experts of h to the value `to`, and return `to` (None: a new value).
 
-        router: the name of the matrix [experts, width of h] that computes the router logits.
-        routed_by: the value that the router multiplies (None: h).
+        router: the name of the matrix [experts, columns] that multiplies `routed_by` (None: h).
         experts: for each expert the matrices gate and up, or only up, [features, width of h],
           and then down [width of `to`, features], by name.
-        bias, factors, groups, near: see `Route`; `bias` and `factors` are full names.
+        bias, factors, table, groups, near: see `Route`; the first three are full names.
         limit, gate_limit: the maximum of gates and ups (see `Limit`); 0 = none.
         biased: whether the router and all matrices of experts have biases.
         identities: how many further experts return h; the router has their logits last.
@@ -247,7 +270,7 @@ class MixtureBuilder(DenseBuilder):
         self._check_mixture(router, count, chosen, groups, biased and weigh_inputs)
         read = h if routed_by is None else routed_by
         logits = self.linear(read, router, features=count, bias=biased)
-        more = (groups, factors, near, identities)
+        more = (groups, factors, near, identities, table)
         routing = self._route(logits, router, chosen, score, renormalize, scale, bias, *more)
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Dispatch(h, routing, rows, width, chosen))
@@ -309,6 +332,7 @@ class MixtureBuilder(DenseBuilder):
         factors: str | None,
         near: float,
         identities: int,
+        table: str | None,
     ) -> ValueId:
         """Return the experts that each token chooses, and their weights: [T, 2 * chosen]."""
         count = self._width(logits)
@@ -317,7 +341,12 @@ class MixtureBuilder(DenseBuilder):
         routing = self._value(f"{router} routing", 2 * chosen)
         weights = (score, renormalize, scale, bias)
         more = groups, factors, near, identities
-        self._ops.append(Route(logits, routing, count, chosen, *weights, *more))
+        ids = 0 if table is None else self._spec.vocab
+        if table is not None:
+            self._need(table, (ids, chosen), "ids")
+        self._ops.append(
+            Route(logits, routing, count, chosen, *weights, *more, table=table, ids=ids)
+        )
         return routing
 
 

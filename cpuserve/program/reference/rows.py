@@ -23,6 +23,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
+def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the last dims of x [T, heads, d], each two neighbours as a pair."""
+    first = x.shape[-1] - 2 * cos.shape[-1]
+    a, b = x[..., first::2], x[..., first + 1 :: 2]
+    pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return torch.cat([x[..., :first], pairs.flatten(-2)], dim=-1)
+
+
 def activate(x: Tensor, then: Then) -> Tensor:
     """Apply the activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
     if then.endswith("_mul"):

@@ -22,6 +22,7 @@
 #include "kernels/generic/attention.h"
 #endif
 #ifdef CPUSERVE_UNIT_ALL
+#include "kernels/generic/entries.h"
 #include "kernels/generic/index_keys.h"
 #include "kernels/generic/logits.h"
 #include "kernels/generic/recurrent.h"

@@ -349,12 +349,14 @@ void run(const RotateOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float* cosine = w.vector(op.cos) + w.input().positions[t] * half;
     const float* sine = w.vector(op.sin) + w.input().positions[t] * half;
-    float* head = floats_of(x, t);
+    float* head = floats_of(x, t) + (op.paired ? op.head_dim - op.rotary : 0);
+    const int64_t step = op.paired ? 2 : 1, other = op.paired ? 1 : half;
     for (int32_t h = 0; h < op.heads; h++, head += op.head_dim) {
       for (int64_t i = 0; i < half; i++) {
-        const float a = head[i], b = head[i + half];
-        head[i] = a * cosine[i] - b * sine[i];
-        head[i + half] = b * cosine[i] + a * sine[i];
+        float &first = head[i * step], &second = head[i * step + other];
+        const float a = first, b = second;
+        first = a * cosine[i] - b * sine[i];
+        second = b * cosine[i] + a * sine[i];
       }
     }
   }

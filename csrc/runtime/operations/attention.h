@@ -72,12 +72,14 @@ inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return chan
 
 // Rotates the first `rotary` dimensions of the first `heads` heads of each row of x.
 // Models with norms after the rotation use this operation: their RopeStoreOp rotates nothing.
+// If `paired`, rotates the last `rotary` dimensions of each head, where neighbours are a pair.
 struct RotateOp {
   static constexpr const char* kName = "rotate";
   Id x;
   int32_t heads, head_dim, rotary;
   Id cos, sin;
-  CPUSERVE_FIELDS(x, heads, head_dim, rotary, cos, sin)
+  bool paired = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, heads, head_dim, rotary, cos, sin, paired)
 };
 void prepare(const RotateOp& op, Program& p);
 void run(const RotateOp& op, Worker& w) noexcept;

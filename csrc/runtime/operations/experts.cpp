@@ -93,6 +93,7 @@ void prepare(const RouteOp& op, const Program& p) {
                  "route: out must hold an id and a weight for each chosen expert");
   p.check_vector(op.bias, op.experts, "router bias");
   p.check_vector(op.factors, op.experts, "factors of experts");
+  p.check_vector(op.table, p.embed_rows() * op.chosen, "experts of token ids");
   check_argument(op.groups >= 1 && op.experts % op.groups == 0, "route: ", op.experts,
                  " experts are not ", op.groups, " equal groups");
   const int32_t size = op.experts / op.groups;
@@ -109,8 +110,10 @@ void run(const RouteOp& op, Worker& w) noexcept {
   const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* out = reinterpret_cast<float*>(row_of(w.value(op.out), t));
+    const float* given = w.vector(op.table);
+    if (given) given += int64_t{w.input().token_ids[t]} * op.chosen;
     route_row(op, reinterpret_cast<const float*>(row_of(w.value(op.x), t)), w.vector(op.bias), out,
-              reinterpret_cast<float*>(w.scratch));
+              reinterpret_cast<float*>(w.scratch), given);
     const float* factors = w.vector(op.factors);
     for (int64_t i = 0; factors && i < op.chosen; i++) {
       out[op.chosen + i] *= factors[static_cast<int64_t>(out[i])];

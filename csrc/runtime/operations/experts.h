@@ -9,7 +9,14 @@ namespace cpuserve {
 
 struct Value;
 
-enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax, near_softmax, chosen_sigmoid };
+enum class Score : int32_t {
+  softmax = 0,
+  sigmoid,
+  chosen_softmax,
+  near_softmax,
+  chosen_sigmoid,
+  sqrt_softplus
+};
 
 // Chooses the experts of each token from its router logits x. The following operations
 // use this choice (the routing) until the next RouteOp or AdapterOp.
@@ -30,8 +37,10 @@ struct RouteOp {
   float near = 0;
   // The last experts return their input. Their ids become -1: they have no routed rows.
   int32_t identities = 0;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(6, x, out, experts, chosen, score, renormalize, scale, bias, groups,
-                                kept, best, factors, near, identities)
+  // A vector [token ids][chosen]: the experts of each token id. kNone: their scores decide.
+  Id table = kNone;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(7, x, out, experts, chosen, score, renormalize, scale, bias, groups,
+                                kept, best, factors, near, identities, table)
 };
 void prepare(const RouteOp& op, const Program& p);
 void run(const RouteOp& op, Worker& w) noexcept;

@@ -6,6 +6,7 @@
 #include "runtime/operations/attention.h"
 #include "runtime/operations/columns.h"
 #include "runtime/operations/dense.h"
+#include "runtime/operations/entries.h"
 #include "runtime/operations/experts.h"
 #include "runtime/operations/indexer.h"
 #include "runtime/operations/latent.h"
@@ -26,7 +27,7 @@ auto joined(Family<A...>, Family<B...>, More... more) {
 }
 using Op =
     decltype(joined(DenseOps{}, NormOps{}, ExpertOps{}, AttentionOps{}, LatentOps{}, IndexerOps{},
-                    RecurrentOps{}, WkvOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
+                    EntryOps{}, RecurrentOps{}, WkvOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
 
 inline const char* op_name(const Op& op) {
   return std::visit([](const auto& o) { return o.kName; }, op);

@@ -1,0 +1,316 @@
+"""DeepSeek V4: attention to a window and to compressed entries, experts, and residual streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_ids,
+    read_int,
+    read_kinds,
+    read_object,
+    refuse,
+)
+from cpuserve.models.experts import read_experts
+from cpuserve.models.indexers import Indexer, leave_indexer
+from cpuserve.models.llama import finish_decoder
+from cpuserve.models.rope import read_rope
+from cpuserve.models.spec import ModelSpec
+from cpuserve.models.streams import embed_streams, enter_streams
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.streams import MOST_STREAMS
+from cpuserve.program.ops import Rope, ValueId
+from cpuserve.program.parts import rows
+
+WINDOW, SPARSE, HEAVY = KINDS = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+_RATES = {SPARSE: 4, HEAVY: 128}
+_OLD_RATES = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
+_HASHED = ("hash_moe", "moe")
+_INDEXER = (
+    *("wq_b.weight", "weights_proj.weight"),
+    *(f"compressor.{name}" for name in ("ape", "norm.weight", "wkv.weight", "wgate.weight")),
+)
+
+
+class DeepseekV4:
+    """DeepSeek V4 (Flash and Pro): attention to a window, and to entries for pools of older tokens.
+
+    Source: transformers modeling_deepseek_v4.
+
+    Keys of ModelSpec.extra besides the keys for experts and for `enter_streams`:
+
+    kinds: the kind of attention of each layer, one of KINDS.
+    rates: the tokens of a pool in layers of each kind with pools.
+    window, kept: how many tokens attention reads, and for how many their rows are kept.
+    hashed: whether the token id chooses the experts of each layer.
+    compress_rope: the RoPE of layers with pools; ModelSpec.rope is for the others.
+    q_rank: the width of the queries of low rank.
+    out_groups, out_rank: the number of groups of heads, and their width before the last matrix.
+    indexer: as in `Indexer`, for layers of the kind SPARSE; without it, they read all entries.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a DeepSeek V4 config."""
+        config = {key: v for key, v in config.items() if v is not None}
+        width = read_int(config, "head_dim", 512, high=512)
+        rope, compress, positions = _read_ropes(config, _read_rotary(config, width))
+        vocab = read_int(config, "vocab_size")
+        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+            if read_bool(config, key, False):
+                refuse(key, True, "false")
+        read_choice(config, "scoring_func", "sqrtsoftplus", {"sqrtsoftplus": ""})
+        read_choice(config, "hidden_act", "silu", {"silu": ""})
+        for key in ("n_shared_experts", "num_key_value_heads"):
+            if read_int(config, key, 1) != 1:
+                refuse(key, config[key], "1")
+        spec = ModelSpec(
+            vocab=vocab,
+            width=read_int(config, "hidden_size", high=1 << 20),
+            layers=read_int(config, "num_hidden_layers", high=4096),
+            q_heads=read_int(config, "num_attention_heads", high=65536),
+            kv_heads=1,
+            head_dim=width,
+            intermediate=read_int(config, "moe_intermediate_size", high=1 << 24),
+            max_position=positions,
+            norm_eps=read_float(config, "rms_norm_eps", 1e-6),
+            tied=False,
+            dtype=read_dtype(config),
+            rope=rope,
+            bos_ids=read_ids(config, "bos_token_id", vocab),
+            eos_ids=read_ids(config, "eos_token_id", vocab),
+            extra={
+                **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+                "expert_scale": read_float(config, "routed_scaling_factor", 1.5),
+                "expert_limit": read_float(config, "swiglu_limit", 10.0),
+                "streams": read_int(config, "hc_mult", 4, high=MOST_STREAMS),
+                "rounds": read_int(config, "hc_sinkhorn_iters", 20, high=1000),
+                "floor": read_float(config, "hc_eps", 1e-6),
+                "compress_rope": compress,
+                "q_rank": read_int(config, "q_lora_rank", 1024),
+                "hashed": _read_hashed(config),
+            },
+        )
+        return _with_attention(spec, config)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = embed_streams(b, s)
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}"
+            h, weights = enter_streams(b, s, f"{at}.hc_attn", x)
+            y = _attention(b, s, layer, b.rms_norm(h, f"{at}.attn_norm"))
+            b.spread_streams(y, weights, to=x, mixed=True)
+            h, weights = enter_streams(b, s, f"{at}.hc_ffn", x)
+            y = _mixture(b, s, layer, b.rms_norm(h, f"{at}.ffn_norm"))
+            b.spread_streams(y, weights, to=x, mixed=True)
+        h, _ = enter_streams(b, s, "model.hc_head.hc", x, parts=1)
+        finish_decoder(b, s, b.rms_norm(h, "model.norm"))
+
+
+def _read_rotary(config: Mapping[str, Any], width: int) -> int:
+    """Return how many dims of a head the RoPE rotates."""
+    if "partial_rotary_factor" in config:
+        rotary = int(width * read_float(config, "partial_rotary_factor", high=1.0))
+    else:
+        rotary = read_int(config, "qk_rope_head_dim", width // 8)
+    if rotary < 2 or rotary % 2 or rotary > width:
+        refuse("qk_rope_head_dim", rotary, f"an even number up to head_dim ({width})")
+    return rotary
+
+
+def _read_ropes(config: Mapping[str, Any], rotary: int) -> tuple[Rope, Rope, int]:
+    """Return the RoPE of layers without and with pools, and the number of positions.
+
+    rope_parameters may have both, under the names of transformers. Otherwise they, or rope_scaling,
+    are for layers with pools, where YaRN does not multiply cos and sin.
+    """
+    given = read_object(config, "rope_parameters")
+    both = isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping)
+    scaling = {**read_object(config, "rope_scaling"), **given}
+    theta = read_float(config, "rope_theta", 10000.0, low=1.0)
+    main, compress = (given["main"], given["compress"]) if both else ({}, scaling)
+    wide = read_float(config, "compress_rope_theta", 160000.0, low=1.0)
+    if not both:
+        compress = {**compress, "rope_theta": wide}
+    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "partial_rotary_factor")}
+    found = []
+    for one in ({"rope_theta": theta, **main}, {"rope_theta": wide, **compress}):
+        kind = one.get("rope_type", one.get("type", "default"))
+        if kind not in ("default", "yarn"):
+            refuse("rope_scaling type", kind, "default or yarn")
+        more = {"partial_rotary_factor": 1.0}
+        if kind == "yarn" and one.get("attention_factor") is None:
+            more["attention_factor"] = 1.0
+        found.append(read_rope({**plain, "rope_parameters": {**one, **more}}, rotary, 1048576))
+    return found[0][0], found[1][0], found[0][1]
+
+
+def _read_hashed(config: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Return whether the token id chooses the experts of each layer."""
+    first = read_int(config, "num_hash_layers", 3, low=0)
+    kinds = read_kinds(config, "mlp_layer_types", _HASHED, lambda i: _HASHED[i >= first])
+    return tuple(kind == _HASHED[0] for kind in kinds)
+
+
+def _with_attention(s: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec with the kinds of attention, the pools, the indexer and the output groups."""
+    kinds, given = _read_attention(config), read_object(config, "compress_rates")
+    rates = {
+        kind: read_int({kind: given.get(kind, config.get(_OLD_RATES[kind]))}, kind, rate)
+        for kind, rate in _RATES.items()
+    }
+    for kind, rate in rates.items():
+        if kind in kinds and rate % 32 and 32 % rate:
+            refuse("compress_rates", rate, f"a divisor or a multiple of 32 for {kind}")
+    window = read_int(config, "sliding_window", 128)
+    series = {SPARSE: 2, HEAVY: 1}  # pools that an entry is made of
+    pools = [series[kind] * rates[kind] for kind in set(kinds) if kind != WINDOW]
+    groups = read_int(config, "o_groups", 8)
+    if s.q_heads % groups:
+        refuse("o_groups", groups, f"a divisor of num_attention_heads ({s.q_heads})")
+    extra = {
+        **s.extra,
+        "kinds": kinds,
+        "rates": rates,
+        "window": window,
+        "kept": max(window, *pools, 0),
+        "out_groups": groups,
+        "out_rank": read_int(config, "o_lora_rank", 1024),
+    }
+    keep, pool = read_int(config, "index_topk", 512), rates[SPARSE]
+    if SPARSE in kinds and (keep + 1) * pool <= s.max_position:
+        if 32 % pool:
+            refuse("compress_rates", pool, f"a divisor of 32 for {SPARSE}, since it has an indexer")
+        extra["indexer"] = Indexer(
+            heads=read_int(config, "index_n_heads", 64, high=1024),
+            width=read_int(config, "index_head_dim", 128, high=512),
+            keep=keep,
+            pool=pool,
+        )
+    return replace(s, extra=extra)
+
+
+def _read_attention(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kind of attention of each layer, by layer_types or by compress_ratios."""
+    ratios = config.get("compress_ratios")
+    if "layer_types" not in config and ratios is not None:
+        known = {0: WINDOW, 4: SPARSE, 128: HEAVY}
+        if not isinstance(ratios, list) or not all(r in known for r in ratios):
+            refuse("compress_ratios", ratios, "a list of 0, 4 and 128")
+        layers = read_int(config, "num_hidden_layers", high=4096)
+        config = {**config, "layer_types": [known[r] for r in ratios[:layers]]}
+    return read_kinds(config, "layer_types", KINDS, lambda i: SPARSE if i >= 2 and i % 2 else HEAVY)
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the attention of h, to entries of pools and to the last tokens."""
+    at, kind = f"model.layers.{layer}.attn", cast("tuple[str, ...]", s.extra["kinds"])[layer]
+    rope = s.rope if kind == WINDOW else cast("Rope", s.extra["compress_rope"])
+    assert rope is not None, "spec() sets it"
+    low = b.linear(h, f"{at}.wq_a", features=cast("int", s.extra["q_rank"]))
+    low = b.rms_norm(low, f"{at}.q_norm")
+    entries, selection, pool = None, None, 1
+    if kind != WINDOW:
+        pool = cast("dict[str, int]", s.extra["rates"])[kind]
+        if kind == SPARSE:
+            selection = _select(b, s, f"{at}.indexer", h, low)
+        entries = _pool(b, s, f"{at}.compressor", h, kind, s.head_dim)
+    q = b.linear(low, f"{at}.wq_b", features=s.q_heads * s.head_dim)
+    b.part_norm(q, None, width=s.head_dim, parts=s.q_heads)
+    b.rotate(q, heads=s.q_heads, rope=rope, paired=True)
+    kv = b.rms_norm(b.linear(h, f"{at}.wkv", features=s.head_dim), f"{at}.kv_norm")
+    b.rotate(kv, heads=1, rope=rope, paired=True)
+    stored = b.store_rows(kv, window=cast("int", s.extra["kept"]))
+    out = b.entry_attention(
+        q,
+        layer=stored,
+        window=cast("int", s.extra["window"]),
+        scale=s.head_dim**-0.5,
+        sinks=f"{at}.attn_sink",
+        entries=entries,
+        pool=pool,
+        selection=selection,
+    )
+    # Values are rotated as keys are: turning the result back leaves only relative positions in it.
+    back = Rope(rope.rotary, tuple(-f for f in rope.inv_freq), rope.attention_factor)
+    b.rotate(out, heads=s.q_heads, rope=back, paired=True)
+    groups, rank = (cast("int", s.extra[key]) for key in ("out_groups", "out_rank"))
+    grouped = b.head_linear(out, f"{at}.wo_a", heads=groups, features=rank)
+    return b.linear(grouped, f"{at}.wo_b", features=s.width)
+
+
+def _pool(b: Builder, s: ModelSpec, at: str, h: ValueId, kind: str, width: int) -> int:
+    """Store the entries of the compressor `at`, of `width` columns; return their cache layer."""
+    series = range(2 if kind == SPARSE else 1)
+    keys, gates = (
+        [b.linear(h, rows(f"{at}.{name}", i * width, width), features=width) for i in series]
+        for name in ("wkv", "wgate")
+    )
+    return b.pool_entries(
+        keys,
+        gates,
+        pool=cast("dict[str, int]", s.extra["rates"])[kind],
+        window=cast("int", s.extra["kept"]),
+        ape=f"{at}.ape",
+        norm=f"{at}.norm",
+        rope=cast("Rope", s.extra["compress_rope"]),
+    )
+
+
+def _select(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> ValueId | None:
+    """Return the pools with the entries that attention reads; None if it reads all entries.
+
+    low: the queries of low rank.
+    """
+    indexer = cast("Indexer | None", s.extra.get("indexer"))
+    if indexer is None:
+        leave_indexer(b, at.removesuffix(".indexer"), _INDEXER)
+        return None
+    heads, width = indexer["heads"], indexer["width"]
+    layer = _pool(b, s, f"{at}.compressor", h, SPARSE, width)
+    queries = b.linear(low, f"{at}.wq_b", features=heads * width)
+    rope = cast("Rope", s.extra["compress_rope"])
+    b.rotate(queries, heads=heads, rope=rope, head_dim=width, paired=True)
+    weights = b.linear(h, f"{at}.weights_proj", features=heads)
+    return b.select_keys(
+        queries, weights, layer=layer, heads=heads, keep=indexer["keep"], pool=indexer["pool"]
+    )
+
+
+def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the layer's experts of h, the chosen ones and the one that all tokens share."""
+    at, hashed = f"model.layers.{layer}.ffn", cast("tuple[bool, ...]", s.extra["hashed"])[layer]
+    limit = cast("float", s.extra["expert_limit"])
+    out = b.mixture(
+        h,
+        f"{at}.gate",
+        [
+            [f"{at}.experts.{e}.{part}" for part in ("w1", "w3", "w2")]
+            for e in range(cast("int", s.extra["experts"]))
+        ],
+        features=s.intermediate,
+        chosen=cast("int", s.extra["chosen"]),
+        to=None,
+        score="sqrt_softplus",
+        renormalize=True,
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=None if hashed else f"{at}.gate.bias",
+        table=f"{at}.gate.tid2eid" if hashed else None,
+        limit=limit,
+    )
+    shared = f"{at}.shared_experts"
+    values = b.linear(h, [f"{shared}.w1", f"{shared}.w3"], features=s.intermediate)
+    b.limit(values, limit)
+    return b.linear(b.activation(values, "silu_mul"), f"{shared}.w2", features=s.width, add_to=out)

@@ -1,0 +1,101 @@
+"""DeepSeek V4: its published names and settings, and those that transformers writes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import open_checkpoint
+from cpuserve.loader.names import checkpoint_to_hf
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.operations.entries import PoolEntries
+from cpuserve.program.operations.mixture import Route
+from cpuserve.program.parts import stored_needs
+from cpuserve.quant import dequantize
+from tests.helpers.oracle import program_of, tensors_of, transformers_of
+from tests.helpers.tiny import copy_of, tiny_config, tiny_model
+
+PUBLISHED = {
+    "embed.weight": "model.embed_tokens.weight",
+    "head.weight": "lm_head.weight",
+    "norm.weight": "model.norm.weight",
+    "hc_head_fn": "model.hc_head.hc_fn",
+    "hc_head_base": "model.hc_head.hc_base",
+    "hc_head_scale": "model.hc_head.hc_scale",
+}
+
+
+def published(name):
+    """The published name of a tensor of a Program."""
+    theirs = {ours: theirs for theirs, ours in PUBLISHED.items()}
+    return theirs.get(name, name.removeprefix("model."))
+
+
+def test_published_files_have_the_tensors_of_the_program():
+    path = copy_of(tiny_model("deepseek-v4"), "published")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({published(name): tensor for name, tensor in tensors.items()}, file)
+    assert {"hc_head_fn", "layers.1.attn.indexer.compressor.wgate.weight"} <= load_file(file).keys()
+    read = open_checkpoint(path).weights
+    for name, tensor in tensors_of(tiny_model("deepseek-v4")).items():
+        assert np.array_equal(dequantize(read.get(name)), tensor.float().numpy()), name
+
+
+def test_what_transformers_saves_is_the_same_model(tmp_path):
+    path = tiny_model("deepseek-v4")
+    transformers_of(path).save_pretrained(tmp_path)
+    mine, theirs = tensors_of(path), tensors_of(tmp_path)
+    assert (
+        mine.keys()
+        == theirs.keys()
+        == {need.name for need in stored_needs(program_of(path).weights)}
+    )
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert set(saved["rope_parameters"]) == {"main", "compress"}
+    assert spec_from_config(saved) == spec_from_config(
+        json.loads((path / "config.json").read_text())
+    )
+
+
+def test_published_settings_say_the_kinds_of_layers():
+    changes = {"layer_types": None, "compress_ratios": [0, 128, 4, 128, 4], "compress_rates": None}
+    spec = spec_from_config(tiny_config("deepseek-v4", **changes))
+    short = [kind.partition("_")[0] for kind in spec.extra["kinds"]]
+    assert short == ["sliding", "heavily", "compressed", "heavily"]
+    assert spec.extra["hashed"] == (True, True, False, False)
+    pools = [op.pool for op in build_program(spec).ops if isinstance(op, PoolEntries)]
+    assert pools == [128, 4, 4, 128]  # the layer with pools of 4 has an indexer
+    assert spec.extra["kept"] == 128  # the window has only 24 tokens
+
+
+def test_entries_that_are_all_read_need_no_indexer():
+    path = tiny_model("deepseek-v4")
+    config = tiny_config("deepseek-v4", index_topk=128)
+    program = build_program(spec_from_config(config))
+    left = tensors_of(path).keys() - {need.name for need in stored_needs(program.weights)}
+    assert left
+    assert all(".attn.indexer." in name for name in left)
+    assert left <= program.unread
+
+
+@pytest.mark.parametrize("wrong", [8, -1])
+def test_a_table_with_experts_that_are_none_is_refused(wrong):
+    program = program_of(tiny_model("deepseek-v4"))
+    route = next(op for op in program.ops if isinstance(op, Route) and op.table)
+    ids = np.zeros((4, 3), np.float32)
+    assert route.experts_of_ids(ids) is ids
+    ids[2, 1] = wrong
+    with pytest.raises(ModelError, match="tid2eid has experts that are not from 0 to 7"):
+        route.experts_of_ids(ids)
+
+
+def test_names_of_other_families_stay():
+    for name in ("model.layers.0.self_attn.norm.weight", "head.dense.weight", "model.embed.weight"):
+        assert checkpoint_to_hf(name) == name
