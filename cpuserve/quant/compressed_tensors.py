@@ -1,12 +1,12 @@
-"""compressed-tensors checkpoints: int8, 4 and 8 bits in groups, FP8, MXFP8, NVFP4 and MXFP4.
+"""compressed-tensors checkpoints: int8, 1 to 8 bits in groups, FP8, MXFP4, 6 and 8, and NVFP4.
 
 The tensors of a matrix (n outputs, k inputs) show how it is stored, so a checkpoint may mix these:
 
 int-quantized     weight int8 [n, k], weight_scale [n, 1] or [n, groups], for asymmetric weights
                   weight_zero_point int8 of the same shape
-pack-quantized    weight_packed int32 [n, k * bits / 32] of q + 8 or q + 128 (lowest bits first),
+pack-quantized    weight_packed int32 [n, k * bits / 32] of q + 2^(bits - 1) (lowest bits first),
                   weight_scale [n, groups], weight_shape, for asymmetric weights weight_zero_point
-                  int32 [n * bits / 32, groups] of z + 8 or z + 128, packed along n, and with
+                  int32 [n * bits / 32, groups] of z + 2^(bits - 1), packed along n, and with
                   activation order weight_g_idx [k], the group of each input
 float-quantized   weight F8_E4M3 [n, k], weight_scale: one number, [n, 1], or one for each block
 mxfp8             weight F8_E4M3 [n, k], weight_scale uint8 [n, k / 32]; a scale is
@@ -15,6 +15,7 @@ nvfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale F8_E4M3 [
                   is weight_scale / weight_global_scale
 mxfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale uint8 [n, k / 32]; a scale
                   is 2^(weight_scale - 127)
+mxfp6             the same with weight_packed uint8 [n, 3 * k / 4] of E2M3, four in three bytes
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, mxfp8_values, nvfp4_rows
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
+from cpuserve.quant.mx import mx_matrix
 from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import (
+    EIGHT,
+    FOUR,
     SIGN,
     IntWeights,
     floats,
@@ -39,7 +43,7 @@ from cpuserve.quant.packed import (
     words,
 )
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows, spread_bits
+from cpuserve.quant.rows import E2M1, int8_rows, join_bits, mxfp4_rows, spread_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 REMEDY = "use the unquantized checkpoint with --quantization int8 or int4"
+FEWEST = 2  # bits of a code that kernels read
 FORMATS = (
     "int-quantized",
     "pack-quantized",
@@ -61,6 +66,7 @@ FORMATS = (
     "float-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp6-pack-quantized",
     "mxfp8-quantized",
     "mixed-precision",
 )
@@ -73,6 +79,11 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         msg = f"compressed-tensors without config_groups is not supported; {REMEDY}"
+        raise ModelError(msg)
+    _refuse_transforms(settings.get("transform_config"))
+    sparse = (settings.get("sparsity_config") or {}).get("format", "dense")
+    if sparse != "dense":
+        msg = f"compressed-tensors of sparse format {sparse!r:.60} is not supported; {REMEDY}"
         raise ModelError(msg)
     block = None
     for scheme in groups.values():
@@ -87,6 +98,22 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
         if weights.get("strategy") == "block":
             block = tuple(weights.get("block_structure") or (128, 128))
     return CompressedWeights(store, block)
+
+
+def _refuse_transforms(transforms: dict[str, Any] | None) -> None:
+    """Raise a ModelError for transforms of activations, which every step would have to compute.
+
+    Transforms of weights were applied before the file was written.
+    """
+    for name, scheme in ((transforms or {}).get("config_groups") or {}).items():
+        places = [each.get("location") for each in scheme.get("apply") or []]
+        online = [place for place in places if not str(place).startswith("weight_")]
+        if online:
+            msg = (
+                f"compressed-tensors with transform {name!r:.40} of activations (location "
+                f"{online[0]!s:.20}) is not supported; {REMEDY}"
+            )
+            raise ModelError(msg)
 
 
 class CompressedWeights(IntWeights):
@@ -157,8 +184,13 @@ class CompressedWeights(IntWeights):
         return int(shape[0]), int(shape[1]), scale[1]
 
     def packed(self, stem: str, rows: slice) -> Bytes:
-        """Return the 4-bit codes as bytes [rows, k / 2]; the file stores them in this order."""
-        return words(self.part(stem, "weight_packed"))[rows].view(np.uint8)
+        """Return the codes as bytes [rows, k * bits / 8]; codes of 1 bit become codes of 2."""
+        stored = words(self.part(stem, "weight_packed"))[rows]
+        _, k, _ = self.layout(stem)
+        bits = self._bits(stem, k)
+        if bits == 1:
+            return join_bits(unpack(stored, bits)[:, :k], FEWEST)
+        return stored.view(np.uint8)[:, : k * bits // 8]
 
     def scale(self, stem: str, rows: slice) -> Float32:
         """The scales [rows, groups]."""
@@ -203,14 +235,14 @@ class CompressedWeights(IntWeights):
         return unpack(np.ascontiguousarray(packed.T), bits).T[:count].astype(np.float32)
 
     def _bits(self, stem: str, k: int) -> int:
-        """Return the bits of a code, 4 or 8; ModelError if the number of words fits neither."""
+        """Return the bits of a code, 1 to 8; ModelError if the number of words fits none."""
         packed = self.part(stem, "weight_packed").shape[1]
-        for bits in (4, 8):
+        for bits in range(1, EIGHT + 1):
             if packed == -(-k * bits // 32):
                 return bits
         msg = (
-            f"{stem}weight_packed has {packed} words for {k} inputs; supported are codes of 4 and "
-            f"8 bits; {REMEDY}"
+            f"{stem}weight_packed has {packed} words for {k} inputs; supported are codes of 1 to "
+            f"{EIGHT} bits; {REMEDY}"
         )
         raise ModelError(msg)
 
@@ -225,9 +257,10 @@ class CompressedWeights(IntWeights):
         def codes(rows: slice) -> Bytes:
             return unpack(words(self.part(stem, "weight_packed"))[rows], bits)[:, :k]
 
-        if bits == 8 and groups == 1 and order is None and self._all_zeros_are(stem, SIGN):
+        if bits == EIGHT and groups == 1 and order is None and self._all_zeros_are(stem, SIGN):
             return self._rows(name, stem, (n, k), lambda rows: codes(rows) ^ np.uint8(SIGN))
-        return self.from_codes(name, stem, codes, order, bits)
+        kept = next(few for few in (FEWEST, 3, FOUR, EIGHT) if few >= bits)
+        return self.from_codes(name, stem, codes, order, kept)
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
         """Return a matrix of int8 numbers."""
@@ -268,25 +301,8 @@ class CompressedWeights(IntWeights):
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
         """Return the FP8 matrix, with its stored codes or converted (see `fp8_matrix`)."""
         if self.part(stem, "weight_scale").dtype in ("U8", "F8_E8M0"):
-            return self._mxfp8(name, stem)
+            return mx_matrix(self, name, stem, "weight", "fp8_e4m3")
         return fp8_matrix(self, name, stem, "weight_scale", self._block)
-
-    def _mxfp8(self, name: str, stem: str) -> BuiltTensor:
-        """Return the MXFP8 matrix, converted."""
-        stored, scales = self.part(stem, "weight"), self.part(stem, "weight_scale")
-        n, k = matrix_shape(stored)
-        if k % WHOLE or scales.shape != (n, k // WHOLE):
-            msg = (
-                f"{stem}weight is {[n, k]} with scales {list(scales.shape)}, which must be "
-                f"one for {WHOLE} inputs of an output; convert the checkpoint again"
-            )
-            raise ModelError(msg)
-
-        def values(rows: slice) -> Float32:
-            exponents = scales.data.reshape(n, -1)[rows]
-            return mxfp8_values(stored.data.reshape(n, k)[rows], exponents)
-
-        return self.converted(name, stem, (n, k), values, "MX scales of FP8 codes")
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
         """Return the NVFP4 matrix, with its stored codes if 32 divides its inputs, or converted."""
@@ -317,8 +333,11 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, (n, 2 * half), "nvfp4", build, self.release(stem))
 
     def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
-        """Return the MXFP4 matrix, with its codes in the order of GGUF blocks."""
+        """Return the MXFP4 matrix, with its codes in the order of GGUF blocks, or an MXFP6 one."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
+        _, groups = matrix_shape(self.part(stem, "weight_scale"))
+        if half != groups * WHOLE // 2:
+            return mx_matrix(self, name, stem, "weight_packed", "fp6_e2m3")
 
         def build(rows: slice) -> Bytes:
             exponents = self.part(stem, "weight_scale").data.reshape(n, -1)[rows]

@@ -48,25 +48,44 @@ TABLES: dict[SourceType, Float32] = {
 UNITS: dict[SourceType, float] = {"nf4_g64": 0.69589135, "fp4_g64": 1 / 12}
 
 
+def float_values(exponent: int, fraction: int, finite: int) -> Float32:
+    """Return the values of all codes of a float type, such as E4M3 (4, 3).
+
+    finite: the number of codes without a sign that are finite numbers; the others are NaN here.
+
+    Source: OCP 8-bit Floating Point 1.0, and Microscaling Formats 1.0, section 5.3.
+    """
+    codes = np.arange(1 << (exponent + fraction))
+    bias = (1 << (exponent - 1)) - 1
+    power, part = codes >> fraction, (codes & ((1 << fraction) - 1)) / (1 << fraction)
+    values = np.where(power > 0, np.ldexp(1 + part, power - bias), np.ldexp(part, 1 - bias))
+    values[finite:] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+E4M3 = float_values(4, 3, 127)
+# By element type of an MX matrix without kernels: the bits of a code, and the values of all codes.
+MX_TYPES: dict[str, tuple[int, Float32]] = {
+    "fp8_e4m3": (8, E4M3),
+    "fp8_e5m2": (8, float_values(5, 2, 124)),
+    "fp6_e2m3": (6, float_values(2, 3, 32)),
+    "fp6_e3m2": (6, float_values(3, 2, 32)),
+}
+
+
 def e4m3(codes: Bytes) -> Float32:
     """Return the values of bytes in FP8 E4M3 (OCP: no infinities, exponent bias 7)."""
-    bits = np.arange(256)
-    exponent, fraction = bits >> 3 & 15, (bits & 7).astype(np.float32)
-    normal = np.ldexp(1 + fraction / 8, exponent - 7)
-    magnitude = np.where(exponent > 0, normal, np.ldexp(fraction, -9))
-    magnitude[bits & 127 == 127] = np.nan
-    table = np.where(bits < 128, magnitude, -magnitude).astype(np.float32)
-    return table[codes]
+    return E4M3[codes]
 
 
-def mxfp8_values(codes: Bytes, exponents: Bytes) -> Float32:
-    """Return rows [n, k] of MXFP8 in fp32 from E4M3 codes [n, k].
+def mx_values(values: Float32, exponents: Bytes) -> Float32:
+    """Return rows [n, k] of an MX matrix in fp32 from the values of its codes [n, k].
 
     exponents: the numbers e [n, k / 32]; a scale is 2^(e - 127).
     """
-    parts = e4m3(codes).reshape(*exponents.shape, -1)
+    parts = values.reshape(*exponents.shape, -1)
     found: Float32 = np.ldexp(parts, exponents.astype(np.int32)[..., None] - 127)
-    return found.reshape(codes.shape).astype(np.float32)
+    return found.reshape(values.shape).astype(np.float32)
 
 
 def f8_rows(codes: Bytes, scale: Float32) -> Bytes:

@@ -282,9 +282,9 @@ def some_floats(tensor: StoredTensor, rows: slice | Order) -> Float32:
 
 
 def column_floats(tensor: StoredTensor, columns: slice) -> Float32:
-    """Return columns of a stored float matrix in fp32; ModelError as for `floats`."""
+    """Return a part of the second dimension of a float tensor in fp32; ModelError as `floats`."""
     data = tensor.data.reshape(*tensor.shape, -1)[:, columns]
-    return _in_fp32(tensor, np.ascontiguousarray(data).reshape(1, -1), data.shape[:2])
+    return _in_fp32(tensor, np.ascontiguousarray(data).reshape(1, -1), data.shape[:-1])
 
 
 def _in_fp32(tensor: StoredTensor, data: Bytes, shape: tuple[int, ...]) -> Float32:

@@ -1,9 +1,11 @@
-"""Quark checkpoints (AMD): FP8, MXFP4, and integers of 4 and 8 bits.
+"""Quark checkpoints (AMD): FP8, MXFP4, MXFP6, MXFP8, and integers of 4 and 8 bits.
 
 A matrix of n outputs and k inputs has weight, weight_scale, and for integers weight_zero_point:
 
 fp8_e4m3             weight F8_E4M3 [n, k]; a scale for the matrix, each row or each block
 fp4 (e8m0 scales)    weight uint8 [n, k / 2] of E2M1, weight_scale uint8 [n, k / 32]
+fp6_e2m3, fp6_e3m2   the same with weight uint8 [n, 3 * k / 4], four codes in three bytes
+fp8_e4m3, fp8_e5m2   with e8m0 scales: weight F8_E4M3 or F8_E5M2 [n, k], weight_scale as above
 int8, uint8          weight [n, k]; a scale for the matrix or each row
   per group          weight [k, n], scales and zero points [groups, n]
 int4, uint4          weight int32 [n, k / 8], zero points packed along n
@@ -25,7 +27,9 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.awq import ORDER, transposed_nibbles
+from cpuserve.quant.float_rows import MX_TYPES
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
+from cpuserve.quant.mx import mx_matrix
 from cpuserve.quant.packed import (
     EIGHT,
     FOUR,
@@ -55,12 +59,17 @@ REMEDY = "use the unquantized checkpoint with --quantization int4 or int8"
 # By dtype in the settings: the dtype of the file, and the bits of an integer.
 STORED = {
     "fp8_e4m3": (FP8, 0),
+    "fp8_e5m2": ("F8_E5M2", 0),
+    "fp6_e2m3": ("U8", 0),
+    "fp6_e3m2": ("U8", 0),
     "fp4": ("U8", 0),
     "int8": ("I8", EIGHT),
     "uint8": ("U8", EIGHT),
     "int4": ("I32", FOUR),
     "uint4": ("I32", FOUR),
 }
+MX = "e8m0"  # the scale_format of powers of two
+ONLY_MX = ("fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e5m2")  # types that have no other scales
 WORD = 8  # codes of 4 bits in a word
 # Rotations of activations, which the model would have to compute in every step.
 ROTATED = ("r3", "r4", "online_r1_rotation", "online_had")
@@ -87,7 +96,7 @@ def quark_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 class QuarkWeights(IntWeights):
     """Weights with matrices in the types above."""
 
-    leaders = tuple(("weight", dtype) for dtype in ("I8", "U8", "I32", FP8))
+    leaders = tuple(("weight", dtype) for dtype in ("I8", "U8", "I32", FP8, "F8_E5M2"))
     parts = (
         "weight",
         "weight_scale",
@@ -106,6 +115,8 @@ class QuarkWeights(IntWeights):
         dtype = self._dtype(stem)
         if dtype == "fp4":
             return self._mxfp4(name, stem)
+        if dtype in MX_TYPES and self._spec(stem).get("scale_format") == MX:
+            return mx_matrix(self, name, stem, "weight", dtype)
         if dtype == "fp8_e4m3":
             sizes = self._spec(stem).get("block_size")
             block = tuple(sizes) if isinstance(sizes, list) and len(sizes) == 2 else None
@@ -131,9 +142,10 @@ class QuarkWeights(IntWeights):
         dtype = str(spec.get("dtype"))
         scheme, scales = spec.get("qscheme"), spec.get("scale_format")
         wanted, bits = STORED.get(dtype, ("", 0))
-        small = dtype == "fp4" and (scales, spec.get("group_size")) == ("e8m0", SMALL)
         whole = ("per_tensor", "per_channel", "per_group" if bits else "per_block")
-        known = small if dtype == "fp4" else scales in (None, "float32") and scheme in whole
+        known = dtype not in ONLY_MX and scales in (None, "float32") and scheme in whole
+        if scales == MX:
+            known = not bits and scheme == "per_group" and spec.get("group_size") == SMALL
         axis = (0, None) if scheme == "per_channel" else (1, -1, None)
         if not known or wanted != stored.dtype or spec.get("ch_axis") not in axis:
             msg = (

@@ -4,6 +4,11 @@ The header of a file has the type of each matrix X.weight, with the parts X._wei
 
 Int4Tensor                qdata [n, k / 2], the first code in the low half; scale and zero_point
                           [k / group, n]; w = scale * code + zero_point, codes from -8 to 7
+Int4PlainInt32Tensor      qdata int32 [n, k / 8], the first code in the lowest bits; scale and
+                          zero_point int8 [k / group, n]; w = scale * (code - zero_point)
+Int4TilePackedTo4dTensor  qdata int32 [n / 8, k / 128, 32, 4]: tiles of a tensor core, with inputs
+                          padded to 1024; scale_and_zero [k / group, n, 2];
+                          w = scale * (code - 8) + zero
 Int8Tensor                qdata int8 [n, k], scale [n, groups], zero_point int8 or none
 IntxUnpackedToInt8Tensor  the same, with codes of target_dtype (int1 to int8)
 Float8Tensor              qdata F8_E4M3 [n, k], scale for the matrix, each row or each block
@@ -11,6 +16,8 @@ NVFP4Tensor               qdata [n, k / 2] of E2M1, scale F8_E4M3 for 16, and pe
 MXTensor                  qdata F8_E4M3 [n, k] or [n, k / 2] of E2M1, scale F8_E8M0 for 32
 
 Scales of the last two may be swizzled: tiles of 128 x 4, with rows r, r + 32 ... side by side.
+The codes are in tiles as on CUDA (pytorch, int4mm.cu). Files that were packed on GPUs of
+AMD have other tiles in the same shape; their headers do not say so.
 """
 
 from __future__ import annotations
@@ -24,11 +31,30 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.codes import GROUP
-from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, mxfp8_values, nvfp4_rows
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, mx_values, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
-from cpuserve.quant.packed import EIGHT, SIGN, IntWeights, column_floats, floats, rebuilt
+from cpuserve.quant.packed import (
+    EIGHT,
+    FOUR,
+    SIGN,
+    IntWeights,
+    column_floats,
+    floats,
+    rebuilt,
+    unpack,
+    words,
+)
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import E2M1, affine_rows, int8_rows, join_bits, mxfp4_rows, spread_bits
+from cpuserve.quant.rows import (
+    E2M1,
+    affine_rows,
+    few_bits_source,
+    int8_rows,
+    int_rows,
+    join_bits,
+    mxfp4_rows,
+    spread_bits,
+)
 from cpuserve.quant.stored import TensorStore
 
 if TYPE_CHECKING:
@@ -45,6 +71,9 @@ if TYPE_CHECKING:
 REMEDY = "use the unquantized checkpoint with --quantization int4 or int8"
 PLAIN = "Tensor"
 MX_GROUP = 32
+LANES = (8, 4)  # outputs and pairs of inputs of a tile of codes
+TILE_INPUTS = 16  # inputs of such a tile; a word has codes of two tiles
+WORD = 8  # codes of 4 bits in a word
 TILE = (128, 4)  # scales of a tile, when they are swizzled
 NIBBLES = np.uint8(0x88)  # adds 8 to two codes from -8 to 7
 
@@ -97,10 +126,13 @@ def _types(metadata: dict[str, str]) -> dict[str, dict[str, Any]]:
 class TorchaoWeights(IntWeights):
     """Weights with matrices in the types above."""
 
-    leaders = tuple(("_weight_qdata", dtype) for dtype in ("I8", "U8", FP8))
+    leaders = tuple(("_weight_qdata", dtype) for dtype in ("I8", "U8", "I32", FP8))
     parts = tuple(
         f"_weight_{part}"
-        for part in ("qdata", "scale", "zero_point", "per_tensor_scale", "act_pre_scale")
+        for part in (
+            *("qdata", "scale", "zero_point", "scale_and_zero"),
+            *("per_tensor_scale", "act_pre_scale"),
+        )
     )
 
     def __init__(self, store: TensorStore, types: dict[str, dict[str, Any]]) -> None:
@@ -218,6 +250,51 @@ class TorchaoWeights(IntWeights):
 
         return rebuilt(name, (n, k), source, build, self.release(stem))
 
+    def _int4_words(self, name: str, stem: str) -> BuiltTensor:
+        """Return a matrix of 4-bit codes in words, with integers as zero points."""
+        stored, scales = (self.part(stem, f"_weight_{part}") for part in ("qdata", "scale"))
+        zeros = self.part(stem, "_weight_zero_point")
+        n, k = matrix_shape(stored)
+        k, groups = WORD * k, scales.shape[0] if scales.shape else 0
+        if zeros.dtype != "I8":
+            why = f"with zero points {zeros.dtype}, as for NPUs; they must be I8"
+            raise self._refuse(stem, why)
+        if scales.shape != (groups, n) or zeros.shape != (groups, n):
+            raise self._refuse(stem, f"which does not fit its scales {list(scales.shape)}")
+        source = few_bits_source(k, groups, FOUR, symmetric=False, name=name)
+
+        def build(rows: slice) -> Bytes:
+            points = zeros.data.reshape(groups, n)[:, rows].T.astype(np.float32)
+            codes = words(stored)[rows].view(np.uint8)
+            return int_rows(codes, column_floats(scales, rows).T, points, source)
+
+        return rebuilt(name, (n, k), source, build, self.release(stem))
+
+    def _int4_tiles(self, name: str, stem: str) -> BuiltTensor:
+        """Return a matrix of 4-bit codes in tiles; its zero points are values."""
+        stored, both = (self.part(stem, f"_weight_{part}") for part in ("qdata", "scale_and_zero"))
+        about, tiles = self._types[stem], stored.shape
+        sizes = (*(about.get("shape") or ()), *(about.get("block_size") or ()))
+        if len(sizes) != 4 or not all(map(_natural, sizes)) or len(tiles) != 4:
+            raise self._refuse(stem, f"of shape and block_size {sizes!s:.60}")
+        n, k, _, group = sizes
+        rows, width = tiles[0] * LANES[0], tiles[1] * tiles[3] * 2 * TILE_INPUTS
+        fits = tiles[2] == math.prod(LANES) and n <= rows and k <= width
+        if not fits or both.shape != (width // group, rows, 2) or group % MX_GROUP or k % MX_GROUP:
+            raise self._refuse(stem, f"which does not fit its scales {list(both.shape)}")
+        each = MX_GROUP if group % GROUP or k % GROUP else GROUP
+        source: SourceType = "gguf_q4_1" if each == MX_GROUP else "u4m_g128"
+
+        def build(some: slice) -> Bytes:
+            outer = slice(some.start // LANES[0], -(-some.stop // LANES[0]))
+            codes = tile_codes(words(stored)[outer])[: some.stop - some.start, :k]
+            found = np.repeat(column_floats(both, some), group // each, axis=0)[: k // each]
+            scale, middle = np.ascontiguousarray(found.transpose(2, 1, 0))
+            least = middle - np.float32(8) * scale
+            return affine_rows(join_bits(codes, FOUR), scale, least, source)
+
+        return rebuilt(name, (n, k), source, build, self.release(stem))
+
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
         """Return an FP8 matrix."""
         n, k = matrix_shape(self.part(stem, "_weight_qdata"))
@@ -293,12 +370,23 @@ class TorchaoWeights(IntWeights):
             return mxfp4_rows(stored.data.reshape(n, width)[rows], exponents(rows))
 
         def values(rows: slice) -> Float32:
-            return mxfp8_values(stored.data.reshape(n, k)[rows], exponents(rows))
+            return mx_values(e4m3(stored.data.reshape(n, k)[rows]), exponents(rows))
 
         exponents(slice(0, n))
         if stored.dtype == FP8:
             return self.converted(name, stem, (n, k), values, "MX scales of FP8 codes")
         return rebuilt(name, (n, k), "gguf_mxfp4", build, self.release(stem))
+
+
+def tile_codes(tiles: npt.NDArray[np.uint32]) -> Bytes:
+    """Return the codes [8 * n, 32 * m * w] of words in tiles [n, m, 32, w].
+
+    Lane 4 * r + c has the inputs 2 * c and 2 * c + 1 of row r of each run of 8 inputs, and a word
+    has them for four runs: the even inputs in its low half, the odd ones in its high half.
+    """
+    n, m, _, w = tiles.shape
+    codes = unpack(tiles).reshape(n, m, *LANES, w, 2, 4)
+    return codes.transpose(0, 2, 1, 4, 6, 3, 5).reshape(n * LANES[0], -1)
 
 
 def _natural(value: Any) -> bool:
@@ -310,6 +398,8 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, Kind] = {
     "Int4Tensor": TorchaoWeights._int4,
+    "Int4PlainInt32Tensor": TorchaoWeights._int4_words,
+    "Int4TilePackedTo4dTensor": TorchaoWeights._int4_tiles,
     "Int8Tensor": TorchaoWeights._int,
     "IntxUnpackedToInt8Tensor": TorchaoWeights._int,
     "Float8Tensor": TorchaoWeights._fp8,

@@ -168,24 +168,44 @@ def plain_zeros(w, of):
 
 def mxfp4(w):
     """compressed-tensors' MXFP4."""
-    n, k = w.shape
-    parts = w.reshape(n, k // GROUP, GROUP)
-    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - 2
-    near = (parts / torch.exp2(exponent)[..., None])[..., None] - E2M1
-    codes = near.abs().argmin(dim=-1).reshape(n, k).to(torch.uint8)
-    return {
-        "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
-        "weight_scale": (exponent + 127).to(torch.uint8),
-    }
+    parts, scale = powers(w, 2)
+    codes = (parts[..., None] - E2M1).abs().argmin(dim=-1).reshape(w.shape).to(torch.uint8)
+    return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": scale}
 
 
-def mxfp8(w):
-    """compressed-tensors' MXFP8."""
-    n, k = w.shape
-    parts = w.reshape(n, k // GROUP, GROUP)
-    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - 8
-    codes = (parts / torch.exp2(exponent)[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return {"weight": codes.reshape(n, k), "weight_scale": (exponent + 127).to(torch.uint8)}
+def powers(w, largest):
+    """(parts of 32 weights divided by a power of two, its exponent); `largest`: of a value."""
+    parts = w.reshape(w.shape[0], -1, GROUP)
+    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - largest
+    return parts / torch.exp2(exponent)[..., None], (exponent + 127).to(torch.uint8)
+
+
+def mxfp8(w, dtype=torch.float8_e4m3fn):
+    """compressed-tensors' MXFP8; quark's also in E5M2."""
+    parts, scale = powers(w, 8 if dtype == torch.float8_e4m3fn else 15)
+    most = torch.finfo(dtype).max
+    codes = parts.clamp(-most, most).to(dtype)
+    return {"weight": codes.reshape(w.shape), "weight_scale": scale}
+
+
+def fp6(exponent):
+    """The values of the 64 codes of FP6 with this number of bits of the exponent, 2 or 3."""
+    fraction = 5 - exponent
+    bias = (1 << (exponent - 1)) - 1
+    half = []
+    for code in range(32):
+        power, part = code >> fraction, (code % (1 << fraction)) / (1 << fraction)
+        half.append((1 + part) * 2.0 ** (power - bias) if power else part * 2.0 ** (1 - bias))
+    return torch.tensor([*half, *(-v for v in half)])
+
+
+def mxfp6(w, exponent=2):
+    """compressed-tensors' MXFP6 (E2M3): four codes in three bytes; quark's also in E3M2."""
+    parts, scale = powers(w, 1 if exponent == 2 else 4)  # so that no value is above the largest
+    codes = (parts[..., None] - fp6(exponent)).abs().argmin(dim=-1).reshape(len(w), -1, 4)
+    words = sum(codes[..., i] << (6 * i) for i in range(4))
+    packed = torch.stack([words >> shift & 255 for shift in (0, 8, 16)], dim=-1)
+    return {"weight_packed": packed.to(torch.uint8).reshape(len(w), -1), "weight_scale": scale}
 
 
 def nvfp4(w):
@@ -248,6 +268,49 @@ def torchao_int4(w, group=GROUP):
         "_weight_zero_point": middle.T,
         HEADER: torchao("Int4Tensor", block_size=[1, group], shape=list(w.shape)),
     }
+
+
+def torchao_int4_words(w, group=GROUP):
+    """torchao's Int4PlainInt32Tensor: codes from 0 to 15, and integers for zero points."""
+    codes, zero, scale = with_zero_points(w, 4, group)
+    return {
+        "_weight_qdata": _words(codes.reshape(w.shape)),
+        "_weight_scale": scale.T,
+        "_weight_zero_point": zero.T.to(torch.int8),
+        HEADER: torchao("Int4PlainInt32Tensor", block_size=[1, group], shape=list(w.shape)),
+    }
+
+
+def torchao_int4_tiles(w, group=GROUP):
+    """torchao's Int4TilePackedTo4dTensor: tiles of a tensor core, with inputs padded to 1024."""
+    n, k = w.shape
+    padded = torch.nn.functional.pad(w, (0, -k % 1024, 0, -n % 8))
+    parts = padded.reshape(len(padded), -1, group)
+    low, high = parts.amin(dim=2), parts.amax(dim=2)
+    scale = ((high - low) / 15).clamp(min=1e-6).bfloat16()
+    middle = (low + 8 * scale.float()).bfloat16()
+    codes = (parts - middle.float()[..., None]) / scale.float()[..., None] + 8
+    codes = codes.round().clamp(0, 15).reshape(padded.shape).to(torch.int64)
+    return {
+        "_weight_qdata": tensor_core_tiles(codes),
+        "_weight_scale_and_zero": torch.stack([scale, middle], dim=-1).transpose(0, 1),
+        HEADER: torchao("Int4TilePackedTo4dTensor", block_size=[1, group], shape=[n, k]),
+    }
+
+
+def tensor_core_tiles(codes, tiles=8):
+    """Words [n / 8, k / 128, 32, 4] of codes [n, k], as pytorch's int4mm.cu computes each word."""
+    n, k = codes.shape
+    words = torch.zeros(n // 8, k // (16 * tiles), 32, tiles // 2, dtype=torch.int64)
+    for lane in range(32):
+        for pair in range(tiles // 2):
+            rows = codes[lane // 4 :: 8]
+            for slot in range(4):
+                at = 32 * pair + 16 * (slot // 2) + 8 * (slot % 2) + 2 * (lane % 4)
+                each = rows.reshape(n // 8, -1, 16 * tiles)[..., at : at + 2]
+                words[:, :, lane, pair] |= each[..., 0] << (4 * slot)
+                words[:, :, lane, pair] |= each[..., 1] << (16 + 4 * slot)
+    return torch.from_numpy(words.numpy().astype(np.uint32).view(np.int32))
 
 
 def torchao_int(w, bits=8, group=None, kind="Int8Tensor"):
@@ -343,8 +406,11 @@ def quark_int8(w):
 
 def quark_mxfp4(w):
     """Quark's MXFP4: as of compressed-tensors, but the codes are called weight."""
-    found = mxfp4(w)
-    return {"weight": found["weight_packed"], "weight_scale": found["weight_scale"]}
+    return _as_quark(mxfp4(w))
+
+
+def _as_quark(parts):
+    return {"weight": parts["weight_packed"], "weight_scale": parts["weight_scale"]}
 
 
 def hqq(w, bits=4, group=64, axis=1):
@@ -449,12 +515,22 @@ FORMATS = {
     "4 bits with zero points": (lambda w: asymmetric(w, 4, 32), _asymmetric(4, 32)),
     "8 bits with zero points": (lambda w: asymmetric(w, 8, 32), _asymmetric(8, 32)),
     "8 bits with zero points of 128": (lambda w: asymmetric(w, 8, 128), _asymmetric(8, 128)),
+    "codes of 6 bits": (lambda w: asymmetric(w, 6, 32), _asymmetric(6, 32)),
+    "3 bits with zero points": (lambda w: asymmetric(w, 3, 32), _asymmetric(3, 32)),
     "mxfp4": (
         mxfp4,
         {
             "quant_method": "compressed-tensors",
             "format": "mxfp4-pack-quantized",
             "config_groups": {"group_0": {"weights": _MXFP4}},
+        },
+    ),
+    "mxfp6": (
+        mxfp6,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp6-pack-quantized",
+            "config_groups": {"group_0": {"weights": {**_MXFP4, "num_bits": 6}}},
         },
     ),
     "mxfp8": (
@@ -517,6 +593,8 @@ FORMATS["bitnet"] = (bitnet, {"quant_method": "bitnet", "linear_class": "autobit
 _TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_version": 1}}}
 FORMATS |= {
     "torchao int4": (torchao_int4, _TORCHAO),
+    "torchao int4 in words": (torchao_int4_words, _TORCHAO),
+    "torchao int4 in tiles": (torchao_int4_tiles, _TORCHAO),
     "torchao int8": (torchao_int, _TORCHAO),
     "torchao int8 in groups": (lambda w: torchao_int(w, 8, GROUP), _TORCHAO),
     "torchao of 4 bits": (
@@ -534,6 +612,18 @@ FORMATS |= {
         quark_mxfp4,
         quark_settings("fp4", "per_group", group_size=32, scale_format="e8m0", ch_axis=-1),
     ),
+    **{
+        f"quark mx{dtype}": (
+            quantize,
+            quark_settings(dtype, "per_group", group_size=32, scale_format="e8m0", ch_axis=-1),
+        )
+        for dtype, quantize in {
+            "fp6_e2m3": lambda w: _as_quark(mxfp6(w)),
+            "fp6_e3m2": lambda w: _as_quark(mxfp6(w, 3)),
+            "fp8_e4m3": mxfp8,
+            "fp8_e5m2": lambda w: mxfp8(w, torch.float8_e5m2),
+        }.items()
+    },
     "quark fp8": (
         lambda w: {part: value for part, value in modelopt_fp8(w).items() if part != "input_scale"},
         quark_settings("fp8_e4m3", "per_tensor", ch_axis=None),

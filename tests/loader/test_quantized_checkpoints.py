@@ -28,6 +28,8 @@ CONVERTED = {
     "mlx of 6 bits": "MLX's codes of 6 bits, with biases",
     "modelopt int4 awq": "inputs that AWQ or SmoothQuant multiply by pre_quant_scale",
     **dict.fromkeys(("torchao mxfp8", "mxfp8"), "MX scales of FP8 codes"),
+    **dict.fromkeys(("quark mxfp8_e4m3", "quark mxfp8_e5m2"), "MX scales of FP8 codes"),
+    **dict.fromkeys(("mxfp6", "quark mxfp6_e2m3", "quark mxfp6_e3m2"), "MX scales of FP6 codes"),
     "hqq of 3 bits": "HQQ's codes of 3 bits and fractions as zero points",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",
 }

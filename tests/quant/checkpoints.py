@@ -1,5 +1,7 @@
 """Quantized checkpoints in memory with random values, and a check of what is read from them."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -32,6 +34,8 @@ class Fp8:
 class Store:
     """Tensors in memory."""
 
+    types: ClassVar = {}  # those that numpy does not have, by the names of tensors
+
     def __init__(self, **tensors):
         self.tensors = {name.replace("__", ".", 1): t for name, t in tensors.items()}
 
@@ -40,7 +44,8 @@ class Store:
 
     def dtype(self, name):
         tensor = self.tensors[name]
-        return "F8_E4M3" if isinstance(tensor, Fp8) else DTYPES[tensor.dtype.name]
+        plain = "F8_E4M3" if isinstance(tensor, Fp8) else DTYPES[tensor.dtype.name]
+        return self.types.get(name, plain)
 
     def get(self, name):
         t = self.tensors[name]

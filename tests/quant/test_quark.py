@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cpuserve.errors import ModelError
 from cpuserve.quant import dequantize
-from tests.helpers.quantized import quark_settings
+from tests.helpers.quantized import fp6, mxfp6, mxfp8, quark_settings
 from tests.quant.checkpoints import NORM, STREAM, Fp8, K, N, Store, check, opened, pack
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+TYPES = {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 ORDERS = {"reorder": [0, 2, 4, 6, 1, 3, 5, 7], "order": None}
 
 
@@ -95,6 +97,29 @@ def test_mxfp4_and_fp8_keep_their_codes():
     check(weights, weight.values * scale[:, None], "e4m3_g128", 0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "convert"),
+    [
+        ("fp6_e2m3", lambda w: mxfp6(w, 2)),
+        ("fp6_e3m2", lambda w: mxfp6(w, 3)),
+        ("fp8_e4m3", mxfp8),
+        ("fp8_e5m2", lambda w: mxfp8(w, torch.float8_e5m2)),
+    ],
+)
+def test_mxfp6_and_mxfp8_have_the_values_of_their_codes(dtype, convert):
+    parts = convert(torch.from_numpy(STREAM.normal(0, 0.02, (N, K)).astype(np.float32)))
+    codes, exponents = parts.values()
+    values = codes.float()
+    if dtype.startswith("fp6"):
+        bits = np.unpackbits(codes.numpy(), axis=1, bitorder="little").reshape(N, K, 6)
+        values = fp6(int(dtype[5]))[torch.from_numpy(bits << np.arange(6, dtype=np.uint8)).sum(-1)]
+    values = values * torch.exp2(exponents.float() - 127).repeat_interleave(32, dim=1)
+    store = store_of(weight=codes.view(torch.uint8).numpy(), weight_scale=exponents.numpy())
+    store.types = {"q.weight": TYPES.get(codes.dtype, "U8")}
+    weights = opened_as(store, dtype, "per_group", group_size=32, scale_format="e8m0")
+    check(weights, values.numpy(), "w8_g32", 0, packed=1)
+
+
 def test_layers_may_have_settings_of_their_own():
     codes, zeros, scales, values = integers("int4", K // 32)
     order = ORDERS["reorder"]
@@ -119,6 +144,16 @@ GROUPED = ("int4", "per_group", {"group_size": 32})
         ({"weight": WORDS}, ("int8", "per_group", {}), "stored as I32, with quark's dtype int8"),
         ({"weight": WORDS}, ("int4", "per_block", {}), "qscheme per_block"),
         ({"weight": WORDS}, ("int4", "per_channel", {"ch_axis": 1}), "ch_axis 1"),
+        (
+            {"weight": WORDS.view(np.uint8)},
+            ("fp6_e2m3", "per_group", {"group_size": 32}),
+            "scales None, which is not supported",
+        ),
+        (
+            {"weight": WORDS.view(np.uint8), "weight_scale": np.ones((K, 7), np.uint8)},
+            ("fp6_e3m2", "per_group", {"group_size": 32, "scale_format": "e8m0"}),
+            "must be one for 32 inputs",
+        ),
         (
             {"weight": WORDS.view(np.uint8)},
             ("fp4", "per_group", {"group_size": 16, "scale_format": "e4m3"}),

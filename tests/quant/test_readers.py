@@ -27,6 +27,15 @@ from tests.quant.checkpoints import (
 )
 
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # by code; the sign is bit 3
+# Transforms of llm-compressor: those of weights are in the file, those of inputs are not.
+TRANSFORMS = {
+    "transform_config": {
+        "config_groups": {
+            "R1": {"type": "hadamard", "apply": [{"location": "weight_output"}]},
+            "R4": {"type": "hadamard", "apply": [{"location": "input"}]},
+        }
+    }
+}
 STACK = "mlp.experts.down_proj"
 
 
@@ -97,6 +106,21 @@ def test_compressed_tensors_int4(group, symmetric):
     more = {} if symmetric else {"weight_zero_point": pack(zeros.T).T}
     weights = opened("compressed-tensors", packed_store(codes, scales, **more), **compressed(4))
     check(weights, values, KINDS[group, symmetric], 0 if symmetric else 2e-4)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("bits", "kind"),
+    [(1, "w2z_g64"), (2, "w2z_g64"), (3, "w3z_g64"), (5, "w8z_g32"), (6, "w8z_g32")],
+)
+def test_compressed_tensors_of_other_bits_keep_their_codes(bits, kind, symmetric):
+    zeros = np.uint8(1 << (bits - 1)) if symmetric else None
+    codes, zeros, scales, values = random_codes(64, bits, zeros)
+    more = (
+        {} if symmetric else {"weight_zero_point": pack(np.ascontiguousarray(zeros.T), bits=bits).T}
+    )
+    store = packed_store(codes, scales, bits, **more)
+    check(opened("compressed-tensors", store, **compressed(bits)), values, kind, 1e-6)
 
 
 @pytest.mark.parametrize("group", [128, 32])
@@ -343,6 +367,16 @@ def test_a_broken_state_of_bitsandbytes_is_named(state):
         ("gptq", {"bits": 5}, "bits = 5"),
         ("compressed-tensors", {"format": "marlin-24", **compressed(4)}, "marlin-24"),
         ("compressed-tensors", {"config_groups": {}}, "without config_groups"),
+        (
+            "compressed-tensors",
+            {"sparsity_config": {"format": "sparse-24-bitmask"}, **compressed(4)},
+            "sparse-24-bitmask",
+        ),
+        (
+            "compressed-tensors",
+            {**TRANSFORMS, **compressed(4)},
+            "transform 'R4' of activations .location input.",
+        ),
     ],
 )
 def test_what_is_not_read_is_refused_by_its_setting(method, settings, needle):
@@ -365,9 +399,8 @@ def test_scales_that_do_not_fit_their_matrix_are_refused():
         dequantize(tensor)
     pairs, _ = random_fp4()
     store = Store(q__weight_packed=pairs, q__weight_scale=np.ones((N, 7), np.uint8))
-    tensor = opened("compressed-tensors", store, **compressed(4)).get("q.weight")
-    with pytest.raises(ModelError, match=r"that store q\.weight do not fit together"):
-        dequantize(tensor)
+    with pytest.raises(ModelError, match="must be one for 32 inputs of an output"):
+        opened("compressed-tensors", store, **compressed(4)).get("q.weight")
 
 
 def test_a_missing_part_is_named():

@@ -16,6 +16,8 @@ from tests.helpers.quantized import (
     torchao_fp8,
     torchao_int,
     torchao_int4,
+    torchao_int4_tiles,
+    torchao_int4_words,
     torchao_mx,
     torchao_nvfp4,
 )
@@ -86,6 +88,32 @@ def test_int4_keeps_its_codes(group, kind):
     parts = torchao_int4(random_weight(), group)
     weights = opened("torchao", Described(parts))
     check(weights, plain_int4(parts, group), kind, 1e-4)
+
+
+@pytest.mark.parametrize(("group", "kind"), [(32, "w4z_g32"), (64, "w4z_g64"), (128, "w4m_g128")])
+def test_int4_in_words_keeps_its_codes(group, kind):
+    parts = torchao_int4_words(random_weight(), group)
+    scale, zero = (spread(parts[f"_weight_{name}"].T, group) for name in ("scale", "zero_point"))
+    values = ((nibbles(parts["_weight_qdata"]).float() - zero) * scale).numpy()
+    check(opened("torchao", Described(parts)), values, kind, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "group", "kind"),
+    [
+        (N, K, 32, "w4m_g32"),
+        (N, K, 128, "w4m_g128"),
+        (N + 5, 1024 + 128, 256, "w4m_g128"),
+        (36, 96, 64, "w4m_g32"),  # the last group is not whole
+    ],
+)
+def test_int4_in_tiles_keeps_its_codes(n, k, group, kind):
+    weight = random_weight(n, k)
+    parts = torchao_int4_tiles(weight, group)
+    both = parts["_weight_scale_and_zero"].float()
+    scale, middle = (spread(x.T, group)[:n, :k] for x in both.unbind(-1))
+    codes = ((weight - middle) / scale + 8).round().clamp(0, 15)
+    check(opened("torchao", Described(parts)), ((codes - 8) * scale + middle).numpy(), kind, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +196,8 @@ def described(kind, **data):
 
 
 INT4 = torchao_int4(random_weight())
+INT4_WORDS = torchao_int4_words(random_weight())
+INT4_TILES = torchao_int4_tiles(random_weight())
 INT8 = torchao_int(random_weight())
 BF16 = torch.zeros(N, K // 16, dtype=torch.bfloat16)
 
@@ -175,7 +205,18 @@ BF16 = torch.zeros(N, K // 16, dtype=torch.bfloat16)
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({**INT4, **described("Int4TilePackedTo4dTensor")}, "of type Int4TilePackedTo4dTensor is"),
+        ({**INT4, **described("Int4PreshuffledTensor")}, "of type Int4PreshuffledTensor is not"),
+        ({**INT4_WORDS, "_weight_zero_point": BF16}, "with zero points BF16, as for NPUs"),
+        ({**INT4_WORDS, "_weight_scale": BF16}, "does not fit its scales"),
+        ({**INT4_TILES, "_weight_scale_and_zero": BF16}, "does not fit its scales"),
+        ({**INT4_TILES, **described("Int4TilePackedTo4dTensor")}, "of shape and block_size"),
+        (
+            {
+                **INT4_TILES,
+                **described("Int4TilePackedTo4dTensor", shape=[N, 2048], block_size=[1, 32]),
+            },
+            "does not fit its scales",
+        ),
         ({**INT4, **described("SparseTensor")}, "of type SparseTensor is not supported"),
         ({**INT4, HEADER: json.dumps({"_type": "Int4Tensor"})}, "supported are linear weights"),
         ({**INT4, HEADER: "no json"}, "describe no quantized tensors"),
