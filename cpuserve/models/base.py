@@ -109,6 +109,7 @@ BUILTIN = {
     "MiniMaxM1ForCausalLM": "cpuserve.models.minimax:MiniMax",
     "MiniMaxText01ForCausalLM": "cpuserve.models.minimax:MiniMax",
     "MiniMaxM2ForCausalLM": "cpuserve.models.minimax_m2:MiniMaxM2",
+    "MiniMaxM3VLForCausalLM": "cpuserve.models.minimax_m3:MiniMaxM3",
     "Ministral3ForCausalLM": "cpuserve.models.ministral3:Ministral3",
     "MinistralForCausalLM": "cpuserve.models.llama:Ministral",
     "Mistral4ForCausalLM": "cpuserve.models.ministral3:Mistral4",

@@ -148,6 +148,15 @@ TEXT_TYPES = {
         "Llama4ForCausalLM",
         _sizes(202048, 5120, 8192, 48, 40, 131072, intermediate_size_mlp=16384),
     ),
+    "minimax_m3_vl_text": TextPart(
+        "MiniMaxM3VLForCausalLM",
+        _sizes(
+            *(200064, 6144, 3072, 60, 64, 524288),
+            num_key_value_heads=4,
+            num_local_experts=128,
+            num_experts_per_tok=4,
+        ),
+    ),
     "ministral3": TextPart("Ministral3ForCausalLM"),
     "mistral": TextPart(
         "MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8)
@@ -237,6 +246,7 @@ TEXT_PARTS = {
     "MiniCPMOcrForConditionalGeneration": Whole("qwen3_5_text", tied=True),
     "MiniCPMV4_6ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
     "MiniCPMV4_7ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
+    "MiniMaxM3SparseForConditionalGeneration": Whole("minimax_m3_vl_text", tied=False),
     "Mistral3ForConditionalGeneration": Whole("mistral", ("ministral3", "mistral4", "llama")),
     "Ovis2ForConditionalGeneration": Whole("qwen2", tied=True),
     "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl_text", tied=True),

@@ -20,6 +20,7 @@ from tests.helpers.gemma4 import stacked
 from tests.helpers.glm5_next import text_model
 from tests.helpers.gpt_oss import published
 from tests.helpers.hy_v4 import with_halves
+from tests.helpers.minimax_m3 import renamed as with_names_of_m3
 from tests.helpers.rounding import doubles
 from tests.helpers.rwkv import ARCHITECTURES, PlainRwkv7, config_of
 from tests.helpers.step3 import renamed
@@ -105,6 +106,8 @@ def transformers_of(path: Path):
         path = stacked(path)
     if config["architectures"] == ["HYV4ForCausalLM"]:
         path = with_halves(path)
+    if config["architectures"] == ["MiniMaxM3VLForCausalLM"]:
+        path = with_names_of_m3(path)
     if config["architectures"] == ["Llama4ForCausalLM"]:
         path = stacked(path, by_inputs=True)
     if config["architectures"] == ["LongcatFlashForCausalLM"]:

@@ -108,6 +108,7 @@ FAMILIES = (
     "afmoe",
     "dots1",
     "minimax-m2",
+    "minimax-m3",
     "hunyuan-moe",
     "cohere2-moe",
     "deepseek-v3.2",

@@ -578,6 +578,10 @@ COUNTED |= {
             *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
             "shared_expert_intermediate_size",
         ),
+        "minimax-m3": (
+            *("num_local_experts", "num_experts_per_tok"),
+            *("dense_intermediate_size", "shared_intermediate_size"),
+        ),
         "sarvam": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "sarvam-mla": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "step3.5": ("num_attention_groups", "moe_intermediate_size"),
@@ -662,6 +666,22 @@ def test_the_number_of_experts_is_read_as_transformers_5_saves_it():
     plain = tiny_config("qwen3-moe")
     saved = {**plain, "num_experts": None, "num_local_experts": plain["num_experts"]}
     assert spec_from_config(saved) == spec_from_config(plain)
+
+
+def test_a_published_config_of_minimax_m3_has_the_numbers_of_one_of_transformers():
+    wanted = tiny_config("minimax-m3", index_block_size=16, index_topk_blocks=4)
+    assert spec_from_config(wanted).max_position == 64  # a longer text needs the indexers
+    assert spec_from_config({**wanted, "layer_types": None}).max_position == 512
+    published = {k: v for k, v in wanted.items() if not k.endswith("_types") and "index_" not in k}
+    published |= {"moe_layer_freq": [0, 1, 1], "hidden_act": "swigluoai", "rotary_dim": 16}
+    sparse = {"sparse_block_size": 16, "sparse_topk_blocks": 4, "sparse_attention_freq": [0, 1, 1]}
+    del published["partial_rotary_factor"]
+    assert spec_from_config({**published, "sparse_attention_config": sparse}) == spec_from_config(
+        wanted
+    )
+    for change in ({"swiglu_limit": 5.0}, {"moe_layer_freq": [0, 1, 2]}):
+        with pytest.raises(ModelError, match=r"swiglu_limit|mlp_layer_types"):
+            spec_from_config({**published, **change})
 
 
 def test_every_builtin_architecture_can_be_imported():
