@@ -16,7 +16,14 @@ from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert_assistant
 from tests.helpers.tiny import copy_of, tiny_model
 from tests.llm.test_draft_head import TEXTS, plain_params
-from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
+from tests.llm.test_speculation import (
+    PARAMS,
+    PROMPTS,
+    SIZES,
+    answer,
+    check_grammars_and_choices,
+    check_no_bit_changes,
+)
 
 FAMILIES = ("gemma4", "gemma4-moe")
 
@@ -82,13 +89,7 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("family", deep_but(["gemma4"], FAMILIES))
 def test_an_assistant_changes_no_bit_alone_or_among_31_others(hasty, helper, family):
     path = tiny_model(family, dtype="bfloat16")
-    with make(path) as llm:
-        want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
-    with make(path, helper(path)) as llm:
-        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
-        assert llm._client.stats.draft_tokens > 100
-        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
-        assert alone == want
+    check_no_bit_changes(make, path, helper(path))
 
 
 @pytest.mark.parametrize("temperature", deep_but([0.8], [0.0, 0.8, 1.2]))
@@ -156,14 +157,8 @@ def test_an_assistant_changes_no_bit_with_other_settings(hasty, helper, options)
 
 
 def test_grammars_and_several_choices_have_the_same_bits(hasty, helper):
-    path, params = tiny_model("gemma4", dtype="bfloat16"), [forms(n) for n in range(8)]
-    params[3].n = 4
-    with make(path) as llm:
-        plain = [[c.token_ids for c in o.outputs] for o in llm.generate(PROMPTS[:8], params)]
-    with make(path, helper(path)) as llm:
-        outputs = llm.generate(PROMPTS[:8], params)
-        assert [[c.token_ids for c in o.outputs] for o in outputs] == plain
-        assert llm._client.stats.draft_tokens > 20
+    path = tiny_model("gemma4", dtype="bfloat16")
+    check_grammars_and_choices(make, path, helper(path))
 
 
 def test_a_start_refuses_an_assistant_that_does_not_fit(helper):

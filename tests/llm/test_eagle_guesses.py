@@ -14,7 +14,14 @@ from tests.helpers.eagle_head import VOCAB, eagle_head, known_ids
 from tests.helpers.gguf_convert import convert
 from tests.helpers.tiny import copy_of, tiny_model
 from tests.llm.test_draft_head import TEXTS, plain_params
-from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
+from tests.llm.test_speculation import (
+    PARAMS,
+    PROMPTS,
+    SIZES,
+    answer,
+    check_grammars_and_choices,
+    check_no_bit_changes,
+)
 
 NAMED = {"config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "reads": 2}
 ENDS = ("o_proj.weight", "down_proj.weight")
@@ -97,13 +104,7 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("family", deep_but(["llama", "qwen3-next"], FAMILIES))
 def test_a_head_changes_no_bit_alone_or_among_31_others(hasty, heads, family):
     path = tiny_model(family, dtype="bfloat16")
-    with make(path) as llm:
-        want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
-    with make(path, heads(path)) as llm:
-        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
-        assert llm._client.stats.draft_tokens > 100
-        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
-        assert alone == want
+    check_no_bit_changes(make, path, heads(path))
 
 
 @pytest.mark.parametrize("temperature", deep_but([0.8], [0.0, 0.8]))
@@ -159,14 +160,8 @@ def test_a_head_guesses_for_a_gguf_file(hasty, tmp_path, heads):
 
 
 def test_grammars_and_several_choices_have_the_same_bits(hasty, heads):
-    path, params = tiny_model("llama", dtype="bfloat16"), [forms(n) for n in range(8)]
-    params[3].n = 4
-    with make(path) as llm:
-        plain = [[c.token_ids for c in o.outputs] for o in llm.generate(PROMPTS[:8], params)]
-    with make(path, heads(path, form="norms")) as llm:
-        outputs = llm.generate(PROMPTS[:8], params)
-        assert [[c.token_ids for c in o.outputs] for o in outputs] == plain
-        assert llm._client.stats.draft_tokens > 20
+    path = tiny_model("llama", dtype="bfloat16")
+    check_grammars_and_choices(make, path, heads(path, form="norms"))
 
 
 def test_a_start_refuses_a_head_that_does_not_fit(heads, tmp_path):

@@ -63,6 +63,32 @@ def answer(output):
     return exact(output), c.finish_reason, c.stop_reason, c.cumulative_logprob
 
 
+def check_no_bit_changes(make, path, guesses):
+    """Compare the answers without and with `guesses`, of 32 requests together and each alone.
+
+    make(path[, guesses]) = an LLM.
+    """
+    with make(path) as llm:
+        want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+    with make(path, guesses) as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+        assert llm._client.stats.draft_tokens > 100
+        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
+        assert alone == want
+
+
+def check_grammars_and_choices(make, path, guesses):
+    """Compare the answers without and with `guesses` for grammars and several choices."""
+    params = [forms(n) for n in range(8)]
+    params[3].n = 4
+    with make(path) as llm:
+        plain = [[c.token_ids for c in o.outputs] for o in llm.generate(PROMPTS[:8], params)]
+    with make(path, guesses) as llm:
+        outputs = llm.generate(PROMPTS[:8], params)
+        assert [[c.token_ids for c in o.outputs] for o in outputs] == plain
+        assert llm._client.stats.draft_tokens > 20
+
+
 def accepted(llm):
     return llm._client.stats.accepted_tokens
 
