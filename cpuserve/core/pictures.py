@@ -34,7 +34,8 @@ class Picture(msgspec.Struct, array_like=True, frozen=True):
     patches: the pixels, one row of bytes for each patch; None = the engine asks for them.
     lines: how the rows of tiles become lines of a canvas, each with a row for its end: the tiles
       down and across, the first line and the end of the lines that are kept, and the same for the
-      columns. The first tile, which is the whole picture, comes before. Each patch has a row.
+      columns; then perhaps the lines and columns after scaling. The first tile, which
+      is the whole picture, comes before. Each patch has a row.
       [] = the rows follow each other as the tower makes them.
     """
 

@@ -14,7 +14,7 @@ from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import PATIENCE_S
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.log import get_logger
-from cpuserve.runtime.tower import in_order, line_order
+from cpuserve.runtime.picture_lines import PictureLines
 
 if TYPE_CHECKING:
     from cpuserve.core.kv.block_file import BlockName
@@ -116,14 +116,14 @@ class PictureEncoder:
             own = encoded[begin : begin + _made_rows(picture)]
             begin += len(own)
             most = rows_of_part(own[0].nbytes)
-            order = line_order(picture) if picture.lines else None
+            lines = PictureLines.of(picture) if picture.lines else None
             for part, at in enumerate(range(0, picture.num_rows, most)):
                 if wanted not in self._pictures.next():  # its rows may have been given away
                     break
-                if order is None:
+                if lines is None:
                     rows = own[at : at + most]
                 else:
-                    rows = in_order(own, order[at : at + most], self._tower.line_end)
+                    rows = lines.rows(own, at, at + most, self._tower.line_end)
                 self._fill(wanted, at, rows)
                 if self._files is not None:
                     self._files.save(picture, part, rows)

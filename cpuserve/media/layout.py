@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     import numpy as np
     from PIL.Image import Image
+
+
+_KEPT = 6  # the numbers of Picture.lines that say which part of a canvas is kept
 
 
 class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +38,14 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
     def num_patches(self) -> int:
         """How many patches all tiles have."""
         return sum(rows * columns for rows, columns in self.tiles)
+
+
+def line_shape(lines: Sequence[int]) -> tuple[int, int]:
+    """Return how many lines a picture has, and the rows of each without its end."""
+    if len(lines) > _KEPT:
+        return lines[_KEPT], lines[_KEPT + 1]
+    _, _, top, bottom, left, right = lines
+    return bottom - top, right - left
 
 
 class ShownPicture(msgspec.Struct, frozen=True, gc=False):

@@ -1,8 +1,10 @@
-"""The towers of LLaVA 1.5, LLaVA-NeXT (1.6) and Pixtral 12B.
+"""The towers of LLaVA 1.5, LLaVA-NeXT (1.6), LLaVA-OneVision and Pixtral 12B.
 
-LLaVA has CLIP over square tiles, without its last layers, and Pixtral pictures of any size.
+LLaVA has CLIP over square tiles, without its last layers, OneVision SigLIP, and Pixtral pictures of
+any size.
 
-Source: transformers modeling_llava, modeling_llava_next, modeling_clip and modeling_pixtral.
+Source: transformers modeling_llava, modeling_llava_next, modeling_llava_onevision, modeling_clip,
+modeling_siglip and modeling_pixtral.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.pixtral import pixtral, pixtral_spec, project
-from cpuserve.models.siglip import siglip_layer
+from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer, siglip_patches
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
+from cpuserve.program.ops import Then, ValueId
 
 _AT, _PROJECTOR = "vision_tower", "multi_modal_projector"
 _PATCHES = f"{_AT}.embeddings.patch_embedding"
@@ -34,7 +36,10 @@ _PATCHES = f"{_AT}.embeddings.patch_embedding"
 _USUAL = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336}
 _USUAL |= {"num_hidden_layers": 24, "num_attention_heads": 16}
 _LINE_END = "image_newline"
-_KIND = "clip_vision_model"
+_KIND, _ONEVISION_KIND = "clip_vision_model", "siglip_vision_model"
+# The defaults of the class of OneVision.
+_ONEVISION = {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384}
+_ONEVISION |= {"num_hidden_layers": 26, "num_attention_heads": 16}
 
 
 class LlavaTower:
@@ -57,9 +62,7 @@ class LlavaTower:
         if own.get("model_type", _KIND) != _KIND or kept != "default" or type(at) is not int:
             return None
         count = read_int(own, "num_hidden_layers", 12, high=4096)
-        layers = at if at >= 0 else count + 1 + at
-        if not 1 <= layers <= count:
-            refuse("vision_feature_layer", at, f"one of the {count} layers")
+        layers = _layers_up_to(at, count)
         hidden = read_int(own, "hidden_size", 768, high=1 << 20)
         heads = read_int(own, "num_attention_heads", 12, high=65536)
         if hidden % heads:
@@ -101,7 +104,7 @@ class LlavaTower:
             project(b, s, pixtral(b, s))
             return
         x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
-        at, bias = f"{_AT}.embeddings", s.family["biased"]
+        at = f"{_AT}.embeddings"
         b.class_embed(
             x,
             f"{at}.position_embedding.weight",
@@ -114,10 +117,7 @@ class LlavaTower:
         x = b.layer_norm(x, f"{_AT}.pre_layrnorm")  # so the checkpoints spell it
         for i in range(s.layers):
             siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
-        then = cast("Then", s.family["projector"])
-        h = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=bias, then=then)
-        b.leave(_unread(s.family["unread"]))
-        b.hidden(b.linear(h, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=bias))
+        _project(b, s, x)
 
 
 class LlavaNextTower:
@@ -131,13 +131,94 @@ class LlavaNextTower:
         found = LlavaTower.spec(config, pictures, width)
         if found is None or not found.side:
             return None
-        return replace(found, line_end=_LINE_END, names=(*found.names, _LINE_END))
+        return _with_lines(found, config, found.side * found.patch)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         b.leave([_LINE_END])  # the executor reads it
         LlavaTower.build(b, s)
+
+
+class LlavaOnevisionTower:
+    """SigLIP without its last norm, and the projector, for tiles of a canvas as in LLaVA-NeXT."""
+
+    @staticmethod
+    def spec(
+        config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
+    ) -> TowerSpec | None:
+        """Return the hyperparameters of the tower (TowerDef).
+
+        None: the model has another vision model than SigLIP, or takes features of several layers.
+        """
+        own = {**_ONEVISION, **read_object(config, "vision_config")}
+        at = config.get("vision_feature_layer", -1)
+        kept = config.get("vision_feature_select_strategy", "full")
+        kind = own.get("model_type", _ONEVISION_KIND)
+        if kind != _ONEVISION_KIND or kept != "full" or type(at) is not int:
+            return None
+        siglip = read_siglip(own)
+        layers = _layers_up_to(at, siglip["layers"])
+        patch = read_int(own, "patch_size", high=1024)
+        image = read_int(own, "image_size", high=1 << 14)
+        if image < patch:
+            refuse("vision_config.image_size", image, f"at least {patch}")
+        found = TowerSpec(
+            **{**siglip, "layers": layers},
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=1,
+            out_width=width,
+            side=image // patch,
+            table=image // patch,
+            pixels=read_pixels(pictures),
+            patch_weight=_PATCHES,
+            names=(f"{_AT}.", f"{_PROJECTOR}."),
+            family={
+                "unread": [f"{_AT}.encoder.layers.{i}" for i in range(layers, siglip["layers"])],
+                "biased": read_bool(config, "multimodal_projector_bias", True),
+                "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
+            },
+        )
+        return _with_lines(found, config, image)
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        b.leave([_LINE_END, *(f"{_AT}.head.{name}" for name in HEAD)])
+        x = siglip_patches(b, s, _AT)
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
+        _project(b, s, x)
+
+
+def _layers_up_to(at: int, count: int) -> int:
+    """Return the number of layers before the features `at`; ModelError if there are not so many."""
+    layers = at if at >= 0 else count + 1 + at
+    if not 1 <= layers <= count:
+        refuse("vision_feature_layer", at, f"one of the {count} layers")
+    return layers
+
+
+def _with_lines(spec: TowerSpec, config: Mapping[str, Any], tile: int) -> TowerSpec:
+    """Return the tower with lines. tile: pixels of a side of a tile of a canvas."""
+    found = config.get("image_grid_pinpoints")
+    # The family of the pictures checks these sizes, and refuses wrong ones.
+    sizes = [
+        each[0] // tile * (each[1] // tile)
+        for each in (found if isinstance(found, list) else [])
+        if isinstance(each, list) and [type(length) for length in each] == [int, int]
+    ]
+    most = (1 + max(sizes, default=0)) * spec.tile_patches
+    return replace(spec, line_end=_LINE_END, names=(*spec.names, _LINE_END), canvas_patches=most)
+
+
+def _project(b: Builder, s: TowerSpec, x: ValueId) -> None:
+    """Append the projector, which makes rows of x, to the builder `b`."""
+    then, bias = cast("Then", s.family["projector"]), cast("bool", s.family["biased"])
+    h = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=bias, then=then)
+    b.leave(_unread(s.family["unread"]))
+    b.hidden(b.linear(h, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=bias))
 
 
 def _pixtral_spec(

@@ -49,6 +49,8 @@ class TowerSpec:
     `extra`: how many further rows a step of a tile has after its patches, such as a class token;
       attention sees them, but they become no rows. Such a step has one tile.
     `line_end`: the vector that is the row after each line of rows (Picture.lines); "" = none.
+    `canvas_patches`: the most patches of a picture with lines; all of its rows are in memory before
+      they become lines.
     `family`: values that only one family has.
     The other fields have the same meaning as in ModelSpec.
     """
@@ -86,6 +88,7 @@ class TowerSpec:
     patch_axes: str = ""
     extra: int = 0
     line_end: str = ""
+    canvas_patches: int = 0
     family: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0
@@ -144,12 +147,13 @@ class TowerSpec:
 
         For each patch: the stream, its norm, queries, keys and values (in the cache as well),
         attention, the hidden values of the MLP, merged rows, results, and the pixels. If linears
-        are clipped (Gemma 4), the MLP has gate and up in two values.
+        are clipped (Gemma 4), the MLP has gate and up in two values. The rows of a picture with
+        lines are there as well.
         """
         rows = (4 * self.row_width if self.levels else 0) // self.merge**2
         hidden = self.intermediate * (2 if self.family.get("clipped") else 1)
         floats = 11 * self.width + hidden + self.out_width + self.patch_width + rows
-        return 4 * self.step_patches * floats
+        return 4 * (self.step_patches * floats + self.canvas_patches * self.row_width)
 
     def sees_whole_pictures(self, window: int) -> bool:
         """Return False: attention of a tower without a mask is `attend_both_sides`."""

@@ -42,6 +42,7 @@ BUILTIN = {
     "LightOnOcrForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
     "LlavaNextForConditionalGeneration": "cpuserve.models.llava:LlavaNextTower",
+    "LlavaOnevisionForConditionalGeneration": "cpuserve.models.llava:LlavaOnevisionTower",
     "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "QianfanOCRForConditionalGeneration": "cpuserve.models.internvl:QianfanTower",

@@ -21,7 +21,6 @@ from cpuserve.runtime.pack import pack
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.core.pictures import Picture
     from cpuserve.models.spec import TowerSpec
     from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Bytes, Float32, StepArrays
@@ -70,7 +69,8 @@ class Tower:
         self._left: list[Tile] = []  # the tiles that are not encoded
         self._at = 0  # the first patch that is not encoded
         self._running: list[Tile] = []  # the tiles of the step that runs
-        self._rows: list[Float32] = []
+        self._rows: Float32 = np.zeros((0, spec.row_width), np.float32)  # of the tiles so far
+        self._made = 0  # how many of these rows are there
         self._packed: dict[tuple[Tile, ...], PackedTiles] = {}
         self._warms = True  # whether nothing was encoded, so that `prepare` has something to do
 
@@ -106,7 +106,8 @@ class Tower:
         if patches.shape != shape or patches.dtype != np.uint8:
             msg = f"patches {patches.shape} of {patches.dtype} are not those of {len(tiles)} tiles"
             raise ValueError(msg)
-        self._patches, self._at, self._running, self._rows = patches, 0, [], []
+        self._patches, self._at, self._running, self._made = patches, 0, [], 0
+        self._rows = np.zeros((0, self.spec.row_width), np.float32)
         self._warms = False
 
     def prepare(self) -> bool:
@@ -139,8 +140,7 @@ class Tower:
                 self._begin_next()
             if not self._run(max(0.0, end - time.monotonic())):
                 return False
-            found = self._in_order(self._words(self._running).order)
-            self._rows.append(found.copy() if self._left else found)
+            self._keep(self._in_order(self._words(self._running).order))
             self._running = []
             if time.monotonic() >= end:
                 break
@@ -149,12 +149,10 @@ class Tower:
     def rows(self) -> Float32:
         """Return the rows [number of patches / merge^2, row_width] of the encoded tiles.
 
-        They are valid until tiles are started again. A page can have 70 MB of rows, so the rows
-        of the last step are not copied.
+        They are valid until tiles are started again. A page can have 70 MB of rows, so an only step
+        is not copied.
         """
-        if len(self._rows) == 1:
-            return self._rows[0]
-        return np.concatenate(self._rows or [np.zeros((0, self.spec.row_width), np.float32)])
+        return self._rows
 
     def encode(self, patches: Bytes, tiles: Sequence[Tile]) -> Float32:
         """Return the rows of all tiles, without a pause."""
@@ -165,6 +163,17 @@ class Tower:
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step soon; any thread may call this."""
+
+    def _keep(self, found: Float32) -> None:
+        """Add the rows of a step, without a copy if it is the only one."""
+        if not self._made and not self._left:
+            self._rows = found
+            return
+        if not self._made:
+            count = len(self._patches) // self.spec.merge**2
+            self._rows = np.empty((count, found.shape[1]), np.float32)
+        self._rows[self._made : self._made + len(found)] = found
+        self._made += len(found)
 
     def _begin_next(self) -> None:
         """Begin the step of the running tiles."""
@@ -356,27 +365,6 @@ def _line_end(spec: TowerSpec, weights: Weights) -> Float32 | None:
     if not spec.line_end:
         return None
     return dequantize(weights.get(spec.line_end)).reshape(-1).astype(np.float32)
-
-
-def line_order(picture: Picture) -> npt.NDArray[np.intp]:
-    """Return the number of the tower's row for each placeholder of a picture with lines.
-
-    -1 = the row after a line.
-    """
-    down, across, top, bottom, left, right = picture.lines
-    side, rest = picture.tiles[0][0], down * across
-    tiles = side**2 + np.arange(rest * side**2).reshape(down, across, side, side)
-    canvas = tiles.swapaxes(1, 2).reshape(down * side, across * side)[top:bottom, left:right]
-    lines = np.pad(canvas, ((0, 0), (0, 1)), constant_values=-1)
-    return np.concatenate([np.arange(side**2), lines.reshape(-1)])
-
-
-def in_order(rows: Float32, order: npt.NDArray[np.intp], line_end: Float32 | None) -> Float32:
-    """Return the rows with these numbers; -1 = the row after a line."""
-    found = rows[order]
-    if line_end is not None:
-        found[order < 0] = line_end
-    return found
 
 
 def grid_places(rows: int, columns: int, merge: int) -> Int32:

@@ -26,7 +26,7 @@ from cpuserve.media.decoding.client import (
 from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
 from cpuserve.media.families.settings import configured, family_at, server_settings
-from cpuserve.media.families.table import FRAMES, WRITTEN, AnyFamily
+from cpuserve.media.families.table import FRAMES, WRITTEN, AnyFamily, for_pictures
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
@@ -185,7 +185,9 @@ class PictureReader:
           InvalidRequest: a picture is refused, or there are too many pictures.
         """
         family = self._family.changed(settings) if settings else self._family
-        _check_number(sum(1 for _ in _media(messages)), self._rules.most)
+        number = sum(1 for _ in _media(messages))
+        _check_number(number, self._rules.most)
+        family = for_pictures(family, number)
         found, pictures, budget = list(messages), list[ReadPicture](), PixelBudget(MOST_PIXELS)
         for index, message in enumerate(messages):
             content = message.get("content")

@@ -23,12 +23,14 @@ from cpuserve.serving.generation.fan_out import sequences_of
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
     AYA,
+    CANVAS_MODELS,
     GEMMA3,
     GEMMA4,
     GRANITE_FINE,
     GRID_MODELS,
     IMAGE_ID,
     LLAVA_NEXT,
+    ONEVISION,
     PIXTRAL_12B,
     QIANFAN,
     canvas_family,
@@ -51,11 +53,11 @@ BLOCK = 32
 TOKENS = 8
 
 
-NEXT_SIDE, NEXT_SIZE = 3, (47, 40)  # patches of a tile of LLaVA-NeXT, and a picture of five tiles
+NEXT_SIDE, NEXT_SIZE = 3, (47, 40)  # patches of a tile of CANVAS_MODELS, and a picture of 5 tiles
 NAMES = ("SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", "GraniteDocling", "InternVL")
 MODELS = [
     *(f"{name}ForConditionalGeneration" for name in NAMES),
-    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, PIXTRAL_12B),
+    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, ONEVISION, PIXTRAL_12B),
 ]
 
 
@@ -67,7 +69,7 @@ def model(request, tmp_path_factory):
     elif name in GRID_MODELS:
         theirs = write_grid_model(f"{GEMMA4} whole" if name == GEMMA4 else name, path)
     else:
-        side, merge = (NEXT_SIDE, 1) if name == LLAVA_NEXT else (SIDE, MERGE)
+        side, merge = (NEXT_SIDE, 1) if name in CANVAS_MODELS else (SIDE, MERGE)
         theirs = write_tower_model(name, path, side=side, merge=merge)
     for file in tiny_model("llama").glob("tokenizer*"):
         shutil.copy(file, path)
@@ -77,8 +79,8 @@ def model(request, tmp_path_factory):
 class Question:
     """A prompt: text, a picture of `count` tiles in two runs of placeholders, and text again.
 
-    For a model that reads pictures of any size, the picture is one tile in one run; for LLaVA-NeXT
-    it is the whole picture and the tiles of its canvas, in one run.
+    For a model that reads pictures of any size, the picture is one tile in one run; for
+    CANVAS_MODELS it is the whole picture and the tiles of its canvas, in one run.
     """
 
     def __init__(self, theirs, seed, count=4):
@@ -86,7 +88,7 @@ class Question:
         self.whole = self.architecture in (*GRID_MODELS, PIXTRAL_12B)
         before = np.random.default_rng(1).integers(10, 380, 40).tolist()
         self.asked, lines, self.merge = [], (), MERGE
-        if self.architecture == LLAVA_NEXT:
+        if self.architecture in CANVAS_MODELS:
             layout = canvas_family(theirs).layout(*NEXT_SIZE)
             self.tiles, self.merge = random_tiles(len(layout.tiles), NEXT_SIDE, seed=seed), 1
             runs, tiles, lines = [layout.rows], layout.tiles, layout.lines
@@ -113,7 +115,7 @@ class Question:
         """The arguments of transformers' model for these tokens."""
         tokens = torch.tensor([ids])
         kinds, given = (tokens == IMAGE_ID).int(), {"input_ids": tokens}
-        if self.architecture == LLAVA_NEXT:
+        if self.architecture in CANVAS_MODELS:
             return {**given, **canvas_inputs([self.tiles], [NEXT_SIZE])}
         if self.whole:
             more = {"use_cache": False, **grid_inputs([self.tiles], self.architecture)}

@@ -14,7 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cpuserve.core.pictures import Picture
 from cpuserve.media.families.llava_next import LlavaNextPictures
-from cpuserve.runtime.tower import in_order, line_order
+from cpuserve.media.families.llava_onevision import OnevisionPictures
+from cpuserve.runtime.picture_lines import PictureLines
 
 # Sizes that a config takes if its class has them.
 _TEXT = {
@@ -141,8 +142,12 @@ QIANFAN = "QianfanOCRForConditionalGeneration"
 INTERNVL_CHAT = "InternVLChatModel"  # InternVL as its own code, which is not run, writes it
 LLAVA = "LlavaForConditionalGeneration"
 LLAVA_NEXT = "LlavaNextForConditionalGeneration"
+ONEVISION_TILES = 2  # of a tiny LLaVA-OneVision: lines with more rows than these are scaled
+ONEVISION = "LlavaOnevisionForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
+CANVAS_MODELS = (LLAVA_NEXT, ONEVISION)
+LLAVAS = (LLAVA, *CANVAS_MODELS)
 PIXTRAL_12B = f"{LLAVA} pixtral"
 PIXTRALS = (MISTRAL3, LIGHT_ON, PIXTRAL_12B)  # towers of Pixtral
 GRANITE = "GraniteDoclingForConditionalGeneration"
@@ -181,7 +186,7 @@ def write_tower_model(
     """Write a random model of images with the settings of its image processor, and return it.
 
     architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling, InternVL, Qianfan-OCR, LLaVA,
-      LLaVA-NeXT or Aya Vision.
+      LLaVA-NeXT, LLaVA-OneVision or Aya Vision.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -221,6 +226,11 @@ def write_tower_model(
     if architecture == LLAVA_NEXT:
         vision["model_type"] = "clip_vision_model"
         own = {"image_token_index": IMAGE_ID, "image_grid_pinpoints": canvases_of(side)}
+    if architecture == ONEVISION:
+        vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
+        text["model_type"] = "qwen2"
+        own = {"image_token_index": IMAGE_ID, "image_grid_pinpoints": canvases_of(side)}
+        own["vision_aspect_ratio"] = f"anyres_max_{ONEVISION_TILES}"
     if architecture == AYA:
         vision["model_type"] = "siglip_vision_model"
         # transformers multiplies by logit_scale in the text model only, and not in Aya Vision.
@@ -240,7 +250,7 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, LLAVA, LLAVA_NEXT, AYA):
+    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, AYA, *LLAVAS):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
@@ -252,7 +262,7 @@ def write_tower_model(
         (to / "processor_config.json").write_text(json.dumps(sizes))
     if architecture == QIANFAN:
         _as_published(to)
-    if architecture == LLAVA_NEXT:
+    if architecture in (LLAVA_NEXT, ONEVISION):
         pictures["image_grid_pinpoints"] = canvases_of(side)
     if architecture in (LLAVA, LLAVA_NEXT):
         pictures |= {"size": {"shortest_edge": side * PATCH}, "crop_size": pictures["size"]}
@@ -592,11 +602,11 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     """Return what the image processor makes of the tiles, as arguments of the model.
 
     The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
-    Gemma 3, InternVL, Qianfan-OCR, LLaVA, LLaVA-NeXT and Aya Vision.
+    Gemma 3, InternVL, Qianfan-OCR, Aya Vision and the LLaVAs.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    if architecture in (GEMMA3, INTERNVL, QIANFAN, LLAVA, LLAVA_NEXT, AYA):
+    if architecture in (GEMMA3, INTERNVL, QIANFAN, AYA, *LLAVAS):
         return {"pixel_values": pixels}
     given = {"pixel_values": pixels[None]}
     if architecture == GRANITE:
@@ -605,14 +615,17 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
 
 
 def canvas_family(theirs: torch.nn.Module) -> LlavaNextPictures:
-    """Return the preprocessing of a LLaVA-NeXT that was written here."""
+    """Return the preprocessing of a LLaVA-NeXT or LLaVA-OneVision that was written here."""
     side = theirs.config.vision_config.image_size
     canvases = [(high // side, wide // side) for high, wide in theirs.config.image_grid_pinpoints]
-    return LlavaNextPictures(side=side, patch=PATCH, canvases=tuple(canvases))
+    given = {"side": side, "patch": PATCH, "canvases": tuple(canvases)}
+    if type(theirs).__name__ == ONEVISION:
+        return OnevisionPictures(most_tiles=ONEVISION_TILES, **given)
+    return LlavaNextPictures(**given)
 
 
 def canvas_inputs(tiles: list[np.ndarray], sizes: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """Return what the image processor of LLaVA-NeXT makes of the tiles of pictures.
+    """Return what the image processor of CANVAS_MODELS makes of the tiles of pictures.
 
     sizes: (width, height) of each picture.
     """
@@ -627,8 +640,9 @@ def placed_rows(encoded: np.ndarray, pictures: list[Picture], tower: Any) -> np.
     for picture in pictures:
         own = encoded[begin:][: picture.num_patches if picture.lines else picture.num_rows]
         begin += len(own)
-        order = line_order(picture) if picture.lines else np.arange(len(own))
-        parts.append(in_order(own, order, tower.line_end))
+        if picture.lines:
+            own = PictureLines.of(picture).rows(own, 0, picture.num_rows, tower.line_end)
+        parts.append(own)
     return np.concatenate(parts)
 
 

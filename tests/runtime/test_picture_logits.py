@@ -19,6 +19,7 @@ from tests.helpers.fake_executor import fake_config
 from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     AYA,
+    CANVAS_MODELS,
     GEMMA3,
     GRANITE,
     GRANITE_FINE,
@@ -28,6 +29,7 @@ from tests.helpers.pictures import (
     INTERNVL_CHAT,
     LLAVA,
     LLAVA_NEXT,
+    ONEVISION,
     PATCH,
     PIXTRAL_12B,
     PIXTRALS,
@@ -50,8 +52,8 @@ from tests.helpers.steps import Sequence, step
 
 SIDE, MERGE, ROWS = 6, 2, 9
 # Side and merge of other models: LLaVA has as many rows, and Granite-Docling's fine route more.
-SIZES = {LLAVA: (3, 1), LLAVA_NEXT: (3, 1), GRANITE_FINE: (8, 2)}
-# For LLaVA-NeXT: the tiles of a picture that stands for n tiles, and a size with so many tiles.
+SIZES = {LLAVA: (3, 1), LLAVA_NEXT: (3, 1), ONEVISION: (3, 1), GRANITE_FINE: (8, 2)}
+# For CANVAS_MODELS: the tiles of a picture that stands for n tiles, and a size with so many tiles.
 CANVASES = {1: 3, 2: 4, 3: 5, 4: 5}
 NEXT_SIZES = {3: (20, 40), 4: (30, 70), 5: (47, 40)}
 MEDIA = 128  # the rows of the buffer of encoded pictures
@@ -67,7 +69,7 @@ PROMPTS = {
 
 TILES = [
     *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
-    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, AYA, QIANFAN),
+    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, ONEVISION, AYA, QIANFAN),
 ]
 ANY_SIZE = [*GRID_MODELS, PIXTRAL_12B]  # with pictures of any size
 MODELS = [*TILES, *ANY_SIZE]
@@ -121,7 +123,7 @@ def prompt_of(name, theirs):
             rows = ROWS
         else:
             side, rows = tile_of(theirs)
-            if architecture == LLAVA_NEXT:
+            if architecture in CANVAS_MODELS:
                 layout = canvas_family(theirs).layout(*NEXT_SIZES[CANVASES[n]])
                 pixels.append(random_tiles(len(layout.tiles), side, seed=n))
                 spans = [(len(ids), layout.rows)]
@@ -141,7 +143,7 @@ def theirs_of(model, ids, pixels):
     whole = architecture in ANY_SIZE
     given = {}
     if pixels:
-        if architecture == LLAVA_NEXT:
+        if architecture in CANVAS_MODELS:
             given = canvas_inputs(pixels, [NEXT_SIZES[len(each)] for each in pixels])
         elif whole:
             given = grid_inputs(pixels, architecture)

@@ -184,6 +184,10 @@ class PdfDocument:
             raise InvalidRequest("has no pages")  # noqa: EM101
         self._side = side
 
+    def __len__(self) -> int:
+        """Return the number of pages."""
+        return len(self._document)
+
     def sizes(self, only: int = -1) -> Iterator[tuple[int, int]]:
         """Yield the size of each page in pixels, or only of the page with this index."""
         for number in range(len(self._document)) if only < 0 else [only]:

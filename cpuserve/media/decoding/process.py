@@ -40,6 +40,7 @@ from cpuserve.media.decoding.wire import (
     DecodedFile,
     DecodeJob,
 )
+from cpuserve.media.families.table import for_pictures
 
 
 def main() -> int:
@@ -110,6 +111,8 @@ def _decoded(job: DecodeJob, data: bytes, tell: Callable[[int], None]) -> tuple[
             msg = "is a PDF document: send it as a document or a file"
             raise InvalidRequest(msg)
         document = PdfDocument(data, job.most_pages, job.family.page_side)
+        family = for_pictures(job.family, len(document))
+        job = msgspec.structs.replace(job, family=family)
         if job.measures:
             return DecodedFile([_measured(job, size) for size in document.sizes()]), -1
         tell(sum(width * height for width, height in document.sizes(job.page)))

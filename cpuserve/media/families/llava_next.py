@@ -15,7 +15,7 @@ import msgspec
 from cpuserve.errors import ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
 from cpuserve.media.families.llava import read_square
-from cpuserve.media.layout import OneMarker, PictureLayout
+from cpuserve.media.layout import OneMarker, PictureLayout, line_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,8 +50,8 @@ class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
         down, across = self._canvas(width, height)
         side = self.side // self.patch
         lines = self._lines(width, height)
-        top, bottom, left, right = lines[2:]
-        rows = side**2 + (bottom - top) * (right - left + 1)
+        count, length = line_shape(lines)
+        rows = side**2 + count * (length + 1)
         used, tiles = self._scaled(width, height), ((side, side),) * (1 + down * across)
         return PictureLayout(tiles, self.marker * rows, *used, rows=rows, lines=lines)
 
@@ -69,7 +69,8 @@ class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
         whole = np.asarray(image.resize((self.side, self.side), filter_))
         cut = canvas.reshape(down, self.side, across, self.side, 3).swapaxes(1, 2)
         tiles = np.concatenate([whole[None], cut.reshape(-1, self.side, self.side, 3)])
-        return in_merge_order(tiles, self.patch, 1)
+        kept = self.side // self.patch * self.patch  # a tile may end with a part of a patch
+        return in_merge_order(tiles[:, :kept, :kept], self.patch, 1)
 
     def changed(self, settings: Mapping[str, Any]) -> LlavaNextPictures:
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
@@ -162,13 +163,13 @@ def llava_next(
     return LlavaNextPictures(
         side=side,
         patch=patch,
-        canvases=_canvases(config, processor, side),
+        canvases=read_canvases(config, processor, side),
         resample=read_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", "<image>"),
     )
 
 
-def _canvases(
+def read_canvases(
     config: Mapping[str, Any], processor: Mapping[str, Any], side: int
 ) -> tuple[tuple[int, int], ...]:
     """Return (tiles down, tiles across) of each canvas; ModelError if one is no number of tiles."""

@@ -23,6 +23,7 @@ from cpuserve.media.families.idefics3 import Idefics3, idefics3
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
 from cpuserve.media.families.llava import LlavaPictures, llava
 from cpuserve.media.families.llava_next import LlavaNextPictures, llava_next
+from cpuserve.media.families.llava_onevision import OnevisionPictures, llava_onevision
 from cpuserve.media.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
 
@@ -35,6 +36,7 @@ AnyFamily: TypeAlias = (
     | CanvasTiles
     | LlavaPictures
     | LlavaNextPictures
+    | OnevisionPictures
     | PixtralPictures
 )
 # Makes a family from config.json, the settings of the image processor and of the whole
@@ -59,6 +61,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "lighton_ocr": mistral3,
     "llava": llava,
     "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
     "mistral3": mistral3,
     "paddleocr_vl": paddleocr_vl,
     "qianfan_ocr": internvl,
@@ -79,6 +82,13 @@ FRAMES = {
 # By the same: the text, which may be no token, that chat templates write instead of the marker
 # (Aya Vision, Qianfan-OCR).
 WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_CONTEXT>": "<image>"}
+
+
+def for_pictures(family: AnyFamily, count: int) -> AnyFamily:
+    """Return the family for a request with so many pictures, pages of documents included."""
+    if count > 1 and isinstance(family, OnevisionPictures):
+        return family.among_others()
+    return family
 
 
 def family_with(config: Mapping[str, Any]) -> AnyFamily | None:

@@ -1,0 +1,153 @@
+"""LLaVA-OneVision: tiles as in LLaVA-NeXT for one picture, and one square for each of several.
+
+Lines that have more rows than a few tiles are scaled after the tower.
+Source: the image processor and the processor of LLaVA-OneVision in transformers 5.24.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.media.families.idefics3 import in_merge_order, read_number
+from cpuserve.media.families.llava_next import LlavaNextPictures, read_canvases
+from cpuserve.media.layout import PictureLayout, line_shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+_SCALED = 1.1  # lines are scaled if their sides would shrink to less than 1 / 1.1
+_ASPECT = re.compile(r"anyres_max_([1-9]\d{0,2})")
+_USUAL_ASPECT = "anyres_max_9"
+# Pixels of the square around a picture: 512 MB, of the 1.3 GB that decoding may take.
+_MOST_SQUARE = 1 << 27
+
+
+class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True, tag="llava_onevision"):
+    """The numbers of one checkpoint, with the numbers of LLaVA-NeXT.
+
+    most_tiles: the lines of a larger canvas are scaled to the rows of about so many tiles.
+    alone: whether a picture is the only one of its request, and gets tiles.
+    border: the colour around a picture that is not alone.
+    """
+
+    most_tiles: int = 9
+    alone: bool = True
+    border: tuple[int, int, int] = (127, 127, 127)
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return the layout of a picture of this size in pixels.
+
+        Raises InvalidRequest if the square around the picture is too large.
+        """
+        if self.alone:
+            return super().layout(width, height)
+        longest, side = max(width, height), self.side // self.patch
+        if longest**2 > _MOST_SQUARE:
+            msg = (
+                f"has {width} x {height} pixels: with other pictures, a side may have at most "
+                f"{math.isqrt(_MOST_SQUARE)}. Scale it down"
+            )
+            raise InvalidRequest(msg)
+        across, down = (max(1, self.side * length // longest) for length in (width, height))
+        rows = side**2 + 1
+        lines = (0, 0, 0, 1, 0, 0)  # one line without rows has its end
+        return PictureLayout(((side, side),), self.marker * rows, across, down, rows, lines)
+
+    def patches(self, image: Image) -> np.ndarray:
+        """Return the patches of an RGB picture; see Family.patches."""
+        if self.alone:
+            return super().patches(image)
+        import numpy as np
+        from PIL import Image as images
+
+        (width, height), longest = image.size, max(image.size)
+        square = images.new("RGB", (longest, longest), self.border)
+        square.paste(image, ((longest - width) // 2, (longest - height) // 2))
+        filter_, kept = images.Resampling(self.resample), self.side // self.patch * self.patch
+        scaled = np.asarray(square.resize((self.side, self.side), filter_))
+        return in_merge_order(scaled[None, :kept, :kept], self.patch, 1)
+
+    def among_others(self) -> OnevisionPictures:
+        """Return the family for pictures that are not alone in their request."""
+        return msgspec.structs.replace(self, alone=False)
+
+    def _lines(self, width: int, height: int) -> tuple[int, ...]:
+        lines = super()._lines(width, height)
+        rows, columns = line_shape(lines)
+        ratio = math.sqrt(rows * columns / (self.most_tiles * (self.side // self.patch) ** 2))
+        return (*lines, int(rows // ratio), int(columns // ratio)) if ratio > _SCALED else lines
+
+    def _most_rows(self, down: int, across: int) -> int:
+        side: int = self.side // self.patch
+        shares = min(down * across, _SCALED**2 * self.most_tiles)
+        return side**2 + int(shares * side**2) + down * side
+
+
+def llava_onevision(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> OnevisionPictures:
+    """Return the family with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    side = read_number(vision.get("image_size", 384), "vision_config.image_size")
+    patch = read_number(vision.get("patch_size", 14), "vision_config.patch_size")
+    size = processor.get("size")
+    found = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
+    if found != (side, side) or side < patch:
+        msg = f"size is {size!r:.60}, but the tower reads {side} x {side} pixels"
+        raise ModelError(msg)
+    if not processor.get("do_resize", True) or processor.get("do_center_crop"):
+        msg = "do_resize must be true and do_center_crop false: the tower reads whole pictures"
+        raise ModelError(msg)
+    length = whole.get("num_image_tokens", (side // patch) ** 2)
+    if length != (side // patch) ** 2:
+        msg = f"num_image_tokens is {length!r}, but a tile has {(side // patch) ** 2} rows"
+        raise ModelError(msg)
+    return OnevisionPictures(
+        side=side,
+        patch=patch,
+        canvases=read_canvases(config, processor, side),
+        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        marker=tokens.get("image_token", "<image>"),
+        most_tiles=_most_tiles(config, whole),
+        border=_border(processor),
+    )
+
+
+def _most_tiles(config: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
+    aspect = config.get("vision_aspect_ratio", _USUAL_ASPECT)
+    found = _ASPECT.fullmatch(aspect) if isinstance(aspect, str) else None
+    if found is None or whole.get("vision_aspect_ratio", aspect) != aspect:
+        msg = (
+            f"vision_aspect_ratio is {aspect!r:.40} in config.json and "
+            f"{whole.get('vision_aspect_ratio')!r:.40} in processor_config.json: "
+            f"{_USUAL_ASPECT}, or another number, is needed in both"
+        )
+        raise ModelError(msg)
+    return int(found[1])
+
+
+def _border(processor: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the mean of pixels as a colour."""
+    found = processor.get("image_mean")
+    shares = found if isinstance(found, list | tuple) else []
+    if len(shares) != 3 or not all(
+        isinstance(share, int | float) and 0 <= share <= 1 for share in shares
+    ):
+        msg = f"image_mean is {found!r:.60}: three numbers from 0 to 1 are needed"
+        raise ModelError(msg)
+    red, green, blue = (int(255 * share) for share in shares)
+    return red, green, blue
