@@ -59,8 +59,10 @@ _PARTS = re.compile(
 )
 
 
-# Published files of OLMo hybrid, Flint, MiMo V2 and Hunyuan 4 differ from transformers here.
+# Published files of DeepSeek-VL, OLMo hybrid, Flint, MiMo V2 and Hunyuan 4 differ from transformers
+# here.
 _PUBLISHED = {
+    ".vision_model.vision_model.": ".vision_model.",
     ".hc_pre.hc_": ".hc_",
     ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".self_attn.softmax_offset": ".self_attn.sinks",

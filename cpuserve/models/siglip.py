@@ -77,7 +77,7 @@ class Idefics3Tower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.fold(_encoded(b, s, SIGLIP_AT), s.merge**2)
+        x = b.fold(encoded(b, s, SIGLIP_AT), s.merge**2)
         b.hidden(b.linear(x, "model.connector.modality_projection.proj", features=s.out_width))
 
 
@@ -115,7 +115,7 @@ class Gemma3Tower:
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         b.leave(f"{_GEMMA3}.head.{name}" for name in HEAD)
-        x = b.fold(_encoded(b, s, _GEMMA3), s.merge**2, mean=True)
+        x = b.fold(encoded(b, s, _GEMMA3), s.merge**2, mean=True)
         x = b.rms_norm(x, f"{_PROJECTOR}.mm_soft_emb_norm", plus_one=True)
         matrix = columns(f"{_PROJECTOR}.mm_input_projection", 0, s.out_width)
         b.hidden(b.linear(x, matrix, features=s.out_width))
@@ -208,7 +208,7 @@ def siglip_patches(b: Builder, s: TowerSpec, at: str) -> ValueId:
     return x
 
 
-def _encoded(b: Builder, s: TowerSpec, at: str) -> ValueId:
+def encoded(b: Builder, s: TowerSpec, at: str) -> ValueId:
     """Return the rows of all patches of the step: [T, width]."""
     x = siglip_patches(b, s, at)
     for i in range(s.layers):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 BUILTIN = {
     "AyaVisionForConditionalGeneration": "cpuserve.models.aya_vision:AyaVisionTower",
+    "DeepseekVLForConditionalGeneration": "cpuserve.models.deepseek_vl:DeepseekVLTower",
     "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
     "Gemma4ForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4Tower",
     "Glm46VForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",

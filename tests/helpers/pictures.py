@@ -144,6 +144,7 @@ LLAVA = "LlavaForConditionalGeneration"
 LLAVA_NEXT = "LlavaNextForConditionalGeneration"
 ONEVISION_TILES = 2  # of a tiny LLaVA-OneVision: lines with more rows than these are scaled
 ONEVISION = "LlavaOnevisionForConditionalGeneration"
+DEEPSEEK_VL = "DeepseekVLForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
 CANVAS_MODELS = (LLAVA_NEXT, ONEVISION)
@@ -186,7 +187,7 @@ def write_tower_model(
     """Write a random model of images with the settings of its image processor, and return it.
 
     architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling, InternVL, Qianfan-OCR, LLaVA,
-      LLaVA-NeXT, LLaVA-OneVision or Aya Vision.
+      LLaVA-NeXT, LLaVA-OneVision, DeepSeek-VL or Aya Vision.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -231,6 +232,9 @@ def write_tower_model(
         text["model_type"] = "qwen2"
         own = {"image_token_index": IMAGE_ID, "image_grid_pinpoints": canvases_of(side)}
         own["vision_aspect_ratio"] = f"anyres_max_{ONEVISION_TILES}"
+    if architecture == DEEPSEEK_VL:
+        own = {"image_token_id": IMAGE_ID, "tie_word_embeddings": False}
+        vision["model_type"], text["tie_word_embeddings"] = "siglip_vision_model", False
     if architecture == AYA:
         vision["model_type"] = "siglip_vision_model"
         # transformers multiplies by logit_scale in the text model only, and not in Aya Vision.
@@ -250,7 +254,7 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, AYA, *LLAVAS):
+    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, AYA, DEEPSEEK_VL, *LLAVAS):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
@@ -602,11 +606,11 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     """Return what the image processor makes of the tiles, as arguments of the model.
 
     The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
-    Gemma 3, InternVL, Qianfan-OCR, Aya Vision and the LLaVAs.
+    Gemma 3, InternVL, Qianfan-OCR, Aya Vision, DeepSeek-VL and the LLaVAs.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    if architecture in (GEMMA3, INTERNVL, QIANFAN, AYA, *LLAVAS):
+    if architecture in (GEMMA3, INTERNVL, QIANFAN, AYA, DEEPSEEK_VL, *LLAVAS):
         return {"pixel_values": pixels}
     given = {"pixel_values": pixels[None]}
     if architecture == GRANITE:

@@ -25,6 +25,7 @@ from cpuserve.runtime.tower import tower_config, window_order
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
     AYA,
+    DEEPSEEK_VL,
     GEMMA3,
     GEMMA4,
     GRANITE,
@@ -58,6 +59,7 @@ SHAPES = {
     "internvl": (8, 2, 8),
     "llava": (6, 1, 6),
     "aya vision": (6, 3, 6),
+    "deepseek vl": (6, 1, 6),
     "qianfan": (8, 2, 8),
 }
 SMOLVLM = "SmolVLMForConditionalGeneration"
@@ -68,6 +70,7 @@ OTHERS = {
     "internvl": INTERNVL,
     "llava": LLAVA,
     "aya vision": AYA,
+    "deepseek vl": DEEPSEEK_VL,
     "qianfan": QIANFAN,
 }
 

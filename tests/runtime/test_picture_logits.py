@@ -20,6 +20,7 @@ from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     AYA,
     CANVAS_MODELS,
+    DEEPSEEK_VL,
     GEMMA3,
     GRANITE,
     GRANITE_FINE,
@@ -29,6 +30,7 @@ from tests.helpers.pictures import (
     INTERNVL_CHAT,
     LLAVA,
     LLAVA_NEXT,
+    LLAVAS,
     ONEVISION,
     PATCH,
     PIXTRAL_12B,
@@ -51,8 +53,9 @@ from tests.helpers.rounding import program_bound
 from tests.helpers.steps import Sequence, step
 
 SIDE, MERGE, ROWS = 6, 2, 9
-# Side and merge of other models: LLaVA has as many rows, and Granite-Docling's fine route more.
-SIZES = {LLAVA: (3, 1), LLAVA_NEXT: (3, 1), ONEVISION: (3, 1), GRANITE_FINE: (8, 2)}
+# Side and merge of other models. Those that merge nothing have as many rows; Granite-Docling's fine
+# route has more.
+SIZES = dict.fromkeys((*LLAVAS, DEEPSEEK_VL), (3, 1)) | {GRANITE_FINE: (8, 2)}
 # For CANVAS_MODELS: the tiles of a picture that stands for n tiles, and a size with so many tiles.
 CANVASES = {1: 3, 2: 4, 3: 5, 4: 5}
 NEXT_SIZES = {3: (20, 40), 4: (30, 70), 5: (47, 40)}
@@ -69,7 +72,7 @@ PROMPTS = {
 
 TILES = [
     *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
-    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, ONEVISION, AYA, QIANFAN),
+    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, ONEVISION, DEEPSEEK_VL, AYA, QIANFAN),
 ]
 ANY_SIZE = [*GRID_MODELS, PIXTRAL_12B]  # with pictures of any size
 MODELS = [*TILES, *ANY_SIZE]
@@ -102,7 +105,7 @@ def write_model(architecture, path, text=None, tower=None):
 def tile_of(theirs):
     """(patches of a side, rows) of a tile of a model."""
     side = np.max(theirs.config.vision_config.image_size) // PATCH
-    return side, side**2 // (1 if "Llava" in name_of(theirs) else MERGE**2)
+    return side, side**2 // SIZES.get(name_of(theirs), (SIDE, MERGE))[1] ** 2
 
 
 def prompt_of(name, theirs):

@@ -135,6 +135,22 @@ def read_square(config: Mapping[str, Any], processor: Mapping[str, Any]) -> tupl
     return side, patch
 
 
+def read_border(processor: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the mean of pixels as the colour around a picture.
+
+    Raises ModelError if there are no such numbers.
+    """
+    found = processor.get("image_mean")
+    shares = found if isinstance(found, list | tuple) else []
+    if len(shares) != 3 or not all(
+        isinstance(share, int | float) and 0 <= share <= 1 for share in shares
+    ):
+        msg = f"image_mean is {found!r:.60}: three numbers from 0 to 1 are needed"
+        raise ModelError(msg)
+    red, green, blue = (int(255 * share) for share in shares)
+    return red, green, blue
+
+
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
     vision = config.get("vision_config")
     return vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}

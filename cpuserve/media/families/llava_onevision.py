@@ -15,6 +15,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_number
+from cpuserve.media.families.llava import read_border
 from cpuserve.media.families.llava_next import LlavaNextPictures, read_canvases
 from cpuserve.media.layout import PictureLayout, line_shape
 
@@ -123,7 +124,7 @@ def llava_onevision(
         resample=read_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", "<image>"),
         most_tiles=_most_tiles(config, whole),
-        border=_border(processor),
+        border=read_border(processor),
     )
 
 
@@ -138,16 +139,3 @@ def _most_tiles(config: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
         )
         raise ModelError(msg)
     return int(found[1])
-
-
-def _border(processor: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the mean of pixels as a colour."""
-    found = processor.get("image_mean")
-    shares = found if isinstance(found, list | tuple) else []
-    if len(shares) != 3 or not all(
-        isinstance(share, int | float) and 0 <= share <= 1 for share in shares
-    ):
-        msg = f"image_mean is {found!r:.60}: three numbers from 0 to 1 are needed"
-        raise ModelError(msg)
-    red, green, blue = (int(255 * share) for share in shares)
-    return red, green, blue

@@ -17,6 +17,7 @@ from cpuserve.media.families.canvas import (
     internvl,
     internvl_chat,
 )
+from cpuserve.media.families.deepseek_vl import DeepseekVLPictures, deepseek_vl
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
@@ -37,6 +38,7 @@ AnyFamily: TypeAlias = (
     | LlavaPictures
     | LlavaNextPictures
     | OnevisionPictures
+    | DeepseekVLPictures
     | PixtralPictures
 )
 # Makes a family from config.json, the settings of the image processor and of the whole
@@ -46,6 +48,7 @@ FamilyReader: TypeAlias = Callable[
 ]
 FAMILIES: dict[str, FamilyReader] = {
     "aya_vision": aya_vision,
+    "deepseek_vl": deepseek_vl,
     "gemma3": gemma3,
     "gemma4": gemma4,
     "glm46v": glm_ocr,
