@@ -5,9 +5,11 @@ import json
 import os
 import threading
 
+import msgspec
 import pytest
 
 from cpuserve.api.batches.directory import FileDirectory
+from cpuserve.api.batches.line_runner import LineResult
 from cpuserve.api.batches.service import FILE_BATCHES, MESSAGE_BATCHES, BatchService
 from cpuserve.errors import InvalidRequest
 
@@ -20,19 +22,22 @@ def service(tmp_path):
 
 
 class SlowDisk:
-    """Holds each fsync until the event loop lets it go on; a test fails if the loop runs one."""
+    """Holds each fsync until the event loop lets it go on; a test fails if the loop runs one.
 
-    def __init__(self, monkeypatch):
+    call: another function of `os` that it holds instead.
+    """
+
+    def __init__(self, monkeypatch, call="fsync"):
         self.begun = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
         self.late = 0
-        self._fsync = os.fsync
-        monkeypatch.setattr(os, "fsync", self._slow)
+        self._call = getattr(os, call)
+        monkeypatch.setattr(os, call, self._slow)
 
-    def _slow(self, handle):
+    def _slow(self, *given):
         self.begun.release()
         self.late += not self.go_on.acquire(timeout=5)
-        self._fsync(handle)
+        self._call(*given)
 
     async def let(self, count=1):
         """Wait until `count` calls have begun, one after the other, and let each go on."""
@@ -74,6 +79,43 @@ def test_the_event_loop_goes_on_while_files_and_records_are_written(service, tmp
 
     asyncio.run(main())
     assert disk.late == 0
+
+
+def test_the_event_loop_goes_on_while_the_results_of_an_earlier_process_are_read(
+    service, monkeypatch
+):
+    directory = service.directory
+    whole = msgspec.json.encode(LineResult("a", "b", response=None, error=None)) + b"\n"
+    damaged = b'{"id": "c", "cus'
+
+    async def main():
+        record = await made_of_a_line(service)
+        path = directory.path_of(record.output)
+        used = directory.used_bytes()
+        path.write_bytes(whole + damaged)
+        directory.grow(record.output, len(whole + damaged))
+        disk = SlowDisk(monkeypatch, "ftruncate")
+        counting = [asyncio.create_task(service._recount(record)) for _ in range(2)]
+        await disk.let(4)  # the output and the errors, for each
+        await asyncio.gather(*counting)
+        assert disk.late == 0
+        counts = record.batch.request_counts
+        assert (counts.completed, counts.failed) == (0, 1)
+        assert path.read_bytes() == whole
+        assert directory.used_bytes() == used + len(whole)
+
+        path.write_bytes(whole + damaged)
+        directory.grow(record.output, len(damaged))
+        counting = asyncio.create_task(service._recount(record))
+        await disk.has_begun()
+        counting.cancel()
+        for _ in range(2):
+            disk.go_on.release()
+        with pytest.raises(asyncio.CancelledError):
+            await counting
+        assert directory.used_bytes() == used + len(whole)
+
+    asyncio.run(main())
 
 
 def test_a_batch_that_is_being_written_counts_as_one_and_uses_its_file(service, monkeypatch):

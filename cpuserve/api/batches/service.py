@@ -155,6 +155,7 @@ class BatchService:
         )
         self._adding: list[BatchRecord] = []  # batches that are being written for the first time
         self._changing = asyncio.Lock()  # held while the status of a batch is written
+        self._recounting = asyncio.Lock()
         self._waiting = asyncio.Event()
         self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}  # by owner
         self._slots = LineSlots(MOST_RUNNING)
@@ -389,7 +390,7 @@ class BatchService:
             if not await self._set(record, "in_progress"):
                 return
             source.seek(0)
-            results = _Results(directory, record)
+            results = await _Results.opened(directory, record)
             try:
                 lines = self._left(record, source, results.done)
                 sender = partial(directory.callers.of_owner, record.caller)
@@ -415,8 +416,9 @@ class BatchService:
 
     async def _recount(self, record: BatchRecord) -> None:
         """Count the results that an earlier server process wrote for this batch."""
-        record.batch.request_counts = RequestCounts(record.batch.request_counts.total)
-        await run_on_disk(_Results(self.directory, record).close)
+        async with self._recounting:  # a client and the runner may end a batch at the same time
+            results = await _Results.opened(self.directory, record)
+            await run_on_disk(results.close)
 
     async def _end(
         self, record: BatchRecord, status: str, errors: list[LineError] | None = None
@@ -472,12 +474,34 @@ class _Results:
         self.done: set[str] = set()
         self._directory = directory
         self._record = record
-        record.expired = 0
+        self._counts = RequestCounts(record.batch.request_counts.total)
+        self._expired = 0
+        self._removed: dict[str, int] = {}  # bytes of each file
+        self._outputs = self._errors = -1
+
+    @classmethod
+    async def opened(cls, directory: FileDirectory, record: BatchRecord) -> _Results:
+        """Open the files of a batch, and count the results that they have; DiskError if not."""
+        results = cls(directory, record)
         for name in (record.output, record.errors):
             directory.resume(name, record.caller)
-        with ExitStack() as undo:
-            self._outputs = self._opened(record.output, undo)
-            self._errors = self._opened(record.errors, undo)
+        try:
+            await run_on_disk(results._open)
+        except asyncio.CancelledError:
+            await run_on_disk(results.close)
+            raise
+        finally:
+            for name, num_bytes in results._removed.items():
+                directory.shrink(name, num_bytes)
+        found, results._counts = results._counts, record.batch.request_counts
+        results._counts.completed, results._counts.failed = found.completed, found.failed
+        record.expired = results._expired
+        return results
+
+    def _open(self) -> None:
+        with writing("--files-dir"), ExitStack() as undo:
+            self._outputs = self._opened(self._record.output, undo)
+            self._errors = self._opened(self._record.errors, undo)
             undo.pop_all()
 
     def write(self, result: LineResult) -> None:
@@ -504,6 +528,7 @@ class _Results:
                     self._directory.shrink(name, len(data) - written)
                 raise
         self._count(result)
+        self._record.expired = self._expired
 
     def close(self) -> None:
         """Flush both files to disk, and close them; DiskError if the disk does not take all."""
@@ -517,10 +542,9 @@ class _Results:
 
     def _count(self, result: LineResult) -> None:
         self.done.add(result.id)
-        counts = self._record.batch.request_counts
-        counts.completed += result.succeeded
-        counts.failed += not result.succeeded
-        self._record.expired += result.error is not None and result.error.code == EXPIRED
+        self._counts.completed += result.succeeded
+        self._counts.failed += not result.succeeded
+        self._expired += result.error is not None and result.error.code == EXPIRED
 
     def _opened(self, name: str, undo: ExitStack) -> int:
         """Open a file for appending, and remove an incomplete or damaged line with all after it.
@@ -528,8 +552,7 @@ class _Results:
         undo: closes the file again.
         """
         path = self._directory.path_of(name)
-        with writing("--files-dir"):
-            handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         undo.callback(os.close, handle)
         end = 0
         with os.fdopen(os.dup(handle), "rb") as known:
@@ -542,6 +565,7 @@ class _Results:
                     break
                 end += len(data)
                 self._count(result)
-        self._directory.shrink(name, os.fstat(handle).st_size - end)
+        removed = os.fstat(handle).st_size - end
         os.ftruncate(handle, end)
+        self._removed[name] = removed
         return handle
