@@ -119,18 +119,30 @@ class Greedy:
         data = "\n".join(map(json.dumps, asked)).encode()
         headers = {"authorization": f"Bearer {self.target.api_key}"}
         async with httpx.AsyncClient(base_url=self.target.url, headers=headers) as client:
-            sent = await client.post(
-                "/v1/files", files={"file": ("lines.jsonl", data)}, data={"purpose": "batch"}
-            )
-            body = {"input_file_id": sent.json()["id"], "endpoint": COMPLETIONS}
-            made = await client.post("/v1/batches", json={**body, "completion_window": "24h"})
-            name = made.json()["id"]
+            name = await self._started(client, data)
             try:
                 while (await client.get(f"/v1/batches/{name}")).json()["status"] != "completed":
                     await asyncio.sleep(0.5)
                 self.count += 1
             finally:
                 await client.post(f"/v1/batches/{name}/cancel")
+
+    async def _started(self, client, data):
+        """Upload the lines of a batch, start it, and return its id.
+
+        If there is no room, all files of this caller are deleted that no batch uses.
+        """
+        while True:
+            sent = await client.post(
+                "/v1/files", files={"file": ("lines.jsonl", data)}, data={"purpose": "batch"}
+            )
+            if sent.is_success:
+                body = {"input_file_id": sent.json()["id"], "endpoint": COMPLETIONS}
+                made = await client.post("/v1/batches", json={**body, "completion_window": "24h"})
+                if made.is_success:
+                    return made.json()["id"]
+            for file in (await client.get("/v1/files")).json()["data"]:
+                await client.delete(f"/v1/files/{file['id']}")
 
 
 @dataclass(frozen=True)
