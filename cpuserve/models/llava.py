@@ -131,7 +131,7 @@ class LlavaNextTower:
         found = LlavaTower.spec(config, pictures, width)
         if found is None or not found.side:
             return None
-        return _with_lines(found, config, found.side * found.patch)
+        return _with_lines(found, config, pictures, found.side * found.patch)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -180,7 +180,7 @@ class LlavaOnevisionTower:
                 "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
             },
         )
-        return _with_lines(found, config, image)
+        return _with_lines(found, config, pictures, image)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -200,9 +200,11 @@ def _layers_up_to(at: int, count: int) -> int:
     return layers
 
 
-def _with_lines(spec: TowerSpec, config: Mapping[str, Any], tile: int) -> TowerSpec:
+def _with_lines(
+    spec: TowerSpec, config: Mapping[str, Any], pictures: Mapping[str, Any], tile: int
+) -> TowerSpec:
     """Return the tower with lines. tile: pixels of a side of a tile of a canvas."""
-    found = config.get("image_grid_pinpoints")
+    found = config.get("image_grid_pinpoints", pictures.get("image_grid_pinpoints"))
     # The family of the pictures checks these sizes, and refuses wrong ones.
     sizes = [
         each[0] // tile * (each[1] // tile)

@@ -52,11 +52,13 @@ class MiniMaxM3:
         kinds = read_kinds(config, "layer_types", KINDS, lambda _layer: KINDS[0])
         if KINDS[1] not in kinds:
             return spec
+        given = {key: sparse.get(old) for key, (old, _) in BLOCKS.items()}
         sizes = [
-            read_int({key: sparse.get(old), **_given(config)}, key, size)
-            for key, (old, size) in BLOCKS.items()
+            read_int({**_given(config), **_given(given)}, key, size)
+            for key, (_, size) in BLOCKS.items()
         ]
-        return replace(spec, max_position=min(spec.max_position, sizes[0] * sizes[1]))
+        most = min(spec.max_position, sizes[0] * sizes[1])
+        return replace(spec, max_position=most, extra={**extra, "fixed_positions": True})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -80,7 +82,7 @@ def _published_lists(config: Mapping[str, Any], sparse: Mapping[str, Any]) -> di
     for key, flags, kinds in lists:
         if flags is not None:
             known = isinstance(flags, list) and all(flag in (0, 1) for flag in flags)
-            found[key] = [kinds[flag] for flag in flags] if known else flags
+            found[key] = [kinds[int(flag)] for flag in flags] if known else flags
     return found
 
 

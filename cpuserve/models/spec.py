@@ -182,7 +182,8 @@ class ModelSpec:
 
     `architecture`: the name in BUILTIN; `spec_from_config` sets it.
     `tied`: whether the embedding and the output head are one matrix.
-    `extra`: values that only one family has, such as word_embed_proj_dim of OPT.
+    `extra`: values that only one family has, such as word_embed_proj_dim of OPT;
+      with "fixed_positions", no option makes texts longer than `max_position`.
     `dtype`: the type of the checkpoint, "bfloat16", "float16" or "float32".
     `embed_scale`, `logit_scale`: factors of embeddings and of logits.
     `attention_scale`: the factor of attention scores; None = head_dim ** -0.5.

@@ -21,6 +21,7 @@ mxfp6             the same with weight_packed uint8 [n, 3 * k / 4] of E2M3, four
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,8 +87,11 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
         msg = f"compressed-tensors of sparse format {sparse!r:.60} is not supported; {REMEDY}"
         raise ModelError(msg)
     block = None
+    given: set[int] = set()
     for scheme in groups.values():
         weights = scheme.get("weights") or {}
+        if type(bits := weights.get("num_bits")) is int:
+            given.add(bits)
         for named in (settings.get("format"), scheme.get("format")):
             if named is not None and named not in FORMATS:
                 msg = (
@@ -97,7 +101,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
                 raise ModelError(msg)
         if weights.get("strategy") == "block":
             block = tuple(weights.get("block_structure") or (128, 128))
-    return CompressedWeights(store, block)
+    return CompressedWeights(store, block, given)
 
 
 def _refuse_transforms(transforms: dict[str, Any] | None) -> None:
@@ -138,10 +142,17 @@ class CompressedWeights(IntWeights):
         "input_global_scale",
     )
 
-    def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
-        """block: (outputs, inputs) that share a scale in FP8 matrices; None = no blocks."""
+    def __init__(
+        self, store: TensorStore, block: tuple[int, int] | None, bits: Set[int] = frozenset()
+    ) -> None:
+        """block: (outputs, inputs) that share a scale in FP8 matrices; None = no blocks.
+
+        bits: the config's bits of codes; empty = it has none. Older versions of the library leave
+          bits of each word unused, so that codes of 7 bits have as many words as codes of 8.
+        """
         super().__init__(store)
         self._block = block
+        self._given = bits
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """Return the weight kind; W8A16 matrices get int8 activations, as with --quantization int8.
@@ -238,11 +249,11 @@ class CompressedWeights(IntWeights):
         """Return the bits of a code, 1 to 8; ModelError if the number of words fits none."""
         packed = self.part(stem, "weight_packed").shape[1]
         for bits in range(1, EIGHT + 1):
-            if packed == -(-k * bits // 32):
+            if packed == -(-k * bits // 32) and (not self._given or bits in self._given):
                 return bits
         msg = (
             f"{stem}weight_packed has {packed} words for {k} inputs; supported are codes of 1 to "
-            f"{EIGHT} bits; {REMEDY}"
+            f"{EIGHT} bits without gaps between them; {REMEDY}"
         )
         raise ModelError(msg)
 

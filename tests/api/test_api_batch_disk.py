@@ -104,8 +104,8 @@ def test_the_event_loop_goes_on_while_the_results_of_an_earlier_process_are_read
         assert path.read_bytes() == whole
         assert directory.used_bytes() == used + len(whole)
 
-        path.write_bytes(whole + damaged)
-        directory.grow(record.output, len(damaged))
+        path.write_bytes(2 * whole + damaged)
+        directory.grow(record.output, len(whole + damaged))
         counting = asyncio.create_task(service._recount(record))
         await disk.has_begun()
         counting.cancel()
@@ -113,7 +113,9 @@ def test_the_event_loop_goes_on_while_the_results_of_an_earlier_process_are_read
             disk.go_on.release()
         with pytest.raises(asyncio.CancelledError):
             await counting
-        assert directory.used_bytes() == used + len(whole)
+        counts = record.batch.request_counts
+        assert (counts.completed, counts.failed) == (0, 2)
+        assert directory.used_bytes() == used + 2 * len(whole)
 
     asyncio.run(main())
 

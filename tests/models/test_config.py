@@ -679,6 +679,9 @@ def test_a_published_config_of_minimax_m3_has_the_numbers_of_one_of_transformers
     assert spec_from_config({**published, "sparse_attention_config": sparse}) == spec_from_config(
         wanted
     )
+    both = {**wanted, "sparse_attention_config": {**sparse, "sparse_block_size": 8}}
+    assert spec_from_config(both).max_position == 32  # as in transformers
+    assert spec_from_config(wanted).extra["fixed_positions"]
     for change in ({"swiglu_limit": 5.0}, {"moe_layer_freq": [0, 1, 2]}):
         with pytest.raises(ModelError, match=r"swiglu_limit|mlp_layer_types"):
             spec_from_config({**published, **change})

@@ -123,6 +123,13 @@ def test_compressed_tensors_of_other_bits_keep_their_codes(bits, kind, symmetric
     check(opened("compressed-tensors", store, **compressed(bits)), values, kind, 1e-6)
 
 
+def test_compressed_tensors_whose_words_have_unused_bits_are_refused():
+    codes, _, scales, _ = random_codes(64, 8, zeros=64)
+    store = packed_store(codes, scales, 8)  # four codes of 7 bits in a word, as in version 0.17
+    with pytest.raises(ModelError, match="64 words for 256 inputs"):
+        opened("compressed-tensors", store, **compressed(7)).get("q.weight")
+
+
 @pytest.mark.parametrize("group", [128, 32])
 def test_compressed_tensors_of_eight_bits_in_groups_keep_their_codes(group):
     codes, _, scales, values = random_codes(group, 8, zeros=128)

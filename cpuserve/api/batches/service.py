@@ -417,6 +417,8 @@ class BatchService:
     async def _recount(self, record: BatchRecord) -> None:
         """Count the results that an earlier server process wrote for this batch."""
         async with self._recounting:  # a client and the runner may end a batch at the same time
+            if record.ended:  # it may be deleted already
+                return
             results = await _Results.opened(self.directory, record)
             await run_on_disk(results.close)
 
@@ -488,15 +490,20 @@ class _Results:
         try:
             await run_on_disk(results._open)
         except asyncio.CancelledError:
+            results._show_counts()
             await run_on_disk(results.close)
             raise
         finally:
             for name, num_bytes in results._removed.items():
                 directory.shrink(name, num_bytes)
-        found, results._counts = results._counts, record.batch.request_counts
-        results._counts.completed, results._counts.failed = found.completed, found.failed
-        record.expired = results._expired
+        results._show_counts()
         return results
+
+    def _show_counts(self) -> None:
+        """Show the counts of the files in the record; later results change them there."""
+        found, self._counts = self._counts, self._record.batch.request_counts
+        self._counts.completed, self._counts.failed = found.completed, found.failed
+        self._record.expired = self._expired
 
     def _open(self) -> None:
         with writing("--files-dir"), ExitStack() as undo:

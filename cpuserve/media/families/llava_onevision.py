@@ -83,7 +83,9 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True, tag="llava
         lines = super()._lines(width, height)
         rows, columns = line_shape(lines)
         ratio = math.sqrt(rows * columns / (self.most_tiles * (self.side // self.patch) ** 2))
-        return (*lines, int(rows // ratio), int(columns // ratio)) if ratio > _SCALED else lines
+        if ratio <= _SCALED:
+            return lines
+        return (*lines, max(1, int(rows // ratio)), max(1, int(columns // ratio)))
 
     def _most_rows(self, down: int, across: int) -> int:
         side: int = self.side // self.patch
