@@ -260,7 +260,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     if spec.tower is not None and options.image_max_tokens:
         spec = replace(spec, tower=spec.tower.limited(options.image_max_tokens))
     program = build_program(spec) if has_program else None
-    counts = _counts(program, path) if program else {}  # without adapters
+    counts = _counts(program, path, spec.max_position) if program else {}  # without adapters
     adapters = _adapters(options, path, config)
     slots = _adapter_slots(options, len(adapters))
     if program is not None and (adapters or slots):
@@ -304,7 +304,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     return spec, facts
 
 
-def _counts(program: Program, path: Path) -> dict[str, Any]:
+def _counts(program: Program, path: Path, positions: int) -> dict[str, Any]:
     """Return the members of ModelFacts that count the weights of a Program, and their uses."""
     from cpuserve.loader.packed_files import earlier_use
     from cpuserve.program.counts import expert_weights_of, selected_floats, weight_counts
@@ -313,7 +313,7 @@ def _counts(program: Program, path: Path) -> dict[str, Any]:
     counts = *weight_counts(program), *expert_weights_of(program)
     found = dict(zip(names, counts, strict=True))
     used = earlier_use(str(path)) if found["expert_weights"] else {}
-    return {**found, "selected_floats": selected_floats(program), **used}
+    return {**found, "selected_floats": selected_floats(program, positions), **used}
 
 
 def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:

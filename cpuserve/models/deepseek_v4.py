@@ -64,7 +64,7 @@ class DeepseekV4:
         """Return the hyperparameters in a DeepSeek V4 config."""
         config = {key: v for key, v in config.items() if v is not None}
         width = read_int(config, "head_dim", 512, high=512)
-        rope, compress, positions = _read_ropes(config, _read_rotary(config, width))
+        rope, compress, positions = _read_ropes(config, width)
         vocab = read_int(config, "vocab_size")
         for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
             if read_bool(config, key, False):
@@ -130,13 +130,13 @@ def _read_rotary(config: Mapping[str, Any], width: int) -> int:
     return rotary
 
 
-def _read_ropes(config: Mapping[str, Any], rotary: int) -> tuple[Rope, Rope, int]:
+def _read_ropes(config: Mapping[str, Any], width: int) -> tuple[Rope, Rope, int]:
     """Return the RoPE of layers without and with pools, and the number of positions.
 
     rope_parameters may have both, under the names of transformers. Otherwise they, or rope_scaling,
     are for layers with pools, where YaRN does not multiply cos and sin.
     """
-    given = read_object(config, "rope_parameters")
+    given, rotary = read_object(config, "rope_parameters"), _read_rotary(config, width)
     both = isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping)
     scaling = {**read_object(config, "rope_scaling"), **given}
     theta = read_float(config, "rope_theta", 10000.0, low=1.0)
@@ -150,6 +150,9 @@ def _read_ropes(config: Mapping[str, Any], rotary: int) -> tuple[Rope, Rope, int
         kind = one.get("rope_type", one.get("type", "default"))
         if kind not in ("default", "yarn"):
             refuse("rope_scaling type", kind, "default or yarn")
+        share = read_float(one, "partial_rotary_factor", rotary / width)
+        if int(width * share) != rotary:
+            refuse("rope_parameters.partial_rotary_factor", share, f"{rotary / width:g}")
         more = {"partial_rotary_factor": 1.0}
         if kind == "yarn" and one.get("attention_factor") is None:
             more["attention_factor"] = 1.0
@@ -168,8 +171,8 @@ def _with_attention(s: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     """Return the spec with the kinds of attention, the pools, the indexer and the output groups."""
     kinds, given = _read_attention(config), read_object(config, "compress_rates")
     rates = {
-        kind: read_int({kind: given.get(kind, config.get(_OLD_RATES[kind]))}, kind, rate)
-        for kind, rate in _RATES.items()
+        kind: read_int({kind: config.get(old, given.get(kind))}, kind, _RATES[kind])
+        for kind, old in _OLD_RATES.items()
     }
     for kind, rate in rates.items():
         if kind in kinds and rate % 32 and 32 % rate:
@@ -207,7 +210,7 @@ def _read_attention(config: Mapping[str, Any]) -> tuple[str, ...]:
     ratios = config.get("compress_ratios")
     if "layer_types" not in config and ratios is not None:
         known = {0: WINDOW, 4: SPARSE, 128: HEAVY}
-        if not isinstance(ratios, list) or not all(r in known for r in ratios):
+        if not isinstance(ratios, list) or not all(type(r) is int and r in known for r in ratios):
             refuse("compress_ratios", ratios, "a list of 0, 4 and 128")
         layers = read_int(config, "num_hidden_layers", high=4096)
         config = {**config, "layer_types": [known[r] for r in ratios[:layers]]}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from cpuserve.program.operations.attention import Attention
+from cpuserve.program.operations.entries import EntryAttention
 from cpuserve.program.operations.experts import ExpertLinear
 from cpuserve.program.program import Program
 
@@ -23,9 +25,24 @@ def expert_weights_of(program: Program) -> tuple[int, int]:
     return every, sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
 
 
-def selected_floats(program: Program) -> int:
-    """Return the floats of the keys and values of a head that a token reads in selected layers."""
+def selected_floats(program: Program, positions: int) -> int:
+    """Return the floats of the keys and values of a head that a token reads in selected layers.
+
+    positions: the most tokens of a text.
+    """
     attentions = [op for op in program.ops if isinstance(op, Attention)]
     halves = [1 if program.cache[op.layer].latent else 2 for op in attentions]
     sizes = (op.keep * op.head_dim * n for op, n in zip(attentions, halves, strict=True))
-    return max(sizes, default=0)
+    return max(*sizes, *_entry_floats(program, positions), 0)
+
+
+def _entry_floats(program: Program, positions: int) -> Iterator[int]:
+    """Yield the floats of the rows that a token copies, for each op that reads entries."""
+    for op in program.ops:
+        if isinstance(op, EntryAttention):
+            rows = min(op.window, positions)
+            if op.selection is not None:
+                rows += min(positions, program.values[op.selection].width + 1) // op.pool
+            elif op.entries is not None:
+                rows += positions // op.pool
+            yield rows * op.head_dim

@@ -1,10 +1,14 @@
-"""FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale per block, row or matrix.
+"""FP8 checkpoints (DeepSeek V3 and V4, Qwen3-FP8): E4M3 with a scale per block, row or matrix.
 
 A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k]; w = scale * value.
 The scales are in weight_scale_inv or in weight_scale. weight_scale_inv has one scale
 for each block of weight_block_size (usually 128 x 128): its shape is [n / 128, k / 128],
 rounded up. weight_scale has one number, or one for each row. The scales of activations
 (input_scale) are not used, because this server does not round activations to FP8.
+
+The experts of DeepSeek V4 are MXFP4: weight I8 [n, k / 2] has two codes E2M1 in a byte, the first
+one in the low bits, and weight_scale_inv F8_E8M0 [n, k / 32] has a power of two for 32 inputs.
+Source: vLLM's reader of its files.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import BLOCK, WHOLE, e4m3, f8_rows
 from cpuserve.quant.packed import PackedWeights, floats, rebuilt
 from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import SMALL, mxfp4_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-FP8 = "F8_E4M3"
+FP8, PAIRS = "F8_E4M3", "I8"
 WHY = "FP8 weights whose blocks are not multiples of 128 inputs"
 
 
@@ -48,7 +53,7 @@ def fp8_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 class Fp8Weights(PackedWeights):
     """Weights with matrices stored as weight, and weight_scale_inv or weight_scale."""
 
-    leaders = (("weight", FP8),)
+    leaders = (("weight", FP8), ("weight", PAIRS))
     parts = ("weight", "weight_scale_inv", "weight_scale", "input_scale")
 
     def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
@@ -58,9 +63,29 @@ class Fp8Weights(PackedWeights):
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """Return the matrix with its stored codes, or in fp32 (see `fp8_matrix`)."""
+        if self.part(stem, "weight").dtype == PAIRS:
+            return self._mxfp4(name, stem)
         by_block = self.has(stem, "weight_scale_inv")
         part = "weight_scale_inv" if by_block else "weight_scale"
         return fp8_matrix(self, name, stem, part, self._block)
+
+    def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
+        """Return an MXFP4 matrix, with its codes in the order of GGUF blocks."""
+        stored, scales = self.part(stem, "weight"), self.part(stem, "weight_scale_inv")
+        n, half = matrix_shape(stored)
+        groups = 2 * half // SMALL
+        if scales.dtype != "F8_E8M0" or scales.shape != (n, groups) or 2 * half % SMALL:
+            msg = (
+                f"{stored.name} is {stored.dtype} {[n, half]}, with scales {scales.dtype} "
+                f"{list(scales.shape)}; pairs of 4-bit codes need F8_E8M0 for each {SMALL} inputs"
+            )
+            raise ModelError(msg)
+
+        def build(rows: slice) -> Bytes:
+            pairs = stored.data.reshape(n, half)[rows]
+            return mxfp4_rows(pairs, scales.data.reshape(n, groups)[rows])
+
+        return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))
 
 
 def fp8_matrix(

@@ -288,6 +288,8 @@ def column_floats(tensor: StoredTensor, columns: slice) -> Float32:
 
 
 def _in_fp32(tensor: StoredTensor, data: Bytes, shape: tuple[int, ...]) -> Float32:
+    if tensor.dtype == "F8_E8M0":  # the exponent of 2, as in OCP's MX formats
+        return np.ldexp(np.float32(1), data.astype(np.int32) - 127).reshape(shape)
     if tensor.dtype not in SOURCES:
         msg = f"{tensor.name} has type {tensor.dtype}; only float types are supported"
         raise ModelError(msg)

@@ -14,8 +14,9 @@ from cpuserve.tokenizer.parts import byte_level_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-MAX_TOKEN_BYTES = 512  # the longest token of the World vocabulary has 128
+MAX_TOKEN_BYTES = 256  # the longest token of the World vocabulary has 128; a byte has two frames
 MAX_TOKENS = 1 << 20
+MAX_VOCABULARY_BYTES = 4 << 20  # of all tokens; the trie needs 0.25 KB for each
 END_TEXT = "<|rwkv_tokenizer_end_of_text|>"  # the text of id 0 in published templates
 # Alternatives of more branches than this are searched in groups: onig tries them one by one.
 MAX_BRANCHES = 16
@@ -40,8 +41,12 @@ def longest_match(tokens: Mapping[bytes, int], texts: Mapping[str, int]) -> Core
     if missing:
         msg = f"{len(missing)} bytes have no token, such as {missing[0]}"
         raise ValueError(msg)
-    if len(tokens) > MAX_TOKENS or max(map(len, tokens)) > MAX_TOKEN_BYTES:
-        msg = f"there may be {MAX_TOKENS} tokens of up to {MAX_TOKEN_BYTES} bytes"
+    sizes = [len(token) for token in tokens]
+    if len(sizes) > MAX_TOKENS or max(sizes) > MAX_TOKEN_BYTES or sum(sizes) > MAX_VOCABULARY_BYTES:
+        msg = (
+            f"there may be {MAX_TOKENS} tokens of up to {MAX_TOKEN_BYTES} bytes, which have at "
+            f"most {MAX_VOCABULARY_BYTES} bytes together"
+        )
         raise ValueError(msg)
     letters = {byte: char for char, byte in byte_level_bytes().items()}
     vocab = {"".join(letters[byte] for byte in token): i for token, i in tokens.items()}

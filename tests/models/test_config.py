@@ -267,6 +267,16 @@ BAD = {
         {"layer_types": None, "compress_ratios": [0, 4, 64, 4]},
         "it must be a list of 0, 4 and 128",
     ),
+    "ratios-in-lists": (
+        "deepseek-v4",
+        {"layer_types": None, "compress_ratios": [[0], 4, 4, 4]},
+        "it must be a list of 0, 4 and 128",
+    ),
+    "a-rope-of-other-columns": (
+        "deepseek-v4",
+        {"rope_parameters": {"main": {"partial_rotary_factor": 0.5}, "compress": {}}},
+        "it must be 0.25",
+    ),
     "groups-of-parts-of-heads": (
         "deepseek-v4",
         {"o_groups": 3},

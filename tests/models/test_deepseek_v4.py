@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.names import checkpoint_to_hf
@@ -20,6 +21,7 @@ from cpuserve.quant import dequantize
 from tests.helpers.oracle import program_of, tensors_of, transformers_of
 from tests.helpers.tiny import copy_of, tiny_config, tiny_model
 
+FP4 = np.array([*(mags := (0, 0.5, 1, 1.5, 2, 3, 4, 6)), *(-v for v in mags)])
 PUBLISHED = {
     "embed.weight": "model.embed_tokens.weight",
     "head.weight": "lm_head.weight",
@@ -45,6 +47,44 @@ def test_published_files_have_the_tensors_of_the_program():
     read = open_checkpoint(path).weights
     for name, tensor in tensors_of(tiny_model("deepseek-v4")).items():
         assert np.array_equal(dequantize(read.get(name)), tensor.float().numpy()), name
+
+
+def test_published_matrices_are_fp8_with_powers_of_two_and_experts_mxfp4():
+    path = copy_of(tiny_model("deepseek-v4"), "published-fp8")
+    file, config = path / "model.safetensors", path / "config.json"
+    tensors = {published(name): tensor for name, tensor in load_file(file).items()}
+    rng, wanted = np.random.default_rng(0), {}
+    for name in [*tensors]:
+        n, k = (*tensors[name].shape, 0)[:2]
+        if name.endswith(("attn.wq_a.weight", "attn.wo_a.weight")):
+            codes = torch.randn(n, k).to(torch.float8_e4m3fn)
+            exponents = torch.full((1, 1), 120, dtype=torch.uint8)
+            values = codes.float().numpy() * 2.0**-7
+        elif ".experts." in name and k % 32 == 0:
+            pairs = rng.integers(0, 256, (n, k // 2), np.uint8)
+            exponents = torch.from_numpy(rng.integers(118, 124, (n, k // 32), np.uint8))
+            scale = np.repeat(2.0 ** (exponents.numpy().astype(float) - 127), 32, axis=1)
+            values = FP4[np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(n, k)] * scale
+            codes = torch.from_numpy(pairs.view(np.int8))
+        else:
+            continue
+        tensors[name] = codes
+        tensors[f"{name.removesuffix('weight')}scale"] = exponents.view(torch.float8_e8m0fnu)
+        wanted[checkpoint_to_hf(name)] = values
+    save_file(tensors, file)
+    quantized = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0"}
+    settings = {**json.loads(config.read_text()), "expert_dtype": "fp4"}
+    settings["quantization_config"] = {**quantized, "weight_block_size": [128, 128]}
+    config.write_text(json.dumps(settings))
+    weights = open_checkpoint(path).weights
+    # The groups of outputs are multiplied one by one, which FP8 has no kernels for.
+    kinds = {name.split(".")[-2]: weights.kind(name, "bfloat16") for name in wanted}
+    assert kinds == {"wq_a": "e4m3_g128", "wo_a": "dense_bf16", "w1": "mxfp4", "w3": "mxfp4"}
+    for name, values in wanted.items():
+        assert np.array_equal(dequantize(weights.get(name)), values.astype(np.float32)), name
+    with LLM(str(path)) as llm:
+        (answer,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(answer.outputs[0].token_ids) == 4
 
 
 def test_what_transformers_saves_is_the_same_model(tmp_path):

@@ -126,5 +126,9 @@ def test_a_vocabulary_without_all_bytes_or_with_a_long_token_is_refused(tmp_path
     write_vocabulary(tmp_path, {t: i for t, i in tokens.items() if t != b"q"})
     with pytest.raises(ModelError, match="1 bytes have no token, such as 113"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(ValueError, match="tokens of up to 512 bytes"):
-        longest_match({**tokens, b"a" * 513: 9999}, {})
+    with pytest.raises(ValueError, match="tokens of up to 256 bytes"):
+        longest_match({**tokens, b"a" * 257: 9999}, {})
+    assert longest_match({**tokens, b"a" * 256: 9999}, {}).encode("a" * 300).ids[0] == 9999
+    many = {b"%0256d" % i: i for i in range(1 << 14)}
+    with pytest.raises(ValueError, match="at most 4194304 bytes together"):
+        longest_match({**tokens, **many}, {})

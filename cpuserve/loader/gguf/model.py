@@ -243,8 +243,8 @@ class GgufStore:
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
         if name.endswith(".attn.x_x"):  # RWKV
-            shape = (shape[0], shape[-1])
-        if name.endswith(".attn.r_k"):
+            shape = (shape[0], math.prod(shape[1:]))
+        if name.endswith(".attn.r_k") and math.prod(shape) % self._head_dim == 0:
             shape = (math.prod(shape) // self._head_dim, self._head_dim)
         # A_log of Mamba 1 is a matrix, and has as many columns as a channel has states.
         if name.endswith(VECTORS) and (not name.endswith("A_log") or shape[-1] == 1):
