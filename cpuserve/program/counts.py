@@ -33,7 +33,7 @@ def selected_floats(program: Program, positions: int) -> int:
     attentions = [op for op in program.ops if isinstance(op, Attention)]
     halves = [1 if program.cache[op.layer].latent else 2 for op in attentions]
     sizes = (op.keep * op.head_dim * n for op, n in zip(attentions, halves, strict=True))
-    return max(*sizes, *_entry_floats(program, positions), 0)
+    return max([*sizes, *_entry_floats(program, positions)], default=0)
 
 
 def _entry_floats(program: Program, positions: int) -> Iterator[int]:

@@ -230,7 +230,7 @@ def test_lone_surrogate_is_the_clients_error(tmp_path):
             {"tokenizer.ggml.model": (STRING, "plamo2")},
             "model 'plamo2' is not supported; supported: gpt2",
         ),
-        ({"tokenizer.ggml.model": (STRING, "rwkv")}, "bytes have no token, such as 0"),
+        ({"tokenizer.ggml.model": (STRING, "rwkv")}, "ends in a broken escape"),
         ({"tokenizer.ggml.model": (STRING, "llama")}, "scores is missing; a 'llama' tokenizer"),
         ({"tokenizer.ggml.model": None}, "model None"),
         ({"tokenizer.ggml.pre": (STRING, "other")}, "'other' is not supported; supported: default"),

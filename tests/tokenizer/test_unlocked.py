@@ -54,7 +54,9 @@ print(json.dumps(found))
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
 def test_long_texts_run_on_threads_of_low_priority_and_short_ones_where_they_are():
     command = [sys.executable, "-c", TRIES, str(tiny_model("llama")), str(LONG_CHARS // 2)]
-    child = subprocess.run(command, check=True, capture_output=True, **child_options())
+    child = subprocess.run(
+        command, check=True, capture_output=True, **child_options(TOKENIZERS_PARALLELISM="true")
+    )
     found = json.loads(child.stdout)
     assert found["equal"]
     assert found["spans"]
@@ -94,5 +96,7 @@ print(*order, os.environ.get("RAYON_NUM_THREADS"))
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
 def test_a_text_does_not_wait_until_all_of_a_longer_one_is_tokenized():
     command = [sys.executable, "-c", PASSES, str(tiny_model("llama"))]
-    child = subprocess.run(command, check=True, capture_output=True, **child_options())
+    child = subprocess.run(
+        command, check=True, capture_output=True, **child_options(TOKENIZERS_PARALLELISM="true")
+    )
     assert child.stdout.split() == [b"short", b"long", b"None"]
