@@ -8,7 +8,7 @@ rounded up. weight_scale has one number, or one for each row. The scales of acti
 
 The experts of DeepSeek V4 are MXFP4: weight I8 [n, k / 2] has two codes E2M1 in a byte, the first
 one in the low bits, and weight_scale_inv F8_E8M0 [n, k / 32] has a power of two for 32 inputs.
-Source: vLLM's reader of its files.
+Source: the loader in vLLM for its files.
 """
 
 from __future__ import annotations
