@@ -9,7 +9,6 @@ from typing import Any, cast
 from cpuserve.models.config import read_float, read_int, read_kinds, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import attend, build_decoder, offset_norm, read_decoder
-from cpuserve.models.minimax_m2 import rotated_share
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ValueId
@@ -29,6 +28,7 @@ class MiniMaxM3:
 
     An indexer selects index_topk_blocks blocks of index_block_size keys (together 2,048 keys).
     Each group of heads has its own selection, by the best key of a block; no operation does this.
+    Configs have rotary_dim, which does not decide how many dims of a head are rotated.
     Source: transformers modeling_minimax_m3_vl.
     """
 
@@ -48,7 +48,7 @@ class MiniMaxM3:
             "shared_width": read_int(config, "shared_intermediate_size", 3072, high=1 << 24),
             "expert_scale": read_float(config, "routed_scaling_factor", 2.0),
         }
-        spec = read_decoder(rotated_share(config), positions=524288, extra=extra)
+        spec = read_decoder(config, positions=524288, extra=extra)
         kinds = read_kinds(config, "layer_types", KINDS, lambda _layer: KINDS[0])
         if KINDS[1] not in kinds:
             return spec

@@ -158,7 +158,8 @@ EARLY_BODIES = {
 
 async def _refusals(fault, routes):
     status, made = fault
-    async with live(header_timeout_s=0.3) as server:
+    patience = 0.3 if status == 408 else PATIENCE_S  # a long head takes its time to arrive
+    async with live(header_timeout_s=patience) as server:
         sent = [server.send(made(*route)) for route in routes]
         return status, await asyncio.wait_for(asyncio.gather(*sent), PATIENCE_S)
 

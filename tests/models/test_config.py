@@ -683,9 +683,8 @@ def test_a_published_config_of_minimax_m3_has_the_numbers_of_one_of_transformers
     assert spec_from_config(wanted).max_position == 64  # a longer text needs the indexers
     assert spec_from_config({**wanted, "layer_types": None}).max_position == 512
     published = {k: v for k, v in wanted.items() if not k.endswith("_types") and "index_" not in k}
-    published |= {"moe_layer_freq": [0, 1, 1], "hidden_act": "swigluoai", "rotary_dim": 16}
+    published |= {"moe_layer_freq": [0, 1, 1], "hidden_act": "swigluoai", "rotary_dim": 64}
     sparse = {"sparse_block_size": 16, "sparse_topk_blocks": 4, "sparse_attention_freq": [0, 1, 1]}
-    del published["partial_rotary_factor"]
     assert spec_from_config({**published, "sparse_attention_config": sparse}) == spec_from_config(
         wanted
     )
