@@ -31,10 +31,12 @@ _GGUF_NAME = re.compile(
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Hugging Face tensors that end with one of these texts have no suffix ".weight" or ".bias".
-_HC = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head")  # the residual streams of Hunyuan 4
+# The residual streams of Hunyuan 4 and of DeepSeek V4.
+_HC = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head", "hc_attn", "hc_ffn", "hc_head.hc")
 _BARE = (
     *("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale"),
     *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),  # RWKV
+    *(".attn_sink", ".compressor.ape", ".gate.tid2eid"),  # DeepSeek V4
     *(".learnable_sink_param", *(f"{at}_{part}" for at in _HC for part in ("fn", "base", "scale"))),
 )
 

@@ -13,12 +13,16 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.mapped import AnyFile, MappedFile, read_small, regular_file
 from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.quant.stored import StoredTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 INDEX = "model.safetensors.index.json"
 # The files of the extra heads of BGE-M3 (loader/token_heads.py);
@@ -173,10 +177,17 @@ class SafetensorsStore:
         def release() -> None:
             file.file.release(tensor.offset, tensor.size)
 
-        if name.endswith(ID_TABLES) and tensor.dtype in _INTEGERS:
-            numbers = data.view(_INTEGERS[tensor.dtype]).astype("<f4")
-            return StoredTensor(name, tensor.shape, "F32", numbers.view("u1"), None, release)
-        return StoredTensor(name, tensor.shape, tensor.dtype, data, None, release)
+        dtype = tensor.dtype
+        if name.endswith(ID_TABLES):
+            data, dtype = ids_as_floats(data, dtype)
+        return StoredTensor(name, tensor.shape, dtype, data, None, release)
+
+
+def ids_as_floats(data: npt.NDArray[np.uint8], dtype: str) -> tuple[npt.NDArray[np.uint8], str]:
+    """Return the bytes and the dtype of a table of ids, which is F32 if it had integers."""
+    if dtype not in _INTEGERS:
+        return data, dtype
+    return data.view(_INTEGERS[dtype]).astype("<f4").view("u1"), "F32"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

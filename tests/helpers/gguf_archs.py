@@ -430,6 +430,38 @@ NAMES["hy_v4"] = {
     **NAMES["deepseek32"],
     "self_attn.linear_gate": "attn_gate",
 }
+_POOLS = {"wkv": "kv", "wgate": "gate", "norm": "norm"}
+NAMES["deepseek4"] = {
+    "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "attn.wq_a": "attn_q_a",
+    "attn.q_norm": "attn_q_a_norm",
+    "attn.wq_b": "attn_q_b",
+    "attn.wkv": "attn_kv",
+    "attn.kv_norm": "attn_kv_a_norm",
+    "attn.wo_a": "attn_output_a",
+    "attn.wo_b": "attn_output_b",
+    **{f"attn.compressor.{part}": f"attn_compressor_{name}" for part, name in _POOLS.items()},
+    "attn.indexer.wq_b": "indexer.attn_q_b",
+    "attn.indexer.weights_proj": "indexer.proj",
+    **{
+        f"attn.indexer.compressor.{part}": f"indexer_compressor_{name}"
+        for part, name in _POOLS.items()
+    },
+    "ffn.gate": "ffn_gate_inp",
+    **{
+        f"ffn.shared_experts.w{i}": f"ffn_{part}_shexp"
+        for i, part in enumerate(("gate", "down", "up"), 1)
+    },
+}
+# Tensors of DeepSeek V4 whose full names in GGUF end differently, by the end of their name.
+DEEPSEEK4_BARE = {
+    "attn.attn_sink": "attn_sinks.weight",
+    "attn.compressor.ape": "attn_compressor_ape.weight",
+    "attn.indexer.compressor.ape": "indexer_compressor_ape.weight",
+    "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight",
+    "ffn.gate.bias": "exp_probs_b.bias",
+}
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["phimoe"] = NAMES["mixtral"]
 NAMES["minimax-01"] = {
@@ -994,6 +1026,35 @@ ARCHS = {
             "hyper_connection.count": 2,
             "hyper_connection.epsilon": 1e-3,
             "hyper_connection.magnitude": 1.5,
+        },
+    ),
+    "deepseek4": (
+        "deepseek-v4",
+        {"compress_rates": {"heavily_compressed_attention": 128}},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+            "expert_gating_func": 4,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "swiglu_clamp_exp": [0.9] * 4,
+            "swiglu_clamp_shexp": [0.9] * 4,
+            "hash_layer_count": 2,
+            "hyper_connection.count": 4,
+            "hyper_connection.epsilon": 1e-6,
+            "hyper_connection.sinkhorn_iterations": 20,
+            "attention.q_lora_rank": 48,
+            "attention.output_group_count": 2,
+            "attention.output_lora_rank": 32,
+            "attention.compress_rope_freq_base": 160000.0,
+            "attention.compress_ratios": [0, 4, 128, 4, 0],
+            "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 64,
+            "attention.indexer.top_k": 8,
         },
     ),
     "minimax-01": (

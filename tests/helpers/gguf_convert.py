@@ -30,6 +30,7 @@ from tests.helpers.gguf_archs import (
     ADDED_NORMS,
     ARCHS,
     CHOSEN_KEYS,
+    DEEPSEEK4_BARE,
     DELTA_KEYS,
     EXPERT_KEYS,
     FILE_ARCHS,
@@ -136,7 +137,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     base = None if isinstance(base, list) else base  # a base of each layer, as in Step 3.5
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
     halves = dict.fromkeys(("glm4", "glm4moe", "nemotron", "phi2", "bailingmoe2"), 0.5)
-    shares = {**halves, "stablelm": 0.25, "gptneox": 0.25}
+    shares = {**halves, "stablelm": 0.25, "gptneox": 0.25, "deepseek4": 0.25}
     share = shares.get(arch, 0.25 if delta else 1.0)
     if arch.startswith("qwen35"):
         writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
@@ -176,6 +177,9 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     if guessers and not any(name.startswith(f"blk.{layers}.") for name in tensors):
         tensors |= _guesser(tensors, layers)
     for name, value in tensors.items():
+        if name.endswith("tid2eid.weight"):
+            writer.add_tensor(name, value.astype(np.int32))
+            continue
         kind = gguf.GGMLQuantizationType[next((t for at, t in types if at in name), "F32")]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
@@ -303,8 +307,10 @@ def renamed(arch, tensors, heads, kv):
             stacks.setdefault(both, {})[int(match[2])] = value
         elif kind in GEMMA4_BARE:
             out[f"blk.{name.split('.')[2]}.{GEMMA4_BARE[kind]}"] = value
-        elif ".hc_" in name:  # the residual streams of Hunyuan 4
-            top = "model.hc_head.hc_head_" in name
+        elif (part := name.split(".", 3)[-1]) in DEEPSEEK4_BARE:
+            out[f"blk.{name.split('.')[2]}.{DEEPSEEK4_BARE[part]}"] = value
+        elif ".hc_" in name:  # the residual streams of Hunyuan 4 and of DeepSeek V4
+            top = "model.hc_head." in name
             at = "output_hc_" if top else f"blk.{name.split('.')[2]}.hc_"
             at += "" if top else "attn_" if "hc_attn" in name else "ffn_"
             out[f"{at}{name.rpartition('_')[2]}.weight"] = value

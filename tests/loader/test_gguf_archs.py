@@ -172,6 +172,25 @@ def test_quantized_parts_of_latent_attention(tmp_path, arch):
     executors_agree(path, within=5e-3)  # the kernels have these matrices in bf16
 
 
+@pytest.mark.deep
+def test_quantized_matrices_of_deepseek_4(tmp_path):
+    path = tmp_path / "m.gguf"
+    types = [("attn_output", "Q8_0"), ("compressor_kv", "Q8_0"), ("compressor_gate", "Q4_0")]
+    types += [("ffn_up_shexp", "Q8_0"), ("indexer.proj", "Q4_1"), ("ffn_gate_exps", "MXFP4")]
+    types += [("ffn_up_exps", "MXFP4")]
+    types += [("compressor_ape", "F16"), ("hc_attn_fn", "F16"), ("output_hc_fn", "Q8_0")]
+    gguf_convert.convert("deepseek4", path, types=types)
+    executors_agree(path, within=5e-3)  # the kernels have the groups of outputs in bf16
+
+
+def test_deepseek_4_has_the_head_that_is_in_the_file(tmp_path):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("deepseek4", path, last={"nextn_predict_layers": 1})
+    assert open_checkpoint(path).config["num_hidden_layers"] == 4
+    gguf_convert.convert("deepseek4", path, nextn_predict_layers=1)  # and a block for a head
+    assert open_checkpoint(path).config["num_hidden_layers"] == 4
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
@@ -327,13 +346,15 @@ def test_wrong_counts_of_layers_are_one_line_and_exit_2(tmp_path, capsys, key, v
         ("hy_v4", "swiglu_clamp_exp", [0.8, 0.8, 0.7, 0.8], "one number above 0 for all layers"),
         ("hy_v4", "swiglu_clamp_exp", [0.0] * 4, "one number above 0 for all layers"),
         ("hy_v4", "hyper_connection.magnitude", 0.0, "a positive number"),
+        ("deepseek4", "swiglu_clamp_shexp", [0.8] * 4, "equal to swiglu_clamp_exp"),
+        ("deepseek4", "expert_gating_func", 2, "4, the square root of the softplus"),
+        ("deepseek4", "expert_weights_norm", False, "true"),
+        ("deepseek4", "attention.compress_ratios", [0, 4, 128], "a list with a number for each l"),
         ("minimax-01", "attention.recurrent_layers", 1, "a list with a boolean for each layer"),
         ("minimax-01", "residual_scale", 0.0, "a positive number"),
     ],
 )
-def test_wrong_settings_of_hunyuan_4_and_minimax_01_are_one_line(
-    tmp_path, arch, key, value, reason
-):
+def test_wrong_settings_of_single_families_are_one_line(tmp_path, arch, key, value, reason):
     path = tmp_path / "m.gguf"
     gguf_convert.convert(arch, path, **{key: value})
     with pytest.raises(ModelError, match=f"{arch}.{key} is .*; it must be {reason}"):

@@ -12,6 +12,7 @@ from cpuserve.loader.gguf.archs.table import arch_of
 from cpuserve.loader.gguf.file import GgufFile, GgufTensor
 from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.names import gguf_to_hf
+from cpuserve.loader.safetensors import ID_TABLES, ids_as_floats
 from cpuserve.quant.stored import StoredTensor
 
 if TYPE_CHECKING:
@@ -218,8 +219,8 @@ class GgufStore:
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:
-        """The ggml type name."""
-        return self._tensors[name].dtype
+        """The ggml type name, and F32 for tables of ids."""
+        return "F32" if name.endswith(ID_TABLES) else self._tensors[name].dtype
 
     def get(self, name: str) -> StoredTensor:
         """Return the tensor as a mapped view; row_order undoes the reordering of the converter."""
@@ -253,7 +254,10 @@ class GgufStore:
         def release() -> None:
             tensor.file.release(tensor.offset, tensor.size)
 
-        return StoredTensor(name, shape, tensor.dtype, data, order, release)
+        dtype = tensor.dtype
+        if name.endswith(ID_TABLES):
+            data, dtype = ids_as_floats(data, dtype)
+        return StoredTensor(name, shape, dtype, data, order, release)
 
     def _data(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """Return the bytes of a tensor; changes of the converter to some vectors are undone."""

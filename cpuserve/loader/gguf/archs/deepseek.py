@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek V2 and V3, GLM 4 and 5, Hunyuan 4, Kimi Linear, MiMo V2 and Step 3.5."""
+"""GGUF files of DeepSeek V2 to V4, GLM 4 and 5, Hunyuan 4, Kimi Linear, MiMo V2 and Step 3.5."""
 
 from __future__ import annotations
 
@@ -63,8 +63,11 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
 
 def _deepseek32(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
+    return {**latent_settings(keys), **_indexer(keys)}
+
+
+def _indexer(keys: Keys) -> dict[str, Any]:
     return {
-        **latent_settings(keys),
         "index_n_heads": keys.count("attention.indexer.head_count"),
         "index_head_dim": keys.count("attention.indexer.key_length"),
         "index_topk": keys.count("attention.indexer.top_k"),
@@ -77,18 +80,70 @@ def _glm_dsa(keys: Keys) -> dict[str, Any]:
     return {**_deepseek32(keys), "indexer_types": ["full" if has else "shared" for has in own]}
 
 
-def _hy_v4(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for Hunyuan 4; files without an indexer read all keys."""
-    limits = keys.raw("swiglu_clamp_exp")
-    limit = limits[0] if isinstance(limits, list) and limits else limits
-    settings = {
+def _deepseek4(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for DeepSeek V4.
+
+    The converter of llama.cpp leaves the block for multi-token prediction out. Files of other
+    converters say in their metadata that they have it, although they do not.
+    """
+    if keys.raw("expert_gating_func") not in (None, 4):
+        wanted = "4, the square root of the softplus"
+        keys.fail("expert_gating_func", keys.raw("expert_gating_func"), wanted)
+    if not keys.flag("expert_weights_norm", True):
+        keys.fail("expert_weights_norm", False, "true")
+    limit = _limit(keys, "swiglu_clamp_exp")
+    if keys.raw("swiglu_clamp_shexp") is not None and _limit(keys, "swiglu_clamp_shexp") != limit:
+        keys.fail("swiglu_clamp_shexp", keys.raw("swiglu_clamp_shexp"), "equal to swiglu_clamp_exp")
+    layers, ratios = keys.layers(), keys.raw("attention.compress_ratios")
+    if not keys.has(f"blk.{layers}.nextn.eh_proj.weight"):
+        layers = keys.count("block_count")
+    if not isinstance(ratios, list) or len(ratios) < layers:
+        keys.fail("attention.compress_ratios", ratios, "a list with a number for each layer")
+    settings = experts(keys)
+    return {
+        **settings,
+        **_streams(keys),
+        "num_hidden_layers": layers,
+        "n_routed_experts": settings["num_experts"],
+        "n_shared_experts": keys.count("expert_shared_count"),
+        "routed_scaling_factor": keys.real("expert_weights_scale"),
+        "swiglu_limit": limit,
+        "num_hash_layers": keys.whole("hash_layer_count"),
+        "hc_sinkhorn_iters": keys.count("hyper_connection.sinkhorn_iterations"),
+        "partial_rotary_factor": None,
+        "qk_rope_head_dim": keys.count("rope.dimension_count"),
+        "compress_rope_theta": keys.real("attention.compress_rope_freq_base"),
+        "compress_ratios": ratios,
+        "q_lora_rank": keys.count("attention.q_lora_rank"),
+        "o_groups": keys.count("attention.output_group_count"),
+        "o_lora_rank": keys.count("attention.output_lora_rank"),
+        **_indexer(keys),
+    }
+
+
+def _streams(keys: Keys) -> dict[str, Any]:
+    return {
         "hc_mult": keys.count("hyper_connection.count"),
         "hc_eps": keys.real("hyper_connection.epsilon"),
-        "hc_magnitude": keys.real("hyper_connection.magnitude"),
-        "swiglu_limit": limit,
     }
+
+
+def _limit(keys: Keys, key: str) -> float:
+    """Return the limit of the gated values of experts, which is the same for all layers."""
+    limits = keys.raw(key)
+    limit = limits[0] if isinstance(limits, list) and limits else limits
     if not limit or (isinstance(limits, list) and set(limits) != {limit}):
-        keys.fail("swiglu_clamp_exp", limits, "one number above 0 for all layers")
+        keys.fail(key, limits, "one number above 0 for all layers")
+    return float(limit)
+
+
+def _hy_v4(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Hunyuan 4; files without an indexer read all keys."""
+    settings = {
+        **_streams(keys),
+        "hc_magnitude": keys.real("hyper_connection.magnitude"),
+        "swiglu_limit": _limit(keys, "swiglu_clamp_exp"),
+    }
     if keys.raw("attention.indexer.top_k") is None:
         need_sigmoid(keys)
         return {**latent_settings(keys), **settings, "index_topk": keys.count("context_length")}
@@ -254,6 +309,37 @@ _HY_V4 = {
     **{f"hc_ffn_{part}": f"hc_mlp_layer.hc_{part}" for part in _STREAMS},
 }
 
+# The parts of DeepSeek V4's compressors, and the tensors of its layers.
+_POOLS = {"kv": "wkv", "gate": "wgate", "ape": "ape", "norm": "norm"}
+_DEEPSEEK4 = {
+    "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_q_a": "attn.wq_a",
+    "attn_q_a_norm": "attn.q_norm",
+    "attn_q_b": "attn.wq_b",
+    "attn_kv": "attn.wkv",
+    "attn_kv_a_norm": "attn.kv_norm",
+    "attn_output_a": "attn.wo_a",
+    "attn_output_b": "attn.wo_b",
+    "attn_sinks": "attn.attn_sink",
+    "indexer.attn_q_b": "attn.indexer.wq_b",
+    "indexer.proj": "attn.indexer.weights_proj",
+    **{
+        f"{at}_compressor_{part}": f"{module}.compressor.{hf}"
+        for at, module in (("attn", "attn"), ("indexer", "attn.indexer"))
+        for part, hf in _POOLS.items()
+    },
+    **{f"hc_{at}_{part}": f"hc_{at}_{part}" for at in ("attn", "ffn") for part in _STREAMS},
+    "ffn_gate_inp": "ffn.gate",
+    "ffn_gate_tid2eid": "ffn.gate.tid2eid",
+    "exp_probs_b": "ffn.gate",
+    **{
+        f"ffn_{part}_{kind}": f"ffn.{hf}.{w}"
+        for kind, hf in (("exps", "experts"), ("shexp", "shared_experts"))
+        for part, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}
+
 # The tensors of the delta nets and of the experts of Kimi Linear.
 _KIMI_LINEAR = {
     **{name: hf.replace("mlp.", "block_sparse_moe.") for name, hf in LATENT.items()},
@@ -311,6 +397,13 @@ ARCHS = {
     ),
     "deepseek32": GgufArch(
         "DeepseekV32ForCausalLM", "deepseek_v32", {**LATENT, **_INDEXER}, _deepseek32
+    ),
+    "deepseek4": GgufArch(
+        "DeepseekV4ForCausalLM",
+        "deepseek_v4",
+        _DEEPSEEK4,
+        _deepseek4,
+        top={f"output_hc_{part}": f"model.hc_head.hc_{part}" for part in _STREAMS},
     ),
     "mimo2": GgufArch(
         "MiMoV2FlashForCausalLM",
