@@ -28,7 +28,7 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
-from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
+from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape, mxfp4_matrix
 from cpuserve.quant.mx import mx_matrix
 from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import (
@@ -44,7 +44,7 @@ from cpuserve.quant.packed import (
     words,
 )
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import E2M1, int8_rows, join_bits, mxfp4_rows, spread_bits
+from cpuserve.quant.rows import E2M1, int8_rows, join_bits, spread_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -345,14 +345,8 @@ class CompressedWeights(IntWeights):
 
     def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
         """Return the MXFP4 matrix, with its codes in the order of GGUF blocks, or an MXFP6 one."""
-        n, half = matrix_shape(self.part(stem, "weight_packed"))
+        _, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
         if half != groups * WHOLE // 2:
             return mx_matrix(self, name, stem, "weight_packed", "fp6_e2m3")
-
-        def build(rows: slice) -> Bytes:
-            exponents = self.part(stem, "weight_scale").data.reshape(n, -1)[rows]
-            pairs = self.part(stem, "weight_packed").data.reshape(n, half)[rows]
-            return mxfp4_rows(pairs, exponents)
-
-        return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))
+        return mxfp4_matrix(self, name, stem, "weight_scale", "weight_packed")

@@ -64,13 +64,13 @@ class Fp8Weights(PackedWeights):
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """Return the matrix with its stored codes, or in fp32 (see `fp8_matrix`)."""
         if self.part(stem, "weight").dtype == PAIRS:
-            return self._mxfp4(name, stem)
+            return self._pairs(name, stem)
         by_block = self.has(stem, "weight_scale_inv")
         part = "weight_scale_inv" if by_block else "weight_scale"
         return fp8_matrix(self, name, stem, part, self._block)
 
-    def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
-        """Return an MXFP4 matrix, with its codes in the order of GGUF blocks."""
+    def _pairs(self, name: str, stem: str) -> BuiltTensor:
+        """Return an MXFP4 matrix; ModelError if its scales do not fit."""
         stored, scales = self.part(stem, "weight"), self.part(stem, "weight_scale_inv")
         n, half = matrix_shape(stored)
         groups = 2 * half // SMALL
@@ -80,12 +80,7 @@ class Fp8Weights(PackedWeights):
                 f"{list(scales.shape)}; pairs of 4-bit codes need F8_E8M0 for each {SMALL} inputs"
             )
             raise ModelError(msg)
-
-        def build(rows: slice) -> Bytes:
-            pairs = stored.data.reshape(n, half)[rows]
-            return mxfp4_rows(pairs, scales.data.reshape(n, groups)[rows])
-
-        return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))
+        return mxfp4_matrix(self, name, stem, "weight_scale_inv")
 
 
 def fp8_matrix(
@@ -119,6 +114,23 @@ def fp8_matrix(
         return f8_rows(weight.data.reshape(n, k)[rows], scale[:, groups])
 
     return rebuilt(name, (n, k), "e4m3_g128", build, weights.release(stem))
+
+
+def mxfp4_matrix(
+    weights: PackedWeights, name: str, stem: str, part: str, codes: str = "weight"
+) -> BuiltTensor:
+    """Return an MXFP4 matrix of pairs of codes, with the codes in the order of GGUF blocks.
+
+    part, codes: the suffixes of the tensors with the scales, and with the codes.
+    """
+    stored, scales = weights.part(stem, codes), weights.part(stem, part)
+    n, half = matrix_shape(stored)
+
+    def build(rows: slice) -> Bytes:
+        exponents = scales.data.reshape(n, -1)[rows]
+        return mxfp4_rows(stored.data.reshape(n, half)[rows], exponents)
+
+    return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, weights.release(stem))
 
 
 def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:

@@ -28,7 +28,7 @@ import numpy as np
 from cpuserve.errors import ModelError
 from cpuserve.quant.awq import ORDER, transposed_nibbles
 from cpuserve.quant.float_rows import MX_TYPES
-from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
+from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape, mxfp4_matrix
 from cpuserve.quant.mx import mx_matrix
 from cpuserve.quant.packed import (
     EIGHT,
@@ -43,7 +43,7 @@ from cpuserve.quant.packed import (
     words,
 )
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import SMALL, int8_rows, join_bits, mxfp4_rows
+from cpuserve.quant.rows import SMALL, int8_rows, join_bits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -163,12 +163,7 @@ class QuarkWeights(IntWeights):
         n, half = matrix_shape(stored)
         if scales.dtype != "U8" or scales.shape != (n, 2 * half // SMALL) or 2 * half % SMALL:
             raise self._refuse(stem)
-
-        def build(rows: slice) -> Bytes:
-            exponents = scales.data.reshape(n, -1)[rows]
-            return mxfp4_rows(stored.data.reshape(n, half)[rows], exponents)
-
-        return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))
+        return mxfp4_matrix(self, name, stem, "weight_scale")
 
     def _refuse(self, stem: str) -> ModelError:
         parts = (f"weight{part}" for part in ("", "_scale", "_zero_point"))
