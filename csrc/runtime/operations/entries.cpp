@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "runtime/operations/checks.h"
+#include "runtime/operations/pools.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
@@ -134,10 +135,7 @@ void prepare(const PoolEntriesOp& op, Program& p) {
   if (op.rotary > 0) check_rope(p, op.kName, op.rotary, op.cos, op.sin);
 }
 
-// The thread that processes the last token of a pool computes its entry.
 void run(const PoolEntriesOp& op, Worker& w) noexcept {
-  const StepInput& in = w.input();
-  const Range own = w.share(w.tokens());
   PoolEntriesArgs args{};
   for (int s = 0; s < 2; s++) {
     const int own_series = op.overlap ? s : 0;
@@ -155,18 +153,13 @@ void run(const PoolEntriesOp& op, Worker& w) noexcept {
   args.cos = w.vector(op.cos);
   args.sin = w.vector(op.sin);
   args.scratch = w.scratch;
-  for (int64_t s = 0; s < in.seqs; s++) {
-    const int64_t begin = in.query_start[s], end = in.query_start[s + 1];
-    // Returns the number of whole pools of the sequence that end before a row of the step.
-    const auto pools = [&](int64_t row) {
-      return (in.positions[begin] + std::clamp(row, begin, end) - begin) / op.pool;
-    };
+  each_pools(op.pool, w, [&](int64_t s, int64_t first, int64_t last) {
     args.block_table = w.block_table(s, op.raw);
     args.to_table = w.block_table(s, op.to);
-    args.first = pools(own.begin);
-    args.last = pools(own.end);
-    if (args.first < args.last) w.kernels().pool_entries(args);
-  }
+    args.first = first;
+    args.last = last;
+    w.kernels().pool_entries(args);
+  });
 }
 
 void prepare(const EntryAttentionOp& op, const Program& p) {

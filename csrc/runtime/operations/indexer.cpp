@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "runtime/operations/checks.h"
+#include "runtime/operations/pools.h"
 #include "runtime/selection.h"
 #include "runtime/worker.h"
 
@@ -132,10 +133,7 @@ void prepare(const PoolIndexOp& op, Program& p) {
   if (op.rotary > 0) check_rope(p, "pool_index_keys", op.rotary, op.cos, op.sin);
 }
 
-// The thread that processes the last token of a pool computes the key of the pool.
 void run(const PoolIndexOp& op, Worker& w) noexcept {
-  const StepInput& in = w.input();
-  const Range own = w.share(w.tokens());
   PoolIndexArgs args{};
   args.raw = *w.kv().heads(op.raw);
   args.to = *w.kv().heads(op.to);
@@ -148,17 +146,12 @@ void run(const PoolIndexOp& op, Worker& w) noexcept {
   args.cos = w.vector(op.cos);
   args.sin = w.vector(op.sin);
   args.scratch = w.scratch;
-  for (int64_t s = 0; s < in.seqs; s++) {
-    const int64_t begin = in.query_start[s], end = in.query_start[s + 1];
-    // Returns the number of whole pools of the sequence that end before a row of the step.
-    const auto pools = [&](int64_t row) {
-      return (in.positions[begin] + std::clamp(row, begin, end) - begin) / op.pool;
-    };
+  each_pools(op.pool, w, [&](int64_t s, int64_t first, int64_t last) {
     args.block_table = w.block_table(s, op.raw);
-    args.first = pools(own.begin);
-    args.last = pools(own.end);
-    if (args.first < args.last) w.kernels().pool_index(args);
-  }
+    args.first = first;
+    args.last = last;
+    w.kernels().pool_index(args);
+  });
 }
 
 void prepare(SelectKeysOp& op, const Program& p) {

@@ -350,11 +350,7 @@ void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w
   const float* row = floats_of(x, r.t0);
   RecurrentArgs args{};
   args.shape = shape;
-  args.closed = closed_of(op, unit, r, w);
-  args.closed_to = w.states().closed(op.state, unit, r.slot);
-  args.open = w.states().open(op.state, unit, r.slot);
-  args.num_open = r.num_open;
-  args.rows = r.rows;
+  set_chunk(args, op, unit, r, w);
   args.v = row + head0 * width;
   args.k = row + op.values() + group * op.key_width;
   args.q = args.k + op.groups * op.key_width;
@@ -424,11 +420,7 @@ void run(const SelectiveScanOp& op, Worker& w) noexcept {
     SelectiveScanArgs args{};
     args.channels = op.channels;
     args.width = op.width;
-    args.closed = closed_of(op, unit, r, w);
-    args.closed_to = w.states().closed(op.state, unit, r.slot);
-    args.open = w.states().open(op.state, unit, r.slot);
-    args.num_open = r.num_open;
-    args.rows = r.rows;
+    set_chunk(args, op, unit, r, w);
     args.x = floats_of(x, r.t0) + first;
     args.steps = floats_of(steps, r.t0) + first;
     args.z = floats_of(gates, r.t0) + op.column + first;

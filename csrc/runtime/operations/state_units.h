@@ -45,6 +45,18 @@ template <class Recurrent>
 const float* closed_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   return r.before < 0 ? w.states().empty() : w.states().closed(op.state, unit, r.before);
 }
+
+// Sets the state of a state unit, and the rows of a chunk, in the arguments of a kernel.
+template <class Args, class Recurrent>
+void set_chunk(Args& args, const Recurrent& op, int64_t unit, const ChunkRows& r,
+               Worker& w) noexcept {
+  args.closed = closed_of(op, unit, r, w);
+  args.closed_to = w.states().closed(op.state, unit, r.slot);
+  args.open = w.states().open(op.state, unit, r.slot);
+  args.num_open = r.num_open;
+  args.rows = r.rows;
+}
+
 // Returns the closed state of the next state unit of the sequence, or nullptr.
 // The kernel prefetches it, because the same thread usually computes the next unit next.
 template <class Recurrent>

@@ -39,11 +39,7 @@ void run(const Wkv7Op& op, Worker& w) noexcept {
     Wkv7Args args{};
     args.key_width = op.key_width;
     args.value_width = op.value_width;
-    args.closed = closed_of(op, unit, r, w);
-    args.closed_to = w.states().closed(op.state, unit, r.slot);
-    args.open = w.states().open(op.state, unit, r.slot);
-    args.num_open = r.num_open;
-    args.rows = r.rows;
+    set_chunk(args, op, unit, r, w);
     row(op.r, key, args.r, args.r_stride);
     row(op.decay, key, args.decay, args.decay_stride);
     row(op.key, key, args.key, args.key_stride);
