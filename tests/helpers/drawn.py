@@ -23,6 +23,15 @@ def picture(width=100, height=60, seed=0):
     return Image.fromarray(pixels)
 
 
+def check_most_tokens(family, most, sizes):
+    """Check that pictures of these sizes need at most `most` tokens once a family is told."""
+    changed = family.changed({"max_tokens": most})
+    for width, height in sizes:
+        layout = changed.layout(width, height)
+        assert layout.rows <= most
+        assert len(changed.patches(picture(width, height))) == layout.num_patches
+
+
 def invoice(lines=(("Sand, 2 t", "96.00"), ("Gravel, 4 t", "164.50"), ("Total", "310.50 EUR"))):
     """A page of 150 dpi with a title and lines of a table."""
     page = Image.new("L", (1275, 1650), 255)

@@ -12,7 +12,7 @@ from transformers.models.llava_next.processing_llava_next import LlavaNextProces
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.llava_next import LlavaNextPictures
 from cpuserve.media.families.table import family_of
-from tests.helpers.drawn import picture
+from tests.helpers.drawn import check_most_tokens, picture
 
 SIZES = [
     *((1, 1), (1, 90), (64, 64), (63, 65), (65, 64), (100, 37), (37, 101), (640, 480)),
@@ -58,11 +58,7 @@ def test_pixels_and_prompts_are_those_of_the_processors(tmp_path):
 
 @pytest.mark.parametrize("most", [200, 208, 263, 264, 500])
 def test_a_picture_has_at_most_the_most_tokens(most):
-    family = FAMILY.changed({"max_tokens": most})
-    for width, height in SIZES:
-        assert family.layout(width, height).rows <= most
-        patches = family.patches(picture(width, height))
-        assert len(patches) == family.layout(width, height).num_patches
+    check_most_tokens(FAMILY, most, SIZES)
 
 
 def test_few_details_need_few_tiles():

@@ -15,7 +15,7 @@ from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.decoding.client import Decoder
 from cpuserve.media.families.llava_onevision import OnevisionPictures
 from cpuserve.media.families.table import family_of, for_pictures
-from tests.helpers.drawn import document, picture
+from tests.helpers.drawn import check_most_tokens, document, picture
 
 SIZES = [
     *((1, 1), (1, 90), (67, 67), (63, 65), (65, 64), (100, 37), (37, 101), (640, 480)),
@@ -116,11 +116,7 @@ def test_pages_of_a_document_are_several_pictures():
 
 @pytest.mark.parametrize("most", [150, 200, 300, 400, 500])
 def test_a_picture_has_at_most_the_most_tokens(most):
-    family = FAMILY.changed({"max_tokens": most})
-    for width, height in SIZES:
-        assert family.layout(width, height).rows <= most
-        patches = family.patches(picture(width, height))
-        assert len(patches) == family.layout(width, height).num_patches
+    check_most_tokens(FAMILY, most, SIZES)
 
 
 def test_a_picture_whose_square_would_take_all_memory_is_refused():
