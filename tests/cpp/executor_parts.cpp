@@ -2,6 +2,7 @@
 // on, and a row has the bits of a step in which all experts are in memory.
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -56,7 +57,7 @@ struct Mixture {
   const Decoder decoder{1, 0, *kernels, 12};
   std::FILE* const stream = std::tmpfile();
   std::atomic<bool> shut{false};
-  std::atomic<int> waiting{0};
+  std::atomic<int> waiting{0}, delay_ms{0};  // a read takes this much longer
   std::unique_ptr<Executor> whole, half;
 
   explicit Mixture(Team& team) {
@@ -71,6 +72,7 @@ struct Mixture {
       waiting++;
       while (shut) std::this_thread::yield();
       waiting--;
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
       return pread(fd, to, size, static_cast<off_t>(offset));
     };
     half = std::make_unique<Executor>(team, program, kBlocks, KvType::f32, 4, 4, 0,
@@ -215,14 +217,17 @@ TEST(sequences_that_share_a_block_of_the_step_are_not_parked) {
   });
 }
 
-// Many steps with decode rows and short prompts; reads end in any order.
+// Many steps with decode rows and short prompts; reads end in any order. Those of every second step
+// take longer than computing does, also in an emulator, so that sequences are parked.
 TEST(parts_never_change_a_bit) {
   with_mixture([](Mixture& m, Executor& e, const Numbers&) {
     std::mt19937 engine(3);
     std::vector<Run> runs;
     for (int32_t slot = 0; slot < 4; slot++) runs.push_back({slot, {slot}});
     int parked = 0;
-    for (int i = 0; i < (few ? 5 : 40); i++) {
+    const int steps = few ? 6 : 40;
+    for (int i = 0; i < steps || (parked == 0 && i < 200); i++) {
+      m.delay_ms = i % 2 == 0 ? 0 : few ? 50 : 2;
       e.step(words_of(runs));
       const Numbers still = e.parked_sequences();
       parked += static_cast<int>(still.size());
