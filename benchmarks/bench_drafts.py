@@ -14,17 +14,28 @@ drafts per token, and the share of drafts that were accepted. The pair of engine
 each time with another engine first, and runs half of the rounds each time,
 because the location of its memory changes the rate of an engine by up to 5 %. The first round
 of a pair, which fills the prefix caches and trains the cost models of the engines, does not count.
+
+With one sequence (--batch 1) two facts compare the gain with what this machine allows. The price
+of a step is the median time of the executor in the steps with as many rows, and that of a draft is
+the mean time in which a model computes it. `share_of_steps`: the gain, divided by the gain if the
+steps that were run had taken these prices and nothing else. `share_of_depths`, if
+a model drafts: the gain, divided by that of the best fixed number of drafts, if the drafts at each
+place of a step were right as often as measured.
 """
 
 import argparse
 import json
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
+from statistics import median
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.cli.bench_flags import number
+from cpuserve.engine.core import EngineCore
+from cpuserve.runtime.native import NativeExecutor
 
 CODE = """class Account:
     def __init__(self, owner, balance):
@@ -75,18 +86,96 @@ def answer(llm, text, batch, tokens):
     return sum(map(len, answers)) / seconds, answers
 
 
+class Steps:
+    """The decode steps of an engine with one sequence, by their number of draft tokens."""
+
+    def __init__(self):
+        self.seconds = {}  # of the executor
+        self.drafting_s = 0.0  # of the drafter's model
+        self.tokens = self.drafts = 0
+        self.reached, self.right = Counter(), Counter()  # by the place of a draft in its step
+
+    def add(self, drafts, accepted, seconds):
+        """Add a step; seconds: of the executor."""
+        self.seconds.setdefault(drafts, []).append(seconds)
+        self.tokens += 1 + accepted
+        self.drafts += drafts
+        for place in range(1, drafts + 1):
+            self.reached[place] += accepted >= place - 1
+            self.right[place] += accepted >= place
+
+    def gains(self, plain):
+        """Return the gain of these steps, and of the best depth, at their prices.
+
+        plain: the seconds of a step without drafts of the other engine.
+        """
+        prices = {drafts: median(seconds) for drafts, seconds in self.seconds.items()}
+        steps_s = sum(prices[drafts] * len(seconds) for drafts, seconds in self.seconds.items())
+        draft = self.drafting_s / max(self.drafts, 1)
+        chance = tokens = best = 1.0
+        for place in sorted(self.reached):
+            chance *= self.right[place] / max(self.reached[place], 1)
+            tokens += chance
+            if place in prices:
+                best = max(best, tokens * plain / (prices[place] + place * draft))
+        return self.tokens * plain / (steps_s + self.drafting_s), best
+
+
+class Observer:
+    """Adds the decode steps of engines to `steps`: of those with drafts to steps[True]."""
+
+    def __init__(self):
+        self.steps = {}
+        self._seconds = 0.0
+
+    def watch(self):
+        """Begin to observe; engines call these functions from their threads, one at a time."""
+        run, step, after = NativeExecutor.step, EngineCore.step, EngineCore.after_sending
+
+        def timed_run(executor, arrays):
+            began = time.perf_counter()
+            outputs = run(executor, arrays)
+            self._seconds = time.perf_counter() - began
+            return outputs
+
+        def observed_step(core):
+            stats = core.stats
+            drafts, accepted = stats.draft_tokens, stats.accepted_tokens
+            output = step(core)
+            drafts, accepted = stats.draft_tokens - drafts, stats.accepted_tokens - accepted
+            steps = self.steps.get(core.scheduler.drafter is not None)
+            if steps is not None and core.decodes_only and core.scheduler.work.rows == 1:
+                steps.add(drafts, accepted, self._seconds)
+            return output
+
+        def timed_after(core):
+            began = time.perf_counter()
+            after(core)
+            steps = self.steps.get(core.scheduler.drafter is not None)
+            if steps is not None and core.decodes_only and core._draft_model is not None:
+                steps.drafting_s += time.perf_counter() - began
+
+        NativeExecutor.step = timed_run
+        EngineCore.step, EngineCore.after_sending = observed_step, timed_after
+
+
+observer = Observer()
+
+
 class Found:
     """The measurements of one text and batch size, with both pairs of engines."""
 
     def __init__(self):
         self.ratios, self.rates = [], ([], [])
         self.tokens = self.drafts = self.accepted = 0
+        self.steps = {drafts: Steps() for drafts in (False, True)}
 
     def measure(self, plain, drafting, text, batch, args):
         """Add the rounds of one pair of engines."""
         before = counted(drafting)
         for round_number in range(args.rounds // 2 + 1):
             engines = (plain, drafting) if round_number % 2 else (drafting, plain)
+            observer.steps = self.steps if round_number else {}
             got = {llm: answer(llm, text, batch, args.output_tokens) for llm in engines}
             if got[plain][1] != got[drafting][1]:
                 sys.exit(f"bench_drafts: the answers to {text!r} differ")
@@ -108,6 +197,13 @@ class Found:
             "drafts_a_token": round(self.drafts / self.tokens, 3),
             "right": round(self.accepted / max(self.drafts, 1), 3),
         }
+        plain, drafting = self.steps.values()
+        if batch == 1 and plain.seconds and drafting.seconds:
+            gain = median(self.ratios)
+            steps, depths = drafting.gains(median(plain.seconds[0]))
+            facts["share_of_steps"] = round(gain / steps, 3)
+            if drafting.drafting_s:
+                facts["share_of_depths"] = round(gain / depths, 3)
         shape = {"text": text, "batch": batch, "output_tokens": args.output_tokens}
         return record(
             "drafts_rate",
@@ -142,6 +238,7 @@ def main(argv=None):
     parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS))
     parser.add_argument("--speculative-config", type=json.loads)
     args = parser.parse_args(argv)
+    observer.watch()
     found = {(batch, text): Found() for batch in args.batch for text in args.text}
     for order in ((False, True), (True, False)):
         with ExitStack() as stack:
