@@ -15,12 +15,12 @@ each time with another engine first, and runs half of the rounds each time,
 because the location of its memory changes the rate of an engine by up to 5 %. The first round
 of a pair, which fills the prefix caches and trains the cost models of the engines, does not count.
 
-With one sequence (--batch 1) two facts compare the gain with what this machine allows. The price
-of a step is the median time of the executor in the steps with as many rows, and that of a draft is
-the mean time in which a model computes it. `share_of_steps`: the gain, divided by the gain if the
-steps that were run had taken these prices and nothing else. `share_of_depths`, if
-a model drafts: the gain, divided by that of the best fixed number of drafts, if the drafts at each
-place of a step were right as often as measured.
+With one sequence (--batch 1) two facts compare the gain with what this machine allows. A step has
+a price by its number of rows: the median time of the executor. A draft costs the mean time that
+a model takes for one. `share_of_steps`: the gain, divided by the gain if the same steps had
+taken these prices and nothing else. `share_of_depths`, if a model drafts: the gain, divided by the
+gain of the best fixed number of drafts, if the drafts at each place of a step were right as often
+as measured.
 """
 
 import argparse
