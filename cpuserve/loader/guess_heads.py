@@ -77,9 +77,19 @@ _LONGCAT = {
     "model.norm.": "model.mtp.norm.",
     "model.embed_tokens.": "model.mtp.embed_tokens.",
 }
+_DEEPSEEK_V4 = {
+    "model.layers.0.": "mtp.0.",
+    "guess.e_proj.": "mtp.0.e_proj.",
+    "guess.h_proj.": "mtp.0.h_proj.",
+    "guess.embedding_norm.": "mtp.0.enorm.",
+    "guess.hidden_norm.": "mtp.0.hnorm.",
+    "model.hc_head.hc_": "mtp.0.hc_head_",
+    "model.norm.": "mtp.0.norm.",
+}
 HEADS = {
     "DeepseekV3ForCausalLM": _NEXTN,
     "DeepseekV32ForCausalLM": _NEXTN,
+    "DeepseekV4ForCausalLM": _DEEPSEEK_V4,
     "Ernie4_5_MoeForCausalLM": _ERNIE,
     "GlmMoeDsaForCausalLM": _NEXTN,
     "Glm4MoeForCausalLM": _NEXTN,
@@ -92,7 +102,11 @@ HEADS = {
     "Qwen3_5MoeForCausalLM": _QWEN,
 }
 DENSE = ("Ernie4_5_MoeForCausalLM", "MiMoV2FlashForCausalLM")
+# Their heads are read from safetensors only.
+NO_GGUF = ("DeepseekV4ForCausalLM",)
 HIDDEN_FIRST = ("Qwen2ForCausalLM",)  # the columns of their fc begin with the hidden state
+# A checkpoint has a head if it has one of these tensors of its Program.
+FIRSTS = ("guess.fc.weight", "guess.h_proj.weight")
 # Only heads have tensors that begin so. They are dropped without a head.
 OWN_NAMES = ("mtp.", "model.mtp.", "model.mtp_")
 
@@ -129,13 +143,17 @@ class GuessHead:
 def guess_spec(spec: ModelSpec) -> ModelSpec:
     """Return the hyperparameters of the head of a model: one layer, of the kind of the last one.
 
-    The layer of MiMo V2 has a window and no experts.
+    The layer of MiMo V2 has a window and no experts. The layer of DeepSeek V4 has a window and no
+    pools, and no token has experts of its own.
     """
     extra, dense = dict(spec.extra), spec.architecture in DENSE
     if dense and "windows" in extra:
         extra["windows"] = (max(cast("tuple[int, ...]", extra["windows"])),)
     if "dense_layers" in extra:
         extra["dense_layers"] = (0,) if dense else ()
+    if "hashed" in extra:
+        extra |= {"kinds": ("sliding_attention",), "hashed": (False,), "kept": extra["window"]}
+        extra.pop("indexer", None)
     if "attends" in extra:
         extra["attends"] = (True,)
     if spec.architecture in HIDDEN_FIRST:
@@ -150,7 +168,7 @@ def guess_head(spec: ModelSpec, *, gguf: bool = False) -> GuessHead | None:
     gguf: whether the model is in a GGUF file, where a head is the last block.
     """
     found = HEADS.get(spec.architecture)
-    if found is None:
+    if found is None or (gguf and spec.architecture in NO_GGUF):
         return None
     found = _NEXTN if gguf else found
     called = {ours: theirs.format(spec.layers) for ours, theirs in found.items()}
@@ -166,7 +184,8 @@ def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
     """
     checkpoint = open_checkpoint(path, parts=OWN_NAMES)
     head = guess_head(spec_from_config(checkpoint.config), gguf=checkpoint.gguf is not None)
-    if head is None or head.stored("guess.fc.weight") not in checkpoint.weights.names():
+    firsts = () if head is None else map(head.stored, FIRSTS)
+    if head is None or checkpoint.weights.names().isdisjoint(firsts):
         return None
     needs = [replace(need, name=head.stored(need.name)) for need in head.program.weights]
     if found := unmet(needs, checkpoint.weights):
@@ -223,7 +242,7 @@ def head_facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
         weight_bytes=weights * model.weight_bytes // max(model.parameters, 1),
         table_bytes=0,
         state_bytes=0,
-        activation_width=head.spec.activation_width + 3 * head.spec.width,
+        activation_width=head.spec.activation_width + 3 * program.media_width,
         adapters={},
         adapter_slots=0,
         tower=None,

@@ -142,7 +142,8 @@ def checkpoint_to_hf(name: str) -> str:
     if name.startswith("visual.") and not name.startswith("visual.vision_model."):
         return f"model.{name}"  # Qwen2-VL and 2.5-VL
     name = _WHOLE_NAMES.get(name, name)
-    if name.startswith("layers.") and name.endswith(".scale"):  # of a matrix of DeepSeek V4
+    # A matrix of DeepSeek V4, or of its head.
+    if name.startswith(("layers.", "mtp.")) and name.endswith(".scale"):
         name = f"{name.removesuffix('.scale')}.weight_scale_inv"
     for theirs, ours in _PUBLISHED.items():
         name = name.replace(theirs, ours)

@@ -106,7 +106,7 @@ class DeepseekV4:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        x = embed_streams(b, s)
+        x = _guess_inputs(b, s) if s.guesses else embed_streams(b, s)
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
             h, weights = enter_streams(b, s, f"{at}.hc_attn", x)
@@ -116,7 +116,33 @@ class DeepseekV4:
             y = _mixture(b, s, layer, b.rms_norm(h, f"{at}.ffn_norm"))
             b.spread_streams(y, weights, to=x, mixed=True)
         h, _ = enter_streams(b, s, "model.hc_head.hc", x, parts=1)
-        finish_decoder(b, s, b.rms_norm(h, "model.norm"))
+        # A head reads the streams, not their mean.
+        finish_decoder(b, s, b.rms_norm(h, "model.norm"), kept=x)
+
+
+def _guess_inputs(b: Builder, s: ModelSpec) -> ValueId:
+    """Return the streams of a head that guesses the token after the next one.
+
+    A row of the media buffer has the streams of a token after the last layer of the model.
+    The id of the token in the step is the next token.
+    Source: DeepSeekV4MultiTokenPredictorLayer in vLLM.
+    """
+    count, width = cast("int", s.extra["streams"]), s.width
+    following = b.rms_norm(b.embed("model.embed_tokens", width=width), "guess.embedding_norm")
+    following = b.linear(following, "guess.e_proj", features=width)
+    zeros = b.embed("model.embed_tokens", width=width, scale=0.0)
+    hidden = zeros
+    for _ in range(count - 1):
+        hidden = b.columns(zeros, width, more=hidden)
+    b.add_media(hidden, column=0)
+    streams: ValueId | None = None
+    for i in reversed(range(count)):
+        one = b.rms_norm(b.columns(hidden, width, column=i * width), "guess.hidden_norm")
+        stream = b.columns(following, width)
+        b.linear(one, "guess.h_proj", add_to=stream)
+        streams = b.columns(stream, width, more=streams)
+    assert streams is not None
+    return streams
 
 
 def _read_rotary(config: Mapping[str, Any], width: int) -> int:

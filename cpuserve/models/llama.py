@@ -511,10 +511,14 @@ def finish_decoder(
     *,
     softcap: float = 0.0,
     embedding: str = "model.embed_tokens",
+    kept: ValueId | None = None,
 ) -> None:
-    """Append the logits of h, the rows after the last norm; embedding: the name of the table."""
+    """Append the logits of h, the rows after the last norm.
+
+    embedding: the name of the table. kept: the value that a head reads; by default h.
+    """
     tied_to = embedding if s.tied else None
-    b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap)
+    b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap, kept=kept)
 
 
 class EuroBert:

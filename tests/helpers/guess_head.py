@@ -12,7 +12,7 @@ from cpuserve.program.parts import stored_needs
 from tests.helpers.tiny import tiny_model
 
 FAMILIES = (
-    *("deepseek-v3", "deepseek-v3.2", "glm-moe-dsa"),
+    *("deepseek-v3", "deepseek-v3.2", "deepseek-v4", "glm-moe-dsa"),
     *("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mimo-v2"),
     *("ernie4.5-moe", "longcat", "qwen2"),  # MiMo 7B is a Qwen2
 )

@@ -19,6 +19,7 @@ from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
 
 TEXTS = [[3 + (7 * i * i + 31 * n) % 370 for i in range(20 + 17 * n)] for n in range(8)]
 ENDS = ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight")
+ENDS += (".wo_b.weight", ".w2.weight")  # DeepSeek V4
 
 
 def copies(family):
@@ -35,7 +36,10 @@ def copies(family):
             if ("layers." in name or "mtp" in name) and name.endswith(ENDS):
                 tensor.zero_()
         width = len(tensors["model.norm.weight"])
-        joined = tensors[head.stored("guess.fc.weight")].zero_()
+        joined = head.stored(f"guess.{'e_proj' if family == 'deepseek-v4' else 'fc'}.weight")
+        joined = tensors[joined].zero_()
+        if family == "deepseek-v4":
+            tensors[head.stored("guess.h_proj.weight")].zero_()
         own = tensors.get(head.stored("model.embed_tokens.weight"))
         if own is not None:
             own.copy_(tensors["model.embed_tokens.weight"])

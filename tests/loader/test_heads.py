@@ -31,7 +31,7 @@ TIED = {family: {"tie_word_embeddings": True} for family in FAMILIES if family !
 GGUF = {
     arch: family
     for arch, (family, _, _) in gguf_archs.ARCHS.items()
-    if family in FAMILIES and arch not in gguf_archs.ENCODERS
+    if family in TIED and arch not in gguf_archs.ENCODERS
 }
 
 

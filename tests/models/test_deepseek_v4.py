@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ModelError
+from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.models import build_program, spec_from_config
@@ -18,6 +19,7 @@ from cpuserve.program.operations.entries import PoolEntries
 from cpuserve.program.operations.mixture import Route
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant import dequantize
+from tests.helpers.guess_head import with_head
 from tests.helpers.oracle import program_of, tensors_of, transformers_of
 from tests.helpers.tiny import copy_of, tiny_config, tiny_model
 
@@ -49,14 +51,14 @@ def test_published_files_have_the_tensors_of_the_program():
         assert np.array_equal(dequantize(read.get(name)), tensor.float().numpy()), name
 
 
-def test_published_matrices_are_fp8_with_powers_of_two_and_experts_mxfp4():
-    path = copy_of(tiny_model("deepseek-v4"), "published-fp8")
+def compress(path):
+    """Store some matrices of a checkpoint as published files do; return their values by name."""
     file, config = path / "model.safetensors", path / "config.json"
     tensors = {published(name): tensor for name, tensor in load_file(file).items()}
     rng, wanted = np.random.default_rng(0), {}
     for name in [*tensors]:
         n, k = (*tensors[name].shape, 0)[:2]
-        if name.endswith(("attn.wq_a.weight", "attn.wo_a.weight")):
+        if name.endswith(("attn.wq_a.weight", "attn.wo_a.weight", ".e_proj.weight")):
             codes = torch.randn(n, k).to(torch.float8_e4m3fn)
             exponents = torch.full((1, 1), 120, dtype=torch.uint8)
             values = codes.float().numpy() * 2.0**-7
@@ -76,6 +78,12 @@ def test_published_matrices_are_fp8_with_powers_of_two_and_experts_mxfp4():
     settings = {**json.loads(config.read_text()), "expert_dtype": "fp4"}
     settings["quantization_config"] = {**quantized, "weight_block_size": [128, 128]}
     config.write_text(json.dumps(settings))
+    return wanted
+
+
+def test_published_matrices_are_fp8_with_powers_of_two_and_experts_mxfp4():
+    path = copy_of(tiny_model("deepseek-v4"), "published-fp8")
+    wanted = compress(path)
     weights = open_checkpoint(path).weights
     # The groups of outputs are multiplied one by one, which FP8 has no kernels for.
     kinds = {name.split(".")[-2]: weights.kind(name, "bfloat16") for name in wanted}
@@ -85,6 +93,19 @@ def test_published_matrices_are_fp8_with_powers_of_two_and_experts_mxfp4():
     with LLM(str(path)) as llm:
         (answer,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(answer.outputs[0].token_ids) == 4
+
+
+def test_the_head_of_published_files_has_their_formats(tmp_path):
+    path = with_head(tmp_path / "m", "deepseek-v4")
+    wanted = {name: values for name, values in compress(path).items() if name.startswith("mtp.")}
+    head, weights = open_head(path)
+    ours = {head.stored(need.name): need.name for need in head.program.weights}
+    kinds = {name.split(".")[-2]: weights.kind(ours[name], "bfloat16") for name in wanted}
+    matrices = {"wq_a": "e4m3_g128", "e_proj": "e4m3_g128", "wo_a": "dense_bf16"}
+    assert kinds == {**matrices, "w1": "mxfp4", "w3": "mxfp4"}
+    for name, values in wanted.items():
+        found = dequantize(weights.get(ours[name]))
+        assert np.array_equal(found, values.astype(np.float32)), name
 
 
 def test_what_transformers_saves_is_the_same_model(tmp_path):

@@ -63,6 +63,8 @@ def one_layer(path, head, directory):
         kinds = {"mlp_layer_types": ["dense"], "moe_layer_start_index": 1}
     elif path.name == "longcat":
         kinds = DENSE_LATENT
+    elif path.name == "deepseek-v4":
+        kinds = {"layer_types": ["sliding_attention"], "num_hash_layers": 0}
     elif path.name == "glm4-moe-lite":
         kinds = {"mlp_layer_types": ["sparse"]}
     elif "index_topk" in config:
@@ -97,6 +99,9 @@ def published(path, head, directory):
         weight = stored[head.stored(f"guess.{name}.weight")].float() + offset
         return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
+    if path.name == "deepseek-v4":
+        return of_streams(path, head, directory, stored, norm)
+
     with torch.inference_mode():
         model = transformers_of(
             tiny_model(path.name, **OWN.get(path.name, {}))
@@ -108,6 +113,36 @@ def published(path, head, directory):
         x = torch.cat(both, dim=1) @ stored[head.stored("guess.fc.weight")].float().T
         logits = one_layer(path, head, directory)(inputs_embeds=x[None]).logits[0]
     return hidden.numpy(), logits.numpy()
+
+
+def of_streams(path, head, directory, stored, norm):
+    """As `published`, for DeepSeek V4: DeepSeekV4MultiTokenPredictorLayer of vLLM.
+
+    The head reads all streams after the last layer. Each is normalized, projected, and added to
+    the embedding of the next token, which is normalized and projected as well.
+    """
+    streams = []
+
+    def keep(_, inputs):
+        streams.append(inputs[0])
+
+    def give(_, inputs, kwargs):
+        del inputs
+        return (x[None],), kwargs
+
+    with torch.inference_mode():
+        model = transformers_of(tiny_model(path.name)).model
+        hook = model.hc_head.register_forward_pre_hook(keep)
+        model(torch.tensor([TOKENS]))
+        hook.remove()
+        after = norm(stored["model.embed_tokens.weight"].float()[TOKENS[1:]], "embedding_norm")
+        after = after @ stored[head.stored("guess.e_proj.weight")].float().T
+        hidden = norm(streams[0][0, :-1], "hidden_norm")
+        x = hidden @ stored[head.stored("guess.h_proj.weight")].float().T + after[:, None]
+        layer = one_layer(path, head, directory)
+        layer.model.layers[0].register_forward_pre_hook(give, with_kwargs=True)
+        logits = layer(inputs_embeds=x[None, :, 0]).logits[0]
+    return streams[0][0].flatten(1).numpy(), logits.numpy()
 
 
 def close(got, want):
@@ -232,7 +267,8 @@ def test_a_head_without_all_its_tensors_says_which_are_missing(path, tmp_path):
     broken = cut(path, tmp_path / "broken", lacking)
     with pytest.raises(ModelError, match=rf"cannot be used; missing \(1\): {lacking}$"):
         open_head(broken)
-    assert open_head(cut(path, tmp_path / "none", head.stored("guess.fc.weight"))) is None
+    first = head.stored(f"guess.{'h_proj' if path.name == 'deepseek-v4' else 'fc'}.weight")
+    assert open_head(cut(path, tmp_path / "none", first)) is None
 
 
 def cut(path, directory, name):
