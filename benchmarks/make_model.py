@@ -1125,6 +1125,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "state_size": 12,
         "tie_word_embeddings": True,
     },
+    "tiny-rwkv6": {
+        "architectures": ["RWKV6ForCausalLM"],
+        "model_type": "rwkv6",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "num_heads": 4,
+        "expand_k": 1.0,
+        "intermediate_size": 160,
+        "proj_low_rank_dim": 8,
+        "gate_low_rank_dim": 12,
+        "hidden_act": "sqrelu",
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "tiny-rwkv6qwen2": {
+        "architectures": ["RWKV6Qwen2ForCausalLM"],
+        "model_type": "rwkv6qwen2",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "expand_k": 1.0,
+        "intermediate_size": 160,
+        "proj_low_rank_dim": 8,
+        "gate_low_rank_dim": 12,
+        "mixture_order": "wkvrg",
+        "key_bias": True,
+        "head_norm": False,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
     "tiny-rwkv7": {
         "architectures": ["RWKV7ForCausalLM"],
         "model_type": "rwkv7",
@@ -1880,8 +1915,11 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):
         middle = -3.0
-    if re.search(r"\.x_[agkrvwx]$", need.name):  # RWKV's factors between a row and the one before
+    # RWKV's factors between a row and the one before
+    if re.search(r"\.x_[agkrvwx](\.bias)?$|\.mu$|\.x_proj\.2\.bias$", need.name):
         middle, spread = 0.5, 0.4
+    if need.name.endswith(".w_proj.linear.lora.2.bias"):
+        middle = -3.0
     if need.name.endswith((".k_k", ".k_a")):
         middle = 1.0
     if need.name.endswith(".act_fn.eps"):  # of xIELU

@@ -88,10 +88,11 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     """Return the weights for a Program of this config, with tensors that are built from others.
 
     Such tensors are the tables of models with token types (BERT), the experts of nomic-bert,
-    and the first matrix of a tower.
+    the factors of mixtures (RWKV 6), and the first matrix of a tower.
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
+    from cpuserve.models.rwkv6 import has_mixtures
     from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
 
     if (tower := _tower_of(config)) is not None:
@@ -102,6 +103,11 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
         return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
+    if has_mixtures(config):
+        from cpuserve.quant.mixture_weights import MixtureWeights
+        from cpuserve.quant.parts import PartWeights
+
+        return PartWeights(MixtureWeights(weights))
     if not reads_types(config):
         return weights
     return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")

@@ -36,6 +36,7 @@ _HC = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head", "hc_attn", "hc_ffn", "h
 _BARE = (
     *("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale"),
     *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),  # RWKV
+    *(".mu", ".x_proj.2.bias", "attn.bonus", *(f"attn.x_{part}.bias" for part in "rwkvg")),
     *(".attn_sink", ".compressor.ape", ".gate.tid2eid"),  # DeepSeek V4
     *(".learnable_sink_param", *(f"{at}_{part}" for at in _HC for part in ("fn", "base", "scale"))),
 )

@@ -48,6 +48,7 @@ from cpuserve.quant.compress import (
     quantization_config,
 )
 from cpuserve.quant.dense import dense_weights, dequantize
+from cpuserve.quant.online import stays
 from cpuserve.quant.parts import PartWeights, transposed
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
     weights = PartWeights(dense_weights(store, config))
     check_weights(program, with_built(weights, config))
     needs = [need for need in stored_needs(program.weights) if need.role == "matrix"]
-    if stacks := sorted(need.name for need in needs if len(need.shape) != 2):
+    stacks = sorted(n.name for n in needs if len(n.shape) != 2 and not stays(n.name))
+    if stacks:
         msg = (
             f"{source} stores the matrices of all experts as one tensor ({stacks[0]}), which "
             "compressed-tensors has no form for; serve it with --quantization instead"

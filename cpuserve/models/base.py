@@ -143,6 +143,8 @@ BUILTIN = {
     "Qwen3MoeForCausalLM": "cpuserve.models.qwen3_moe:Qwen3Moe",
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
     "Qwen4ExpForCausalLM": "cpuserve.models.qwen4_exp:Qwen4Exp",
+    "RWKV6ForCausalLM": "cpuserve.models.rwkv6:Rwkv6",
+    "RWKV6Qwen2ForCausalLM": "cpuserve.models.rwkv6:Rwkv6Qwen2",
     "RWKV7ForCausalLM": "cpuserve.models.rwkv:Rwkv7",
     "RobertaModel": "cpuserve.models.bert:Roberta",
     "RwkvHybridForCausalLM": "cpuserve.models.rwkv:Arwkv7",

@@ -74,7 +74,7 @@ class Rwkv7:
             inner = -(-int(width * ratio) // 32) * 32
         else:
             inner = read_int(config, "intermediate_size", high=1 << 22)
-        return _states_alone(config, sizes, {"inner": inner})
+        return states_alone(config, sizes, {"inner": inner})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -110,7 +110,7 @@ class Arwkv7(Rwkv7):
         if not read_bool(config, STACKED, False):
             refuse(STACKED, None, "true, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        spec = _states_alone(config, _read_sizes(config, width), {})
+        spec = states_alone(config, _read_sizes(config, width), {})
         spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
         return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
 
@@ -172,7 +172,7 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv7Sizes:
     )
 
 
-def _states_alone(config: Mapping[str, Any], sizes: Rwkv7Sizes, extra: dict[str, Any]) -> ModelSpec:
+def states_alone(config: Mapping[str, Any], sizes: object, extra: dict[str, Any]) -> ModelSpec:
     """Return the hyperparameters of a model without attention; no layer limits the length."""
     vocab = read_int(config, "vocab_size")
     width = read_int(config, "hidden_size", high=1 << 20)

@@ -33,12 +33,12 @@ from cpuserve.quant.codes import GROUP, ZERO
 from cpuserve.quant.online import (
     BLOCK,
     FINE,
-    NGRAMS,
     PER_TOKEN,
     ROUTERS,
     kind_of,
     quantize,
     quantize_zeros,
+    stays,
 )
 from cpuserve.quant.rows import join_bits
 from cpuserve.quant.stored import BY_HEADS
@@ -97,7 +97,7 @@ class StoredMatrixTensor(NamedTuple):
 def is_quantized(name: str) -> bool:
     """Whether files have matrix `name` quantized: not embeddings, heads, routers and gates."""
     kept = (*PER_TOKEN, *ROUTERS, *BY_HEADS, *GATES)
-    return name.endswith(".weight") and not name.endswith(kept) and NGRAMS not in name
+    return name.endswith(".weight") and not name.endswith(kept) and not stays(name)
 
 
 def form_of(name: str, k: int, scheme: str) -> Form:

@@ -116,11 +116,12 @@ ROUTERS = (
     "block_inject_weight.weight",
     "indexer.weights_proj.weight",
     "index_kpool_compress_gate",
-    *(f"{part}_lora.lora.{i}.weight" for part in "wa" for i in (0, 2)),
+    *(f"{part}.lora.{i}.weight" for part in ("w_lora", "a_lora", "w_proj.linear") for i in (0, 2)),
     "compressor.wgate.weight",
 )
-# Tables of n-grams stay in the mapped file; to quantize their rows would save no memory.
-NGRAMS = ".ngram_embedding."
+# Tables of n-grams stay in the mapped file; to quantize their rows would save no memory. The small
+# matrices of RWKV 6 that make the factors of mixtures stay as well; their outputs meet all inputs.
+STAYING = (".ngram_embedding.", ".attn.x_proj.")
 # A step of a tower has many rows for each matrix, so its time depends on the multiplications alone,
 # and fewer bytes would not make it faster. Scales for groups of 32 inputs made it 1.5 times slower.
 TOWER_KIND: WeightKind = "w8_channel_g128"
@@ -156,7 +157,7 @@ class OnlineWeights:
     def kind(self, name: str, dtype: str) -> WeightKind:
         """Return the weight kind of the scheme; a tensor quantized in the file keeps its kind."""
         stored = self._weights.kind(name, dtype)
-        kept = name.endswith((*ROUTERS, *BY_HEADS)) or NGRAMS in name
+        kept = name.endswith((*ROUTERS, *BY_HEADS)) or stays(name)
         if kept or stored not in DENSE_KINDS.values():
             return stored
         if name.startswith(self._tower):
@@ -165,6 +166,11 @@ class OnlineWeights:
             return stored
         part = parse(name)
         return kind_of(name if part is None else part.tensor, self._scheme)
+
+
+def stays(name: str) -> bool:
+    """Return whether matrix `name` keeps the form of its file with every scheme."""
+    return any(part in name for part in STAYING)
 
 
 def kind_of(name: str, scheme: str) -> WeightKind:

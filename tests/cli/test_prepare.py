@@ -43,7 +43,8 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     others += ("token_type_embeddings.weight", "_coefs.weight")
     others += ("relative_attention_bias.weight", "rel_embeddings.weight")
     others += ("moe_statics.e_score_correction_bias", "index_kpool_compress_ape", ".A_log")
-    others += (".attn.r_k", ".attn.x_x", ".compressor.ape", ".gate.tid2eid")
+    others += (".attn.r_k", ".attn.x_x", ".attn.bonus", ".x_proj.2.bias")
+    others += (".compressor.ape", ".gate.tid2eid")
     shapes = [store.get(n).shape for n in store.names() if not n.endswith(others)]
     # A stack of matrices has three dimensions, and so has a convolution, of one column.
     matrices = [s for s in shapes if len(s) == 2 or (len(s) == 3 and s[1] > 1)]

@@ -554,6 +554,12 @@ RWKV_KEYS = {
     "attention.gate_lora_rank": 20,
     "feed_forward_length": 160,
 }
+RWKV_6_KEYS = {
+    "wkv.head_size": 24,
+    "time_mix_extra_dim": 8,
+    "time_decay_extra_dim": 12,
+    "feed_forward_length": 160,
+}
 JAMBA_KEYS = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 12,
@@ -561,7 +567,10 @@ JAMBA_KEYS = {
     "ssm.inner_size": 128,
 }
 # Models without attention.
-STATES = ("mamba", "mamba-falcon", "mamba2", "rwkv7", "arwkv7", "arwkv7-plain")
+STATES = (
+    *("mamba", "mamba-falcon", "mamba2", "rwkv7", "arwkv7", "arwkv7-plain"),
+    *("rwkv6", "rwkv6-early", "rwkv6qwen2", "rwkv6qwen2-plain"),
+)
 # Sections of the RoPE for time, height and width; and how many layers read features of images.
 VL_KEYS = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 1}
 # By architecture: the family of the tiny model, changes of its config, and metadata keys of the
@@ -837,6 +846,22 @@ ARCHS = {
         "arwkv7",
         {"gate_low_rank_dim": 0, "head_norm": False},
         {**RWKV_KEYS, "attention.gate_lora_rank": 0, "token_shift_count": 1},
+    ),
+    "rwkv6": (
+        "rwkv6",
+        {"head_norm_eps": 64e-5, "rescale_every": 2},
+        {**RWKV_6_KEYS, "rescale_every_n_layers": 2},
+    ),
+    "rwkv6-early": ("rwkv6", {"head_norm_eps": 64e-5}, RWKV_6_KEYS),
+    "rwkv6qwen2": (
+        "rwkv6qwen2",
+        {},
+        {**RWKV_6_KEYS, "attention.head_count_kv": 2, "token_shift_count": 1},
+    ),
+    "rwkv6qwen2-plain": (
+        "rwkv6qwen2",
+        {"key_bias": False, "num_kv_heads": 4},
+        {**RWKV_6_KEYS, "token_shift_count": 1},
     ),
     "jamba": ("jamba", {}, JAMBA_KEYS),
     "jamba-dense": ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}, JAMBA_KEYS),
@@ -1151,6 +1176,8 @@ FILE_ARCHS = {
     "mamba-falcon": "mamba",
     "jamba-dense": "jamba",
     "arwkv7-plain": "arwkv7",
+    "rwkv6-early": "rwkv6",
+    "rwkv6qwen2-plain": "rwkv6qwen2",
     "mistral3-plain": "mistral3",
     "jina-bert-v2-code": "jina-bert-v2",
     "t5encoder-relu": "t5encoder",
@@ -1207,7 +1234,7 @@ LAYER_NORM = (
         "falcon-40b",
         "phi2",
         "starcoder",
-        *("olmo", "nemotron", "jais2", "bloom", "mpt", "rwkv7"),
+        *("olmo", "nemotron", "jais2", "bloom", "mpt", "rwkv7", "rwkv6", "rwkv6-early"),
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.

@@ -25,6 +25,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from cpuserve.models import spec_from_config
+from tests.helpers import rwkv, rwkv6
 from tests.helpers.gemma4 import stack_experts
 from tests.helpers.gguf_archs import (
     ADDED_NORMS,
@@ -46,7 +47,6 @@ from tests.helpers.gguf_archs import (
     STATES,
     TOP,
 )
-from tests.helpers.rwkv import as_gguf
 from tests.helpers.tiny import tiny_model
 
 PROJECTIONS = ("pre_projection", "post_projection")  # of assistants
@@ -167,8 +167,12 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         tensors = {name: value * _factor(config, name) for name, value in tensors.items()}
     if arch == "apertus":
         _add_xielu(writer, tensors, layers)
-    rwkv = arch in STATES and "wkv.head_size" in keys
-    tensors = as_gguf(tensors) if rwkv else renamed(arch, tensors, heads, kv)
+    if file_arch.startswith("rwkv6"):
+        tensors = rwkv6.as_gguf(config, tensors, early=arch == "rwkv6-early")
+    elif arch in STATES and "wkv.head_size" in keys:
+        tensors = rwkv.as_gguf(tensors)
+    else:
+        tensors = renamed(arch, tensors, heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
     tensors |= more or {}

@@ -22,7 +22,8 @@ from tests.helpers.gpt_oss import published
 from tests.helpers.hy_v4 import with_halves
 from tests.helpers.minimax_m3 import renamed as with_names_of_m3
 from tests.helpers.rounding import doubles
-from tests.helpers.rwkv import ARCHITECTURES, PlainRwkv7, config_of
+from tests.helpers.rwkv import PlainRwkv7, config_of
+from tests.helpers.rwkv6 import PlainRwkv6
 from tests.helpers.step3 import renamed
 from tests.helpers.step3 import text_model as step3_model
 
@@ -90,11 +91,18 @@ def first_state(interpreter: Interpreter) -> int:
     return interpreter.num_blocks if interpreter.program.states else 0
 
 
+# transformers has none of them.
+PLAIN = {
+    **dict.fromkeys(("RWKV6ForCausalLM", "RWKV6Qwen2ForCausalLM"), PlainRwkv6),
+    **dict.fromkeys(("RWKV7ForCausalLM", "RwkvHybridForCausalLM"), PlainRwkv7),
+}
+
+
 @functools.cache
 def transformers_of(path: Path):
     """The transformers model of a checkpoint directory, fp32, eager attention."""
-    if config_of(path)["architectures"][0] in ARCHITECTURES:  # transformers has none of them
-        return PlainRwkv7(config_of(path), tensors_of(path)).eval()
+    if (plain := PLAIN.get(config_of(path)["architectures"][0])) is not None:
+        return plain(config_of(path), tensors_of(path)).eval()
     import transformers
 
     if any("experts.0.gate_proj.bias" in name for name in tensors_of(path)):

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-ARCHITECTURES = ("RWKV7ForCausalLM", "RwkvHybridForCausalLM")
-
 
 def config_of(path):
     return json.loads((path / "config.json").read_text())

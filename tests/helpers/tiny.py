@@ -55,6 +55,7 @@ KINDS = (
     "glm5-next",
     "qwen4-exp",
     "hy-v4",
+    "rwkv6",
     "rwkv7",
     "minimax",
     "mixtral",
@@ -119,7 +120,7 @@ FAMILIES = (
     *("gpt-bigcode", "gptj", "gpt-neo"),
     *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
     *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
-    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba2", "arwkv7"),
+    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba2", "arwkv7", "rwkv6qwen2"),
     *("glm-moe-dsa", "phimoe", "flint"),
     *(
         "llama4",

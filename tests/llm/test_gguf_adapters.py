@@ -162,7 +162,7 @@ def test_value_heads_in_the_order_of_another_format_are_refused(tmp_path):
         ("llama", {"adapter__type": None}, "its adapter.type is None, but it must be 'lora'"),
         ("llama", {"adapter__lora__alpha": None}, "its adapter.lora.alpha is None, but it must"),
         ("llama", {"adapter__lora__alpha": float("nan")}, "adapter.lora.alpha is nan, but it must"),
-        ("llama", {"general__architecture": "rwkv6"}, "architecture 'rwkv6' is not supported"),
+        ("llama", {"general__architecture": "plamo2"}, "architecture 'plamo2' is not supported"),
         ("qwen2", {}, "for another model: its architecture is qwen2, that of the model llama"),
     ],
     ids=["a model", "no type", "no alpha", "alpha is nan", "unknown", "another architecture"],

@@ -19,7 +19,7 @@ PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(20 + 37 * n)] for n in ran
 SAMPLED = SamplingParams(max_tokens=70, temperature=0.8, seed=4, ignore_eos=True, logprobs=1)
 
 
-HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2", "mamba2", "jamba", "rwkv7")
+HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2", "mamba2", "jamba", "rwkv6", "rwkv7")
 
 
 def make(family, **options):

@@ -212,14 +212,14 @@ def test_latent_attention_that_is_not_supported_is_refused(tmp_path, key, value,
         ["granitehybrid", "lfm2"],
         [
             *("granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe", "mamba2", "jamba"),
-            "minimax-01",
+            *("minimax-01", "rwkv6"),
         ],
     ),
 )
 def test_quantized_matrices_of_recurrent_layers(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("ssm_in", "Q8_0"), ("ssm_out", "Q4_1"), ("in_proj", "Q4_0"), ("out_proj", "Q8_0")]
-    types += [("attn_qkv", "Q8_0")]
+    types += [("attn_qkv", "Q8_0"), ("time_mix_key", "Q8_0"), ("channel_mix_value", "Q4_0")]
     gguf_convert.convert(arch, path, types=types)
     executors_agree(path)
 
@@ -233,6 +233,9 @@ def test_quantized_matrices_of_recurrent_layers(tmp_path, arch):
         ("mamba", "ssm.inner_size", 100, "is 100; it must be a multiple of embedding_length"),
         ("mamba", "ssm.conv_kernel", 0, "is 0; it must be a positive integer"),
         ("mamba2", "ssm.time_step_rank", 7, "is 128; it must be a multiple of ssm.time_step"),
+        ("rwkv6", "wkv.head_size", 25, "is 25; it must be a divisor of embedding_length (96)"),
+        ("rwkv6", "token_shift_count", 1, "is 1; it must be 2"),
+        ("rwkv6qwen2", "token_shift_count", 2, "is 2; it must be 1"),
         ("lfm2moe", "expert_gating_func", 1, "is 1; it must be 2, the sigmoid"),
     ],
 )

@@ -366,8 +366,8 @@ def test_bad_rope_factors_are_refused(path, values):
             r"'other' is not supported; `cpuserve models --supported` lists the \d+ that are$",
         ),
         (
-            {"general.architecture": (STRING, "rwkv6")},
-            "'rwkv6' is not supported: its recurrent layers are of another kind. RWKV 7, ",
+            {"general.architecture": (STRING, "plamo2")},
+            "'plamo2' is not supported: transformers has no such family. Dense models ",
         ),
         (
             {"general.architecture": (STRING, "gptj")},

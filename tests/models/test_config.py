@@ -613,7 +613,8 @@ COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}
 COUNTED |= {("jamba", "num_experts"), ("jamba", "num_experts_per_tok")}
 COUNTED |= {("mamba", "state_size"), ("falcon-mamba", "state_size")}
-COUNTED.add(("rwkv7", "intermediate_size"))
+COUNTED |= {("rwkv7", "intermediate_size"), ("rwkv6", "intermediate_size"), ("rwkv6", "num_heads")}
+COUNTED |= {("rwkv6qwen2", "num_heads"), ("rwkv6qwen2", "num_kv_heads")}
 COUNTED |= {("gpt-neo", "window_size"), ("gpt-neo", "intermediate_size")}
 
 

@@ -42,7 +42,7 @@ CONFIGS = {
 }
 
 # transformers has neither their configs nor their models (flash-linear-attention, llama.cpp).
-UNKNOWN = ("rwkv7", "arwkv7")
+UNKNOWN = ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 WRITTEN = [family for family in (*FAMILIES, *ENCODERS) if family not in UNKNOWN]
 
 

@@ -71,6 +71,7 @@ def test_add_to_takes_its_features_from_the_value_and_returns_it(b):
     assert op.features == (64,)
 
 
+WKV_6 = {"bonus": True, "norm": True, "eps": 1e-5, "scale": 1.0}
 WRONG = {
     "features-missing": (lambda b, x: b.linear(x, "w"), "features are not given"),
     "features-count": (lambda b, x: b.linear(x, ["a", "c"], features=[3]), "2 matrices, 1 feat"),
@@ -137,6 +138,14 @@ WRONG = {
             (x, b.linear(x, "w", features=32), x, x, x), "m", heads=4, norm=True, eps=1e-5
         ),
         "is 32 wide, not 64",
+    ),
+    "wkv6-heads": (
+        lambda b, x: b.wkv6((x,) * 4, "m", heads=4, kv_heads=3, **WKV_6),
+        "64 and 64 columns cannot form 4 and 3 heads",
+    ),
+    "wkv6-width": (
+        lambda b, x: b.wkv6((x,) * 4, "m", heads=4, kv_heads=2, **WKV_6),
+        "is 64 wide, not 32",
     ),
     "gated-norm-groups": (lambda b, x: b.gated_norm(x, x, "n", groups=5), "5 equal groups"),
     "gated-norm-gates": (lambda b, x: b.gated_norm(x, x, "n", column=1), "no 64 columns"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cpuserve import _C
+from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.operations.columns import Columns, MixParts
 from cpuserve.program.operations.dense import Embed, Linear, Logits
@@ -11,7 +12,7 @@ from cpuserve.program.operations.entries import PoolEntries
 from cpuserve.program.operations.indexer import PoolIndexKeys, SelectKeys, StoreIndexKeys
 from cpuserve.program.operations.mixture import Route
 from cpuserve.program.operations.streams import SpreadStreams, StreamWeights
-from cpuserve.program.operations.wkv import Wkv7
+from cpuserve.program.operations.wkv import Lerp, Wkv6, Wkv7
 from cpuserve.program.parts import parse
 from cpuserve.quant.online import (
     BY_LAYER,
@@ -28,7 +29,7 @@ from cpuserve.quant.online import (
 from cpuserve.quant.rows import int8_rows, int_rows
 from tests.helpers.depth import deep_but
 from tests.helpers.levels import each_level
-from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
+from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config, tiny_model
 
 KINDS = ["w8_g32", "w4m_g32", "w8_channel", "w8_channel_g128", "w4m_g128"]
 
@@ -195,6 +196,7 @@ def _tensor_of(name):
 def _decays(program):
     """The values of the decays and steps of RWKV, and those that they are made of."""
     ends = {v for op in program.ops if isinstance(op, Wkv7) for v in (op.decay, op.rate)}
+    ends |= {op.decay for op in program.ops if isinstance(op, Wkv6)}
     return ends | {op.x for op in program.ops if isinstance(op, Linear) and op.out in ends}
 
 
@@ -216,6 +218,19 @@ def test_routers_of_all_families_keep_their_precision():
     assert len(names) >= len(ROUTERS)
     assert all(name.endswith(ROUTERS) for name in names)
     assert all(any(name.endswith(router) for name in names) for router in ROUTERS)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_matrices_that_make_factors_of_mixtures_keep_their_precision(scheme):
+    program = build_program(spec_from_config(tiny_config("rwkv6")))
+    factors = {op.gates for op in program.ops if isinstance(op, Lerp) and op.plain}
+    linears = [op for op in program.ops if isinstance(op, Linear)]
+    factors |= {op.x for op in linears if op.out in factors}
+    names = {name for op in linears if op.out in factors for name in op.weights}
+    assert len(names) == 2 * 5 * 3
+    path = tiny_model("rwkv6")
+    weights = OnlineWeights(open_checkpoint(path).weights, scheme)
+    assert {weights.kind(name, "float32") for name in names} == {"dense_f32"}
 
 
 @pytest.mark.parametrize("entry", deep_but([*SENSITIVE], [*PER_TOKEN, *ONE_SCALE, *SENSITIVE]))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Vectors that the converter of llama.cpp stores as matrices.
+# RWKV 6: the factors of mixtures of rows with the rows before.
+SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in "rwkvg"))
 VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The default token ids by kind of tokenizer, for files without these ids; as in llama.cpp.
@@ -243,9 +245,11 @@ class GgufStore:
             shape = (1, 1, math.prod(shape), 1)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
-        if name.endswith(".attn.x_x"):  # RWKV
+        if name.endswith((".attn.x_x", ".attn.x_proj.2.bias")):  # RWKV
             shape = (shape[0], math.prod(shape[1:]))
-        if name.endswith(".attn.r_k") and math.prod(shape) % self._head_dim == 0:
+        if name.endswith(SHIFTS):
+            shape = (math.prod(shape),)
+        if name.endswith((".attn.r_k", ".attn.bonus")) and math.prod(shape) % self._head_dim == 0:
             shape = (math.prod(shape) // self._head_dim, self._head_dim)
         # A_log of Mamba 1 is a matrix, and has as many columns as a channel has states.
         if name.endswith(VECTORS) and (not name.endswith("A_log") or shape[-1] == 1):

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
-    from cpuserve.program.reference.recurrent import Wkv7States
+    from cpuserve.program.reference.recurrent import Wkv6States, Wkv7States
 
 BEFORE = (1.0, 0.0)  # the taps of a convolution that returns the row of the token before
 
 
 class Lerp(Op, frozen=True):
-    """out = x + (to - x) s, where s is the weight [width], or sigmoid(gates) if it is None."""
+    """out = x + (to - x) s, where s is the weight [width], or sigmoid(gates) if it is None.
+
+    plain: s is `gates` itself, not its sigmoid.
+    """
 
     x: ValueId
     to: ValueId
@@ -34,6 +37,7 @@ class Lerp(Op, frozen=True):
     width: int
     weight: str | None
     gates: ValueId | None
+    plain: bool = False
 
     def reads(self) -> tuple[ValueId, ...]:
         """Return x, the value that it moves to, and the gates if there are any."""
@@ -48,7 +52,7 @@ class Lerp(Op, frozen=True):
         import torch
 
         if gates is not None:
-            return x + (to - x) * torch.sigmoid(gates)
+            return x + (to - x) * (gates if self.plain else torch.sigmoid(gates))
         assert self.weight is not None
         return x + (to - x) * at.vector(self.weight).reshape(-1)
 
@@ -133,6 +137,84 @@ class Wkv7(Op, frozen=True):
         return Wkv7States(self.heads, self.key_width, self.value_width, slots)
 
 
+class Wkv6(Op, frozen=True):
+    """The recurrent layer of RWKV 6, with the norm of each head.
+
+    r, decay: [T, heads * key_width]; key: [T, kv_heads * key_width];
+    v: [T, kv_heads * value_width]; out: [T, heads * value_width].
+    An equal number of heads reads each head of key and v.
+
+    With w = exp(-exp(decay)) and q = scale r, each head has a state S [key_width, value_width]:
+
+        S_t = w S_(t-1) + k (x) v
+        out = LayerNorm(S_(t-1)^T q + (q . (bonus k)) v)   k = key
+        out = LayerNorm(S_t^T q)                           k = (1 - w) key, if bonus is None
+
+    where w multiplies the rows of S. The layer norm has the weights norm and norm_bias
+    [heads * value_width]; if they are None, there is no norm.
+    The state of a sequence is in state layer `state`.
+    Source: Peng et al. 2024 (RWKV-6 "Finch"); without a bonus, rwkv6qwen2 of llama.cpp.
+    """
+
+    reads_of = ("r", "decay", "key", "v")
+    claimed = True
+
+    r: ValueId
+    decay: ValueId
+    key: ValueId
+    v: ValueId
+    out: ValueId
+    state: int
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    bonus: str | None
+    norm: str | None
+    norm_bias: str | None
+    eps: float
+    scale: float
+
+    def lower(self, to: Lowering) -> None:
+        keys, values = self.heads * self.key_width, self.heads * self.value_width
+        to.add(
+            self,
+            bonus=to.plain(self.bonus, keys),
+            norm=to.plain(self.norm, values),
+            norm_bias=to.plain(self.norm_bias, values),
+        )
+
+    def reference(
+        self, at: Interpreter, r: Tensor, decay: Tensor, key: Tensor, v: Tensor
+    ) -> Tensor:
+        import torch
+        from torch.nn import functional as F
+
+        n, each = len(r), self.heads // self.kv_heads
+        r, g = (y.reshape(n, self.heads, -1) for y in (self.scale * r, -torch.exp(decay)))
+        k, v = (y.reshape(n, self.kv_heads, -1).repeat_interleave(each, dim=1) for y in (key, v))
+        bonus = None
+        if self.bonus is None:
+            k = k * (1 - torch.exp(g))
+        else:
+            bonus = at.vector(self.bonus).reshape(1, self.heads, -1)
+        states = cast("Wkv6States", at.states[self.state])
+        out = torch.empty_like(v)
+        for where, part in at.state_parts():
+            out[where] = states.run((r[where], g[where], k[where], v[where]), part, bonus)
+        if self.norm is not None and self.norm_bias is not None:
+            out = F.layer_norm(out, (self.value_width,), None, None, self.eps)
+            weight, bias = at.vector(self.norm), at.vector(self.norm_bias)
+            return out.reshape(n, -1) * weight + bias
+        return out.reshape(n, -1)
+
+    def make_states(self, slots: int) -> Wkv6States:
+        """Return empty states and open rows of the layer."""
+        from cpuserve.program.reference.recurrent import Wkv6States
+
+        return Wkv6States(self.heads, self.key_width, self.value_width, slots)
+
+
 class WkvBuilder(RecurrentBuilder):
     """Appends the recurrent layers of RWKV."""
 
@@ -154,10 +236,11 @@ class WkvBuilder(RecurrentBuilder):
         *,
         shape: tuple[int, ...] = (),
         gates: ValueId | None = None,
+        plain: bool = False,
     ) -> ValueId:
         """Return x + (to - x) s: [T, width of x].
 
-        name: the full name of the weight s; None: s is sigmoid(gates).
+        name: the full name of the weight s; None: s is sigmoid(gates), or `gates` if `plain`.
         shape: the shape of the weight, if it is not [width of x].
         """
         width = self._width(x)
@@ -169,7 +252,7 @@ class WkvBuilder(RecurrentBuilder):
         if gates is not None:
             self._check_width("lerp: gates", gates, width)
         out = self._value(f"{name or 'gated'} lerp", width)
-        self._ops.append(Lerp(x, to, out, width, weight, gates))
+        self._ops.append(Lerp(x, to, out, width, weight, gates, plain))
         return out
 
     def wkv7(
@@ -198,13 +281,7 @@ class WkvBuilder(RecurrentBuilder):
         k_k = self._need(f"{name}.k_k", (keys,), "vector")
         k_a = self._need(f"{name}.k_a", (keys,), "vector")
         r_k = self._need(f"{name}.r_k", (heads, keys // heads), "vector")
-        norms: tuple[str | None, str | None] = (None, None)
-        if norm:
-            at = f"{name}.g_norm"
-            norms = (
-                self._need(f"{at}.weight", (values,), "vector"),
-                self._need(f"{at}.bias", (values,), "vector"),
-            )
+        norms = self._norm_of_heads(name, values, norm=norm)
         out, state = self._value(name, values), len(self._states)
         self._ops.append(Wkv7(*inputs, out, state, *sizes, k_k, k_a, r_k, *norms, eps))
         # A unit of the state is a head. For every open token (a token after the closed state) it
@@ -213,3 +290,46 @@ class WkvBuilder(RecurrentBuilder):
         row = 3 * whole_lines(key_width) + 2 * whole_lines(value_width)
         self._states.append(StateLayer(heads, key_width * value_width, STATE_CHUNK * row))
         return out
+
+    def wkv6(
+        self,
+        inputs: tuple[ValueId, ValueId, ValueId, ValueId],
+        name: str,
+        *,
+        heads: int,
+        kv_heads: int,
+        bonus: bool,
+        norm: bool,
+        eps: float,
+        scale: float,
+    ) -> ValueId:
+        """Return the recurrent layer of RWKV 6: [T, heads * width of a value].
+
+        inputs: r, decay, key and v (see `Wkv6`).
+        The weights of layer `name` are, with `bonus`, bonus [heads, width of a key], and with
+        `norm` g_norm.weight and g_norm.bias.
+        """
+        r, decay, key, v = inputs
+        keys, values = self._width(r), self._width(v)
+        if heads < 1 or kv_heads < 1 or heads % kv_heads or keys % heads or values % kv_heads:
+            msg = f"{name}: {keys} and {values} columns cannot form {heads} and {kv_heads} heads"
+            raise ModelError(msg)
+        self._check_width(name, decay, keys)
+        self._check_width(name, key, keys // heads * kv_heads)
+        key_width, value_width = keys // heads, values // kv_heads
+        u = self._need(f"{name}.bonus", (heads, key_width), "vector") if bonus else None
+        norms = self._norm_of_heads(name, heads * value_width, norm=norm)
+        out, state = self._value(name, heads * value_width), len(self._states)
+        sizes = (heads, kv_heads, key_width, value_width)
+        self._ops.append(Wkv6(*inputs, out, state, *sizes, u, *norms, eps, scale))
+        # Every open token keeps its key, the decay of each row until it, and its value.
+        row = 2 * whole_lines(key_width) + whole_lines(value_width)
+        self._states.append(StateLayer(heads, key_width * value_width, STATE_CHUNK * row))
+        return out
+
+    def _norm_of_heads(self, at: str, values: int, *, norm: bool) -> tuple[str | None, str | None]:
+        """Return the weights of the norm of each head in layer `at`, if there is one."""
+        if not norm:
+            return None, None
+        weight = self._need(f"{at}.g_norm.weight", (values,), "vector")
+        return weight, self._need(f"{at}.g_norm.bias", (values,), "vector")

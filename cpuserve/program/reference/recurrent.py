@@ -412,6 +412,54 @@ class Wkv7States:
         return out
 
 
+class Wkv6States:
+    """The states of one Wkv6 layer in each state slot, and its computation.
+
+    For an open token, the layer keeps its key k, v, and G, the sum of the logarithms of its decays
+    since the chunk began.
+    """
+
+    def __init__(self, heads: int, key_width: int, value_width: int, slots: int) -> None:
+        self._state = torch.zeros(slots, heads, key_width, value_width)
+        self._keys = torch.zeros(slots, STATE_CHUNK, heads, key_width)
+        self._decays = torch.zeros(slots, STATE_CHUNK, heads, key_width)
+        self._values = torch.zeros(slots, STATE_CHUNK, heads, value_width)
+
+    def closed(self, slot: int) -> tuple[Tensor, ...]:
+        """Return a view of the closed state in a state slot."""
+        return (self._state[slot],)
+
+    def run(
+        self, rows: tuple[Tensor, Tensor, Tensor, Tensor], part: ChunkRows, bonus: Tensor | None
+    ) -> Tensor:
+        """Return the results [rows of the part, heads, value width].
+
+        rows: r, the logarithms of decays, k and v, all [rows of the part, heads, width].
+        """
+        r, g, k, v = rows
+        at, first = part.slot, part.num_open
+        keys, decays, values = self._keys[at], self._decays[at], self._values[at]
+        state = torch.zeros_like(self._state[0])
+        if part.closed >= 0:
+            state = self._state[part.closed]
+        out = torch.empty_like(v)
+        for i in range(len(r)):
+            row = first + i
+            before = decays[row - 1] if row else torch.zeros_like(g[i])
+            keys[row], values[row], decays[row] = k[i], v[i], before + g[i]
+            # With a bonus, the state before the token is read.
+            now, end = (decays[row], row + 1) if bonus is None else (before, row)
+            known = (keys[:end], values[:end])
+            out[i] = _read(state, r[i], now, decays[:end], (known,))
+            if bonus is not None:
+                out[i] += (r[i] * k[i] * bonus[0]).sum(dim=-1, keepdim=True) * v[i]
+        if part.closes:
+            since = torch.exp(decays[-1] - decays)
+            added = torch.einsum("ihd,ihv->hdv", since * keys, values)
+            self._state[at] = torch.exp(decays[-1])[..., None] * state + added
+        return out
+
+
 def _read(
     state: Tensor,
     y: Tensor,

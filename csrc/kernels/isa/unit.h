@@ -28,6 +28,7 @@
 #include "kernels/generic/recurrent.h"
 #include "kernels/generic/rope_kv.h"
 #include "kernels/generic/sample.h"
+#include "kernels/generic/wkv6.h"
 #include "kernels/generic/wkv7.h"
 #endif
 #include "kernels/generic/probe.h"

@@ -28,7 +28,7 @@ struct RecurrentShape {
   int32_t key_width, value_width;
   int32_t heads;        // value heads of a state unit; they share keys and queries
   bool delta;           // true: gated delta rule; false: Mamba2
-  bool by_row = false;  // whether g_t is a vector; requires delta and one head
+  bool by_row = false;  // whether g_t is a vector; requires one head, and delta outside of Wkv6Args
 };
 
 // Some tokens of one state unit: the states of shape.heads heads of one sequence.
@@ -122,6 +122,42 @@ inline size_t wkv7_scratch_bytes(int32_t key_width, int32_t value_width) {
   return recurrent_scratch_bytes(wkv7_shape(key_width, value_width));
 }
 
-#define CPUSERVE_RECURRENT_KERNELS(X) X(recurrent, const RecurrentArgs&) X(wkv7, const Wkv7Args&)
+// Some tokens of one head of an RWKV 6 layer, all in fp32. Token t has the rows r, decay, key and
+// v. With w_t = exp(-exp(decay_t)), which multiplies the rows of S,
+//   S_t = w_t S_{t-1} + k_t (x) v_t
+//   out_t = norm(S_{t-1}^T q_t + (q_t . (bonus k_t)) v_t)   k_t = key_t
+//   out_t = norm(S_t^T q_t)                                 k_t = (1 - w_t) key_t, without a bonus
+// where q_t = scale r_t. As in RecurrentArgs, only every kStateChunk tokens close a state, and open
+// rows are those of a shape that is by_row: k_i, v_i and G_i, the sum of log w. A log w is at least
+// -30, so that the sums are exact enough; exp(-30) is 1e-13.
+struct Wkv6Args {
+  int32_t key_width, value_width;
+  const float* closed;  // the closed state [key_width][value_width] before the chunk
+  float* closed_to;     // the state after the chunk, if this call fills it; may equal `closed`
+  float* open;          // wkv6_open_floats() floats; rows after num_open may hold anything
+  int64_t num_open;     // number of open rows before this call, 0 to 15
+  int64_t rows;         // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
+  const float *r, *decay, *key, *v;  // row t of each is t strides further
+  int64_t r_stride, decay_stride, key_stride, v_stride;
+  const float* bonus;             // [key_width], or nullptr
+  const float *norm, *norm_bias;  // [value_width], of a layer norm; nullptr = no norm
+  float eps, scale;
+  float* out;
+  int64_t out_stride;
+  uint8_t* scratch;  // wkv6_scratch_bytes() bytes
+};
+
+inline RecurrentShape wkv6_shape(int32_t key_width, int32_t value_width) {
+  return {key_width, value_width, 1, false, true};
+}
+inline int64_t wkv6_open_floats(int32_t key_width, int32_t value_width) {
+  return recurrent_open_floats(wkv6_shape(key_width, value_width));
+}
+inline size_t wkv6_scratch_bytes(int32_t key_width, int32_t value_width) {
+  return recurrent_scratch_bytes(wkv6_shape(key_width, value_width));
+}
+
+#define CPUSERVE_RECURRENT_KERNELS(X) \
+  X(recurrent, const RecurrentArgs&) X(wkv7, const Wkv7Args&) X(wkv6, const Wkv6Args&)
 
 }  // namespace cpuserve

@@ -108,12 +108,12 @@ void run(const LerpOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float *from = floats_of(x, t), *towards = floats_of(to, t);
     float* y = floats_of(out, t);
-    if (op.weight != kNone) {
-      const float* weight = w.vector(op.weight);
-      for (int64_t i = 0; i < out.width; i++) y[i] = from[i] + (towards[i] - from[i]) * weight[i];
+    const bool fixed = op.weight != kNone;
+    const float* gates = fixed ? w.vector(op.weight) : floats_of(w.value(op.gates), t);
+    if (fixed || op.plain) {
+      for (int64_t i = 0; i < out.width; i++) y[i] = from[i] + (towards[i] - from[i]) * gates[i];
       continue;
     }
-    const float* gates = floats_of(w.value(op.gates), t);
     for (int64_t i = 0; i < out.width; i++) {
       y[i] = from[i] + (towards[i] - from[i]) * sigmoid(gates[i]);
     }

@@ -45,10 +45,12 @@ void run(const XieluOp& op, Worker& w) noexcept;
 inline Accesses accesses(const XieluOp& op, const Program&) { return changes({}, op.x); }
 
 // out = x + (to - x) * s, where s is the vector `weight`, or sigmoid(gates) without one (RWKV).
+// If `plain` is true, s is `gates` itself instead of its sigmoid.
 struct LerpOp {
   static constexpr const char* kName = "lerp";
   Id x, to, gates, weight, out;
-  CPUSERVE_FIELDS(x, to, gates, weight, out)
+  bool plain = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, to, gates, weight, out, plain)
 };
 void prepare(const LerpOp& op, const Program& p);
 void run(const LerpOp& op, Worker& w) noexcept;

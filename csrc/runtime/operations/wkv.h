@@ -29,6 +29,32 @@ inline Accesses accesses(const Wkv7Op& op, const Program&) {
 }
 size_t scratch_bytes(const Wkv7Op& op);
 
-using WkvOps = Family<Wkv7Op>;
+// An RWKV 6 layer between its projections (Wkv6Args in kernels/table/recurrent.h).
+// r and decay have a column for each key element of all heads, out for each value element.
+// key and v have the columns of kv_heads heads, each of which an equal number of heads reads.
+// The vector bonus is [heads * key_width], or kNone. norm and norm_bias, of a layer norm of each
+// head, are [heads * value_width], or kNone. A unit of the state is a head.
+struct Wkv6Op {
+  static constexpr const char* kName = "wkv6";
+  Id r, decay, key, v, out;
+  int32_t heads, kv_heads, key_width, value_width;
+  Id bonus, norm, norm_bias;
+  float eps, scale;
+  Id state = kNone;
+  CPUSERVE_FIELDS(r, decay, key, v, out, heads, kv_heads, key_width, value_width, bonus, norm,
+                  norm_bias, eps, scale)
+
+  StateLayer layer() const {
+    return {heads, int64_t{key_width} * value_width, wkv6_open_floats(key_width, value_width)};
+  }
+};
+void prepare(Wkv6Op& op, Program& p);
+void run(const Wkv6Op& op, Worker& w) noexcept;
+inline Accesses accesses(const Wkv6Op& op, const Program&) {
+  return claimed({any(op.r), any(op.decay), any(op.key), any(op.v)}, {any(op.out)});
+}
+size_t scratch_bytes(const Wkv6Op& op);
+
+using WkvOps = Family<Wkv6Op, Wkv7Op>;
 
 }  // namespace cpuserve

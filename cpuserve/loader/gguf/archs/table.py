@@ -33,12 +33,10 @@ THROUGH_TRANSFORMERS = {
     "dbrx": "dbrx",
     "exaone": "exaone",
 }
-_RECURRENT = "its recurrent layers are of another kind. RWKV 7, Mamba 2 and Falcon-H1 run"
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
 _PICTURES = "it is for images or sound, and cpuserve reads texts. Gemma 3, Qwen3 and Qwen3.5 run"
 _PAIR = "it is of an encoder-decoder. Decoders such as Qwen3 and encoders such as EuroBERT run"
 REASONS = {
-    **dict.fromkeys(("rwkv6", "rwkv6qwen2"), _RECURRENT),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     **dict.fromkeys(("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl"), _PICTURES),
     "wavtokenizer-dec": _PICTURES,

@@ -1,0 +1,212 @@
+"""RWKV 6: no attention; decays and the mixtures of rows with the rows before depend on the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
+from cpuserve.models.llama import dense_mlp, finish_decoder
+from cpuserve.models.rwkv import states_alone
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+MIXTURES = "rwkvg"  # the inputs of a layer, in the order of flash-linear-attention
+ORDER = "mixture_order"  # config: the order in a GGUF file
+SEPARATE = "separate_shift"  # config: the factors of a layer's mixtures are tensors of their own
+RESCALE = "rescale_every"  # config: after so many layers the residual stream is halved; 0 = never
+
+
+@dataclass(frozen=True, slots=True)
+class Rwkv6Sizes:
+    """The sizes of RWKV 6.
+
+    A head has a state of key_width x value_width floats, and kv_heads have keys and values.
+    mix_rank, decay_rank: the number of columns between a mixture of rows and the factors of
+    other mixtures or the decays.
+    order: the inputs of a layer in the order of their matrices.
+
+    separate: whether the factors of each mixture are a tensor of their own.
+    norm_eps: the epsilon of the norms of heads; 0 = there are none, and no bonus.
+    key_bias: whether the projections of r, k and v have biases.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    mix_rank: int
+    decay_rank: int
+    order: str
+    separate: bool
+    norm_eps: float
+    norm_bias: bool
+    norm_first: bool
+    key_bias: bool
+
+
+class Rwkv6:
+    """RWKV 6 "Finch" 1.6B to 14B: no attention, decays that depend on the token.
+
+    Source: flash-linear-attention modeling_rwkv6; Peng et al. 2024 (RWKV-6 "Finch").
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an RWKV 6 config of flash-linear-attention."""
+        if config.get("attn") is not None:
+            refuse("attn", config["attn"], "null: no layer may attend")
+        read_choice(config, "hidden_act", "sqrelu", {"sqrelu": "relu2"})
+        width = read_int(config, "hidden_size", high=1 << 20)
+        ratio = read_float(config, "hidden_ratio", 3.5)
+        inner = config.get("intermediate_size")
+        if inner is None:
+            inner = -(-int(width * ratio) // 32) * 32
+        else:
+            inner = read_int(config, "intermediate_size", high=1 << 22)
+        extra = {"inner": inner, RESCALE: read_int(config, RESCALE, 0, low=0, high=4096)}
+        return states_alone(config, _read_sizes(config, width), extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        sizes = cast("Rwkv6Sizes", s.extra["rwkv"])
+        bias, every = sizes.norm_bias, cast("int", s.extra[RESCALE])
+        x = b.embed("model.embeddings")
+        if sizes.norm_first:
+            x = b.layer_norm(x, "model.layers.0.pre_norm", bias=bias)
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias)
+            add_rwkv6(b, sizes, f"{at}.attn", h, x)
+            h = b.layer_norm(x, f"{at}.ffn_norm", bias=bias)
+            _add_channels(b, s, f"{at}.ffn", h, x)
+            if every and (i + 1) % every == 0:
+                b.multiply_by(x, 0.5)
+        h = b.layer_norm(x, "model.norm", bias=bias)
+        finish_decoder(b, s, h, embedding="model.embeddings")
+
+
+class Rwkv6Qwen2(Rwkv6):
+    """QRWKV 6: Qwen2.5 with RWKV 6 instead of attention, from GGUF files.
+
+    Source: rwkv6qwen2.cpp of llama.cpp.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in the config of a GGUF file."""
+        if ORDER not in config:
+            refuse(ORDER, None, "that of GGUF files, which run; directories are not read")
+        width = read_int(config, "hidden_size", high=1 << 20)
+        spec = states_alone(config, _read_sizes(config, width), {})
+        spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
+        return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        sizes = cast("Rwkv6Sizes", s.extra["rwkv"])
+        x = b.embed("model.embed_tokens")
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            add_rwkv6(b, sizes, f"{at}.attn", b.rms_norm(x, f"{at}.input_layernorm"), x)
+            dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"))
+
+
+def has_mixtures(config: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint may have the mixtures of flash-linear-attention."""
+    return config.get("architectures") == ["RWKV6ForCausalLM"]
+
+
+def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:
+    """Return the sizes in a config; ModelError if heads do not divide them."""
+    heads = read_int(config, "num_heads", 4, high=65536)
+    kv_heads = read_int(config, "num_kv_heads", heads, high=65536)
+    widths = {}
+    for key, default in (("expand_k", 0.5), ("expand_v", 1.0)):
+        total = int(width * read_float(config, key, default))
+        if total < 1 or total % heads:
+            refuse("num_heads", heads, f"a divisor of hidden_size * {key} ({total})")
+        widths[key] = total // heads
+    if heads % kv_heads:
+        refuse("num_kv_heads", kv_heads, f"a divisor of num_heads ({heads})")
+    eps = read_float(config, "head_norm_eps", read_float(config, "norm_eps", 1e-5))
+    return Rwkv6Sizes(
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        key_width=widths["expand_k"],
+        value_width=widths["expand_v"],
+        mix_rank=read_int(config, "proj_low_rank_dim", 32, high=1 << 20),
+        decay_rank=read_int(config, "gate_low_rank_dim", 64, high=1 << 20),
+        order=read_choice(config, ORDER, MIXTURES, {o: o for o in (MIXTURES, "wkvrg")}),
+        separate=read_bool(config, SEPARATE, False),
+        norm_eps=eps if read_bool(config, "head_norm", True) else 0.0,
+        norm_bias=read_bool(config, "norm_bias", True),
+        norm_first=read_bool(config, "norm_first", True),
+        key_bias=read_bool(config, "key_bias", False),
+    )
+
+
+def add_rwkv6(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the RWKV 6 layer `at` (the name of its module) of h to x."""
+    before = b.row_before(h)
+    mixed = dict(zip(s.order, _mixtures(b, s, at, h, before), strict=True))
+    keys, values = s.kv_heads * s.key_width, s.kv_heads * s.value_width
+    widths = {"r": s.heads * s.key_width, "k": keys, "v": values}
+    r, k, v = (
+        b.linear(mixed[p], f"{at}.{p}_proj.linear", features=n, bias=s.key_bias)
+        for p, n in widths.items()
+    )
+    decay = b.linear(mixed["w"], f"{at}.w_proj.linear.lora.0", features=s.decay_rank, then="tanh")
+    decay = b.linear(decay, f"{at}.w_proj.linear.lora.2", features=widths["r"], bias=True)
+    normed = s.norm_eps > 0
+    out = b.wkv6(
+        (r, decay, k, v),
+        at,
+        heads=s.heads,
+        kv_heads=s.kv_heads,
+        bonus=normed,
+        norm=normed,
+        eps=s.norm_eps,
+        scale=1.0 if normed else s.key_width**-0.5,
+    )
+    act: Then = "silu" if normed else "sigmoid"
+    gates = b.linear(mixed["g"], f"{at}.g_proj.linear", features=s.heads * s.value_width, then=act)
+    b.multiply(gates, to=out)
+    b.linear(out, f"{at}.o_proj", add_to=x)
+
+
+def _mixtures(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, before: ValueId) -> list[ValueId]:
+    """Return the mixtures of h and the rows before it, in the order of their matrices.
+
+    The factors of a mixture are made of another mixture, of fixed factors, by two small matrices.
+    """
+    first = b.lerp(h, before, f"{at}.x_proj.0.mu")
+    found = []
+    for i, part in enumerate(s.order):
+        matrix = rows(f"{at}.x_proj.0.linear", i * s.mix_rank, s.mix_rank)
+        y = b.linear(first, matrix, features=s.mix_rank, then="tanh")
+        matrix = rows(f"{at}.x_proj.2", 0, s.width, index=i)
+        bias = f"{at}.x_{part}" if s.separate else matrix
+        factors = b.linear(y, bias, features=s.width, bias=True, tied_to=matrix)
+        found.append(b.lerp(h, before, gates=factors, plain=True))
+    return found
+
+
+def _add_channels(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the channel mixture `at` of h to x."""
+    inner = cast("int", s.extra["inner"])
+    before = b.row_before(h)
+    y = b.lerp(h, before, f"{at}.key.mu")
+    y = b.linear(y, f"{at}.key.linear", features=inner, then="relu2")
+    y = b.linear(y, f"{at}.value", features=s.width)
+    gates = b.lerp(h, before, f"{at}.receptance.mu")
+    b.gate(b.linear(gates, f"{at}.receptance.linear", features=s.width), to=y)
+    b.add(y, to=x)
