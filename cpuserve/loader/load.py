@@ -92,7 +92,7 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
-    from cpuserve.models.rwkv6 import has_mixtures
+    from cpuserve.models.rwkv6 import published_form
     from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
 
     if (tower := _tower_of(config)) is not None:
@@ -103,11 +103,11 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
         return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
-    if has_mixtures(config):
-        from cpuserve.quant.mixture_weights import MixtureWeights
+    if (form := published_form(config)) is not None:
+        from cpuserve.quant.mixture_weights import FinchWeights, MixtureWeights
         from cpuserve.quant.parts import PartWeights
 
-        return PartWeights(MixtureWeights(weights))
+        return PartWeights((MixtureWeights if form == "fla" else FinchWeights)(weights))
     if not reads_types(config):
         return weights
     return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")

@@ -144,6 +144,7 @@ BUILTIN = {
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
     "Qwen4ExpForCausalLM": "cpuserve.models.qwen4_exp:Qwen4Exp",
     "RWKV6ForCausalLM": "cpuserve.models.rwkv6:Rwkv6",
+    "Rwkv6ForCausalLM": "cpuserve.models.rwkv6:Finch",
     "RWKV6Qwen2ForCausalLM": "cpuserve.models.rwkv6:Rwkv6Qwen2",
     "RWKV7ForCausalLM": "cpuserve.models.rwkv:Rwkv7",
     "RobertaModel": "cpuserve.models.bert:Roberta",

@@ -91,6 +91,40 @@ class Rwkv6:
         finish_decoder(b, s, h, embedding="model.embeddings")
 
 
+class Finch(Rwkv6):
+    """RWKV 6 as in the directories RWKV/v6-Finch-1B6-HF to 14B-HF.
+
+    Source: modeling_rwkv6.py of these directories. The ranks follow from the width, as there.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a config of these directories."""
+        width = read_int(config, "hidden_size", high=1 << 20)
+        wide = config.get("attention_hidden_size")
+        if wide is not None and wide != width:
+            refuse("attention_hidden_size", wide, f"hidden_size ({width})")
+        head_dim = read_int(config, "head_size", 64, high=1024)
+        if width % head_dim:
+            refuse("head_size", head_dim, f"a divisor of hidden_size ({width})")
+        eps = read_float(config, "layer_norm_epsilon", 1e-5)
+        inner = config.get("intermediate_size")
+        large = width == 4096
+        fla = {
+            "num_heads": width // head_dim,
+            "expand_k": 1.0,
+            "intermediate_size": width * 7 // 2 // 32 * 32 if inner is None else inner,
+            "proj_low_rank_dim": 64 if large else 32,
+            "gate_low_rank_dim": 128 if large else 64,
+            "norm_eps": eps,
+            "head_norm_eps": eps * read_int(config, "head_size_divisor", 8, high=1024) ** 2,
+            ORDER: "wkvrg",
+            SEPARATE: True,
+            RESCALE: 0,  # halves that the stored matrices do not have
+        }
+        return Rwkv6.spec({**config, **fla})
+
+
 class Rwkv6Qwen2(Rwkv6):
     """QRWKV 6: Qwen2.5 with RWKV 6 instead of attention, from GGUF files.
 
@@ -101,7 +135,7 @@ class Rwkv6Qwen2(Rwkv6):
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in the config of a GGUF file."""
         if ORDER not in config:
-            refuse(ORDER, None, "that of GGUF files, which run; directories are not read")
+            refuse(ORDER, None, "wkvrg, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
         spec = states_alone(config, _read_sizes(config, width), {})
         spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
@@ -119,9 +153,10 @@ class Rwkv6Qwen2(Rwkv6):
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
-def has_mixtures(config: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint may have the mixtures of flash-linear-attention."""
-    return config.get("architectures") == ["RWKV6ForCausalLM"]
+def published_form(config: Mapping[str, Any]) -> str | None:
+    """Return the form of the tensors in a directory of RWKV 6: "fla", "finch" or None."""
+    forms = {"RWKV6ForCausalLM": "fla", "Rwkv6ForCausalLM": "finch"}
+    return next((forms[a] for a in config.get("architectures") or () if a in forms), None)
 
 
 def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:

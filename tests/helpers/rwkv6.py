@@ -208,3 +208,56 @@ def as_published(tensors):
             value = np.ascontiguousarray(np.concatenate(list(value), axis=1))
         out[name.replace(".x_proj.2.bias", ".x_bias")] = value
     return out
+
+
+_FINCH = {
+    "attn.x_proj.0.mu": "attention.time_maa_x",
+    "attn.x_proj.0.linear.weight": "attention.time_maa_w1",
+    "attn.x_proj.2.weight": "attention.time_maa_w2",
+    "attn.w_proj.linear.lora.2.bias": "attention.time_decay",
+    "attn.w_proj.linear.lora.0.weight": "attention.time_decay_w1",
+    "attn.w_proj.linear.lora.2.weight": "attention.time_decay_w2",
+    "attn.bonus": "attention.time_faaaa",
+    "attn.o_proj.weight": "attention.output.weight",
+    "ffn.key.mu": "feed_forward.time_maa_k",
+    "ffn.receptance.mu": "feed_forward.time_maa_r",
+    "ffn.value.weight": "feed_forward.value.weight",
+}
+_FINCH_STEMS = {
+    "pre_norm": "pre_ln",
+    "attn_norm": "ln1",
+    "ffn_norm": "ln2",
+    "attn.g_norm": "attention.ln_x",
+    "attn.r_proj.linear": "attention.receptance",
+    "attn.k_proj.linear": "attention.key",
+    "attn.v_proj.linear": "attention.value",
+    "attn.g_proj.linear": "attention.gate",
+    "ffn.key.linear": "feed_forward.key",
+    "ffn.receptance.linear": "feed_forward.receptance",
+}
+_FINCH_TOP = {"model.embeddings": "rwkv.embeddings", "model.norm": "rwkv.ln_out", "lm_head": "head"}
+
+
+def as_finch(config, tensors):
+    """Return the tensors as the directories of RWKV have them (modeling_rwkv6.py there)."""
+    out = {}
+    for name, value in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if stem in _FINCH_TOP:
+            out[f"{_FINCH_TOP[stem]}.{kind}"] = value
+            continue
+        layer, part = name.removeprefix("model.layers.").split(".", 1)
+        at = f"rwkv.blocks.{layer}"
+        if part.startswith("attn.x_proj.") and not part.endswith(".mu"):
+            value = _reordered(config, value, part)
+        if part == "attn.x_proj.2.bias":
+            for row, letter in zip(value, "wkvrg", strict=True):
+                out[f"{at}.attention.time_maa_{letter}"] = row[None, None]
+            continue
+        if part.startswith(("attn.x_proj.", "attn.w_proj.")) and value.ndim > 1:
+            value = np.ascontiguousarray(np.swapaxes(value, -1, -2))
+        if part.endswith((".mu", ".lora.2.bias")):
+            value = value[None, None]
+        ending = f".{kind}"
+        out[f"{at}.{_FINCH.get(part) or _FINCH_STEMS[part.removesuffix(ending)] + ending}"] = value
+    return out

@@ -77,6 +77,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested |= {"JinaBertModel", "JinaBertForMaskedLM"}  # tests/llm/test_jina_v2.py
     tested |= {"MiniCPMForCausalLM", "InternLM2ForCausalLM"}  # tests/models/test_published_code.py
     tested |= {"BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"}  # there, too
+    tested.add("Rwkv6ForCausalLM")  # tests/models/test_rwkv6.py
     tested |= {"MiMoForCausalLM"}  # tests/models/test_guess_heads.py
     tested |= {"MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"}  # tests/models/test_config.py
     assert {*TEXT_PARTS, *tested} >= {row[0] for row in listings.families()[1:]}

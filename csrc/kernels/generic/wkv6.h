@@ -1,7 +1,7 @@
 // The recurrent layers of RWKV 6. kernels/table/recurrent.h has the formulas (Wkv6Args).
 //
 // They are Mamba2 with a decay of each row of the state: products with the closed state, sums over
-// open rows and the closing of a chunk are those of generic/recurrent.h. Decays have no lower
+// open rows and the closing of a chunk are in generic/recurrent.h. Decays have no lower
 // limit, so that each product of two rows needs exponentials (RWKV 7 divides by decays instead).
 #pragma once
 #include "kernels/generic/norm.h"
@@ -11,8 +11,8 @@
 
 namespace CPUSERVE_NS {
 
-// Writes the open row of token t of the call, and its rows q, also times the decay until it is
-// multiplied by the closed state. Returns the factor of its own v: q . (bonus k), or q . k.
+// Writes the open row of token t of the call, and its q twice: as it is, and times the decay of the
+// closed state until then. Returns the factor of its own v: q . (bonus k), or q . k.
 static CPUSERVE_NOINLINE float wkv6_append(const Wkv6Args& a, const Recurrence& r, int64_t t) {
   const int64_t n = a.num_open + t, row = r.key_row, width = a.key_width;
   const float *key = a.key + t * a.key_stride, *query = a.r + t * a.r_stride;

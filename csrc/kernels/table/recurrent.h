@@ -128,7 +128,7 @@ inline size_t wkv7_scratch_bytes(int32_t key_width, int32_t value_width) {
 //   out_t = norm(S_{t-1}^T q_t + (q_t . (bonus k_t)) v_t)   k_t = key_t
 //   out_t = norm(S_t^T q_t)                                 k_t = (1 - w_t) key_t, without a bonus
 // where q_t = scale r_t. As in RecurrentArgs, only every kStateChunk tokens close a state, and open
-// rows are those of a shape that is by_row: k_i, v_i and G_i, the sum of log w. A log w is at least
+// rows are as in a shape with by_row: k_i, v_i and G_i, the sum of log w. A log w is at least
 // -30, so that the sums are exact enough; exp(-30) is 1e-13.
 struct Wkv6Args {
   int32_t key_width, value_width;

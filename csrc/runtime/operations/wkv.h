@@ -31,7 +31,7 @@ size_t scratch_bytes(const Wkv7Op& op);
 
 // An RWKV 6 layer between its projections (Wkv6Args in kernels/table/recurrent.h).
 // r and decay have a column for each key element of all heads, out for each value element.
-// key and v have the columns of kv_heads heads, each of which an equal number of heads reads.
+// key and v have the columns of kv_heads heads, and equal numbers of heads read one of them.
 // The vector bonus is [heads * key_width], or kNone. norm and norm_bias, of a layer norm of each
 // head, are [heads * value_width], or kNone. A unit of the state is a head.
 struct Wkv6Op {
