@@ -328,17 +328,18 @@ def _tower_of(config: Mapping[str, Any]) -> TowerSpec | None:
 def _read_pictures(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of the image processor of a model of images; {} if it has none.
 
-    They are in preprocessor_config.json, or in processor_config.json, which newer files have.
+    They are in processor_config.json of newer files, else in preprocessor_config.json.
     """
     if "vision_config" not in config:
         return {}
-    found: dict[str, Any] = {}
-    if (path / "preprocessor_config.json").exists():
-        found = read_json(path / "preprocessor_config.json", "image processor config")
-    elif (path / "processor_config.json").exists():
-        whole = read_json(path / "processor_config.json", "processor config")
-        inner = whole.get(PICTURES)
-        found = inner if isinstance(inner, dict) else {}
+    found = None
+    if (path / "processor_config.json").exists():
+        found = read_json(path / "processor_config.json", "processor config").get(PICTURES)
+    if isinstance(found, dict) and found:
+        return {PICTURES: found}
+    if not (path / "preprocessor_config.json").exists():
+        return {}
+    found = read_json(path / "preprocessor_config.json", "image processor config")
     return {PICTURES: found} if found else {}
 
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -371,6 +376,9 @@ def _tiles(
     if tile % (patch * merge):
         msg = f"tiles of {tile} pixels are not whole blocks of {merge} x {merge} patches of {patch}"
         raise ModelError(msg)
+    if processor.get("do_resize", True) is False:
+        msg = "do_resize is false: pictures of any size are read, which have to be scaled"
+        raise ModelError(msg)
     least = read_number(processor.get("min_patches", 1), "min_patches")
     number = read_number(processor.get("max_patches", most), "max_patches")
     if not processor.get("crop_to_patches", crops):
@@ -378,7 +386,7 @@ def _tiles(
     if not least <= number <= _MOST_TILES:
         msg = f"min_patches is {least} and max_patches {number}: at most {_MOST_TILES} are read"
         raise ModelError(msg)
-    resample = read_number(processor.get("resample", 3), "resample", least=0)
+    resample = read_filter(processor, 3)
     return CanvasTiles(
         tile=tile, patch=patch, merge=merge, least=least, most=number, resample=resample
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number
+from cpuserve.media.families.idefics3 import in_merge_order, read_filter, read_number
 from cpuserve.media.families.llava import LlavaPictures, read_border
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def deepseek_vl(
     return DeepseekVLPictures(
         side=side,
         patch=patch,
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<image_placeholder>"),
         least=least,
         border=read_border(processor),

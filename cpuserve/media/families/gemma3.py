@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import PictureLayout
 
 if TYPE_CHECKING:
@@ -126,7 +131,7 @@ def gemma3(
         side=side,
         patch=patch,
         merge=side // patch // across,
-        resample=read_number(processor.get("resample", 2), "resample", least=0),
+        resample=read_filter(processor, 2),
         marker=tokens.get("boi_token", "<start_of_image>"),
         placeholder=tokens.get("image_token", "<image_soft_token>"),
         after=tokens.get("eoi_token", "<end_of_image>"),

@@ -13,7 +13,12 @@ import msgspec
 
 from cpuserve.core.pictures import GEMMA4_BUDGETS as BUDGETS
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -152,7 +157,7 @@ def gemma4(
         limit=budget if whole else BUDGETS[-1],
         patch=patch,
         merge=merge,
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<|image|>"),
         before=tokens.get("boi_token", "<|image>"),
         after=tokens.get("eoi_token", "<image|>"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The longest side that these processors make of any picture.
 _MOST_SIDE = 4096
 _CHANNELS = 3
+_MOST_FILTER = 5  # Pillow's HAMMING
 _DETAILS = ("auto", "low", "high", "original")
 
 
@@ -273,7 +274,7 @@ def idefics3(
         **sides,
         scales=processor.get("do_resize", True) is not False,
         splits=processor.get("do_image_splitting", True) is not False,
-        resample=read_number(processor.get("resample", 1), "resample", least=0),
+        resample=read_filter(processor, 1),
         marker=tokens.get("image_token", "<image>"),
         around=tokens.get("fake_image_token", "<fake_token_around_image>"),
         whole=tokens.get("global_image_token", "<global-img>"),
@@ -295,6 +296,15 @@ def read_number(value: object, name: str, least: int = 1) -> int:
         msg = f"{name} is {value!r:.40}: a whole number is needed to read pictures"
         raise ModelError(msg)
     return value
+
+
+def read_filter(processor: Mapping[str, Any], usual: int) -> int:
+    """Return Pillow's number of the filter of an image processor; ModelError if there is none."""
+    found = processor.get("resample", usual)
+    if type(found) is not int or not 0 <= found <= _MOST_FILTER:
+        msg = f"resample is {found!r:.40}: a filter of Pillow is needed, from 0 to {_MOST_FILTER}"
+        raise ModelError(msg)
+    return found
 
 
 def refuse_setting(name: str, why: str) -> NoReturn:

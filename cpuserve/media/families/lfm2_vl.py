@@ -13,7 +13,12 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -248,7 +253,7 @@ def lfm2_vl(
         limit=max(most, (tile // (patch * merge)) ** 2),
         splits=processor.get("do_image_splitting", True) is not False,
         thumbnail=processor.get("use_thumbnail", True) is not False,
-        resample=read_number(processor.get("resample", 2), "resample", least=0),
+        resample=read_filter(processor, 2),
         framed=whole.get("use_image_special_tokens", True) is not False,
         marker=tokens.get("image_token", "<image>"),
         before=tokens.get("image_start_token", "<|image_start|>"),

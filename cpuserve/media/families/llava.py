@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.layout import OneMarker, PictureLayout
 
@@ -102,6 +107,9 @@ def llava(
     if not processor.get("do_resize", True) or not processor.get("do_center_crop", True):
         msg = "do_resize and do_center_crop must be true: the tower reads squares of one size"
         raise ModelError(msg)
+    if processor.get("do_pad"):
+        msg = "do_pad must be false: borders around the whole picture are not supported"
+        raise ModelError(msg)
     length = config.get("image_seq_length")
     if length is not None and length != (side // patch) ** 2:
         msg = f"image_seq_length is {length!r}, but a picture has {(side // patch) ** 2} rows"
@@ -110,7 +118,7 @@ def llava(
     return LlavaPictures(
         side=side,
         patch=patch,
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<image>"),
     )
 
@@ -124,7 +132,8 @@ def read_square(config: Mapping[str, Any], processor: Mapping[str, Any]) -> tupl
     patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
     side = read_number(vision.get("image_size", 224), "vision_config.image_size")
     size, crop = processor.get("size"), processor.get("crop_size")
-    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    square = processor.get("default_to_square")  # a size of one number would lose the aspect
+    edge = size.get("shortest_edge") if isinstance(size, Mapping) else None if square else size
     cut = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
     if edge != side or cut != (side, side) or side % patch:
         msg = (

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    refuse_setting,
+)
 from cpuserve.media.families.llava import read_square
 from cpuserve.media.layout import OneMarker, PictureLayout, line_shape
 
@@ -164,7 +168,7 @@ def llava_next(
         side=side,
         patch=patch,
         canvases=read_canvases(config, processor, side),
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<image>"),
     )
 

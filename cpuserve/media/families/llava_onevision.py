@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number
+from cpuserve.media.families.idefics3 import in_merge_order, read_filter, read_number
 from cpuserve.media.families.llava import read_border
 from cpuserve.media.families.llava_next import LlavaNextPictures, read_canvases
 from cpuserve.media.layout import PictureLayout, line_shape
@@ -107,11 +107,16 @@ def llava_onevision(
     vision = vision if isinstance(vision, Mapping) else {}
     side = read_number(vision.get("image_size", 384), "vision_config.image_size")
     patch = read_number(vision.get("patch_size", 14), "vision_config.patch_size")
-    size = processor.get("size")
-    found = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
-    if found != (side, side) or side < patch:
-        msg = f"size is {size!r:.60}, but the tower reads {side} x {side} pixels"
-        raise ModelError(msg)
+    for name in ("size", "crop_size"):  # tiles are cut as crop_size says
+        size = processor.get(name)
+        found = [size, size]
+        if isinstance(size, Mapping):
+            found = [size.get("height"), size.get("width")]
+        if size is None and name == "crop_size":
+            continue
+        if found != [side, side] or side < patch:
+            msg = f"{name} is {size!r:.60}, but the tower reads {side} x {side} pixels"
+            raise ModelError(msg)
     if not processor.get("do_resize", True) or processor.get("do_center_crop"):
         msg = "do_resize must be true and do_center_crop false: the tower reads whole pictures"
         raise ModelError(msg)
@@ -123,7 +128,7 @@ def llava_onevision(
         side=side,
         patch=patch,
         canvases=read_canvases(config, processor, side),
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<image>"),
         most_tiles=_most_tiles(config, whole),
         border=read_border(processor),

@@ -13,7 +13,12 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -115,7 +120,7 @@ class PixtralPictures(OneMarker, frozen=True, kw_only=True, tag="pixtral"):
 def mistral3(
     config: Mapping[str, Any],
     processor: Mapping[str, Any],
-    _whole: Mapping[str, Any],
+    whole: Mapping[str, Any],
     tokens: Mapping[str, str],
 ) -> PixtralPictures:
     """Return the family with the numbers of a checkpoint (FamilyReader).
@@ -132,6 +137,16 @@ def mistral3(
     if processor.get("do_resize", True) is False:
         msg = "do_resize is false: pictures of any size are read, which have to be scaled"
         raise ModelError(msg)
+    if processor.get("do_center_crop"):
+        msg = "do_center_crop must be false: the tower reads whole pictures"
+        raise ModelError(msg)
+    if whole.get("patch_size", patch) != patch or whole.get("spatial_merge_size", merge) != merge:
+        msg = (
+            f"processor_config.json has patch_size {whole.get('patch_size')!r:.40} and "
+            f"spatial_merge_size {whole.get('spatial_merge_size')!r:.40}, but the model reads "
+            f"blocks of {merge} x {merge} patches of {patch} pixels"
+        )
+        raise ModelError(msg)
     usual = "[IMG]"
     line = tokens.get("image_break_token", "[IMG_BREAK]")
     after = tokens.get("image_end_token", "[IMG_END]")
@@ -142,7 +157,7 @@ def mistral3(
         most_rows=MOST_PATCHES // merge**2,
         patch=patch,
         merge=merge,
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", usual),
         line=line,
         after=after,

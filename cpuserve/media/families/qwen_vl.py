@@ -14,7 +14,12 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
+from cpuserve.media.families.idefics3 import (
+    in_merge_order,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -226,7 +231,7 @@ def qwen_vl(
         patch=patch,
         merge=merge,
         frames=frames,
-        resample=read_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<|image_pad|>"),
     )
 

@@ -115,8 +115,10 @@ def family_of(folder: Path) -> AnyFamily | None:
     if reader is None:
         return None
     whole = _read(folder / "processor_config.json")
-    processor = _read(folder / "preprocessor_config.json") or whole.get("image_processor")
+    processor = whole.get("image_processor")  # before the other file, as in transformers
     if not isinstance(processor, Mapping) or not processor:
+        processor = _read(folder / "preprocessor_config.json")
+    if not processor:
         msg = f"{folder} has no preprocessor_config.json"
         raise ModelError(msg)
     return reader(config, processor, whole, _tokens(_read(folder / "tokenizer_config.json")))
