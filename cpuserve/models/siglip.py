@@ -208,20 +208,25 @@ def siglip_patches(b: Builder, s: TowerSpec, at: str) -> ValueId:
     return x
 
 
-def encoded(b: Builder, s: TowerSpec, at: str) -> ValueId:
-    """Return the rows of all patches of the step: [T, width]."""
+def encoded(b: Builder, s: TowerSpec, at: str, out: str = "out_proj") -> ValueId:
+    """Return the rows of all patches of the step: [T, width]. out: see siglip_layer."""
     x = siglip_patches(b, s, at)
     for i in range(s.layers):
-        siglip_layer(b, s, f"{at}.encoder.layers.{i}", x)
+        siglip_layer(b, s, f"{at}.encoder.layers.{i}", x, out=out)
     return b.layer_norm(x, f"{at}.post_layernorm")
 
 
-def siglip_layer(b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope | None = None) -> None:
-    """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
+def siglip_layer(
+    b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope | None = None, out: str = "out_proj"
+) -> None:
+    """Change x in place: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    out: the name of the matrix after the attention.
+    """
     h = b.layer_norm(x, f"{at}.layer_norm1")
     names = [f"{at}.self_attn.{name}_proj" for name in ("q", "k", "v")]
     qkv = b.linear(h, names, features=s.width, bias=True)
-    b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.self_attn.out_proj", bias=True, add_to=x)
+    b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.self_attn.{out}", bias=True, add_to=x)
     h = b.layer_norm(x, f"{at}.layer_norm2")
     then = cast("Then", s.activation)
     g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)

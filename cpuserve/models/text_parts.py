@@ -233,6 +233,7 @@ TEXT_PARTS = {
     "InternVLForConditionalGeneration": Whole(
         "qwen2", (*_DENSE, "qwen3_moe", "gpt_oss"), tied=True
     ),
+    "JanusForConditionalGeneration": Whole("llama", tied=True),
     "Kimi_K25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),
     "Lfm2VlForConditionalGeneration": Whole("lfm2", ("lfm2_moe",), tied=True),
     "Lfm3VlForConditionalGeneration": Whole("lfm3", tied=True),

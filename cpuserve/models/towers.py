@@ -37,6 +37,7 @@ BUILTIN = {
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
     "InternVLChatModel": "cpuserve.models.internvl:InternVLChatTower",
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
+    "JanusForConditionalGeneration": "cpuserve.models.deepseek_vl:JanusTower",
     "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
     "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
     "LightOnOCRForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",

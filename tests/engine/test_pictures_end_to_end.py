@@ -23,8 +23,8 @@ from cpuserve.serving.generation.fan_out import sequences_of
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
     AYA,
+    BORDERED,
     CANVAS_MODELS,
-    DEEPSEEK_VL,
     GEMMA3,
     GEMMA4,
     GRANITE_FINE,
@@ -58,7 +58,7 @@ NEXT_SIDE, NEXT_SIZE = 3, (47, 40)  # patches of a tile of CANVAS_MODELS, and a 
 NAMES = ("SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", "GraniteDocling", "InternVL")
 MODELS = [
     *(f"{name}ForConditionalGeneration" for name in NAMES),
-    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, ONEVISION, DEEPSEEK_VL, PIXTRAL_12B),
+    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, ONEVISION, *BORDERED, PIXTRAL_12B),
 ]
 
 
@@ -71,7 +71,7 @@ def model(request, tmp_path_factory):
         theirs = write_grid_model(f"{GEMMA4} whole" if name == GEMMA4 else name, path)
     else:
         side, merge = (NEXT_SIDE, 1) if name in CANVAS_MODELS else (SIDE, MERGE)
-        side, merge = (SIDE // MERGE, 1) if name == DEEPSEEK_VL else (side, merge)
+        side, merge = (SIDE // MERGE, 1) if name in BORDERED else (side, merge)
         theirs = write_tower_model(name, path, side=side, merge=merge)
     for file in tiny_model("llama").glob("tokenizer*"):
         shutil.copy(file, path)
@@ -101,7 +101,7 @@ class Question:
             self.tiles = random_grid(side, count * side, seed=seed)
             runs, tiles = [ROWS * count], [(side, count * side)]
         else:
-            self.merge = 1 if self.architecture == DEEPSEEK_VL else MERGE
+            self.merge = 1 if self.architecture in BORDERED else MERGE
             side = SIDE // MERGE * self.merge
             self.tiles = random_tiles(count, side, seed=seed)
             runs, tiles = [ROWS, ROWS * (count - 1)], [(side, side)] * count

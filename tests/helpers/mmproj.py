@@ -4,11 +4,11 @@ convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for
 LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files.
 
 For SmolVLM, Gemma 3 and Qwen, the 16 greedy tokens after a picture are equal to the interpreter's.
-Qwen3-VL needs more layers of text than levels for this. For GLM, LFM2-VL, Mistral 3, PaddleOCR-VL
-and Gemma 4, its encoded pictures differ from ours by at most 5e-4 of the range, as it takes gelu
-from an fp16 table. It takes quick_gelu for Gemma 4, unless clip.use_gelu is set (2.9e-3 instead of
-1.7e-4). It puts the token of the class of InternVL and LLaVA behind the patches, but not the row of
-the table of places; with a table that is moved by one, InternVL differs by 1.6e-4.
+Qwen3-VL needs more layers of text than levels for this. For GLM, Janus, LFM2-VL, Mistral 3,
+PaddleOCR-VL and Gemma 4, its encoded pictures differ from ours by at most 5e-4 of the range, as it
+takes gelu from an fp16 table. It takes quick_gelu for Gemma 4, unless clip.use_gelu is set (2.9e-3
+instead of 1.7e-4). It puts the token of the class of InternVL and LLaVA behind the patches, but not
+the row of the table of places; with a table that is moved by one, InternVL differs by 1.6e-4.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _SIGLIP = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.out_proj": "attn_out",
+    "self_attn.projection_layer": "attn_out",
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
 }
@@ -102,6 +103,8 @@ _NAMES = {
     "model.vision_model.embeddings.position_embedding": "v.position_embd",
     "model.vision_model.post_layernorm": "v.post_ln",
     "model.connector.modality_projection.proj": "mm.model.fc",
+    "model.aligner.fc1": "mm.0",
+    **{f"model.aligner.hidden_layers.{i}": f"mm.{i + 1}" for i in range(3)},
     "model.visual.patch_embed.proj": "v.patch_embd",
     "model.visual.pos_embed": "v.position_embd",
     "model.visual.merger.norm": "v.post_ln",
@@ -179,7 +182,10 @@ _PIXTRALS = ("mistral3", "lighton_ocr")
 _PARTS = (
     *("model.vision_model.", "model.connector.", "model.visual.", "model.embed_vision."),
     *("vision_tower.", "multi_modal_projector.", "visual.", "mlp_AR.", "image_newline"),
+    "model.aligner.",
 )
+# The same of tensors that files do not have: the part of Janus that draws pictures.
+_LEFT = ("model.vqmodel.", "model.generation_")
 # By architecture: the architecture of GGUF and the class of the text part.
 TEXTS = {
     "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
@@ -188,6 +194,7 @@ TEXTS = {
     "Glm4vMoeForConditionalGeneration": ("glm4moe", "Glm4MoeForCausalLM"),
     "GlmOcrForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
     "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
+    "JanusForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
     "LightOnOcrForConditionalGeneration": ("qwen3", "Qwen3ForCausalLM"),
     "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
@@ -241,6 +248,8 @@ def write_ggufs(
     text, tower = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
         found = checkpoint_to_hf(name)
+        if found.startswith(_LEFT):
+            continue
         (tower if is_of_tower(found) else text)[found] = value
     (to / "text").mkdir(parents=True)
     name = config["architectures"][0]
@@ -402,6 +411,14 @@ def _keys_of_internvl(config, vision, _pictures):
     }
 
 
+def _keys_of_janus(config, vision, _pictures):
+    return {
+        "clip.projector_type": "janus_pro",
+        "clip.vision.feed_forward_length": int(vision["hidden_size"] * vision["mlp_ratio"]),
+        "clip.vision.attention.layer_norm_epsilon": vision["layer_norm_eps"],
+    }
+
+
 def _keys_of_lfm2(config, vision, _pictures):
     return {
         "clip.projector_type": "lfm2",
@@ -461,6 +478,7 @@ _MORE_KEYS = {
     "glm4v_moe": _keys_of_glm,
     "glm_ocr": _keys_of_glm,
     "internvl": _keys_of_internvl,
+    "janus": _keys_of_janus,
     "lfm2_vl": _keys_of_lfm2,
     "lighton_ocr": _keys_of_mistral3,
     "llava": _keys_of_llava,
@@ -478,7 +496,7 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
     image = vision.get("image_size", 560)
     if places:
         image = vision["patch_size"] * math.isqrt(places)
-    layers = vision.get("depth") or vision["num_hidden_layers"]
+    layers = vision.get("num_hidden_layers") or vision["depth"]  # of Janus, depth is another
     keys = {
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,

@@ -18,6 +18,17 @@ from cpuserve.media.families.llava_onevision import OnevisionPictures
 from cpuserve.runtime.picture_lines import PictureLines
 
 # Sizes that a config takes if its class has them.
+# The part of a tiny Janus that draws pictures.
+_DRAWS = {
+    "embed_dim": 4,
+    "num_embeddings": 8,
+    "latent_channels": 32,
+    "base_channels": 32,
+    "channel_multiplier": [1, 1],
+    "num_res_blocks": 1,
+    "projection_dim": 8,
+    "image_token_embed_dim": 8,
+}
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -145,6 +156,8 @@ LLAVA_NEXT = "LlavaNextForConditionalGeneration"
 ONEVISION_TILES = 2  # of a tiny LLaVA-OneVision: lines with more rows than these are scaled
 ONEVISION = "LlavaOnevisionForConditionalGeneration"
 DEEPSEEK_VL = "DeepseekVLForConditionalGeneration"
+JANUS = "JanusForConditionalGeneration"
+BORDERED = (DEEPSEEK_VL, JANUS)  # read one square with a border, and merge no patches
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
 CANVAS_MODELS = (LLAVA_NEXT, ONEVISION)
@@ -187,7 +200,7 @@ def write_tower_model(
     """Write a random model of images with the settings of its image processor, and return it.
 
     architecture: that of SmolVLM, Idefics3, Gemma 3, Granite-Docling, InternVL, Qianfan-OCR, LLaVA,
-      LLaVA-NeXT, LLaVA-OneVision, DeepSeek-VL or Aya Vision.
+      LLaVA-NeXT, LLaVA-OneVision, DeepSeek-VL, Janus or Aya Vision.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -235,6 +248,12 @@ def write_tower_model(
     if architecture == DEEPSEEK_VL:
         own = {"image_token_id": IMAGE_ID, "tie_word_embeddings": False}
         vision["model_type"], text["tie_word_embeddings"] = "siglip_vision_model", False
+    if architecture == JANUS:
+        own = {"image_token_id": IMAGE_ID, "tie_word_embeddings": False, "vq_config": _DRAWS}
+        text["tie_word_embeddings"] = False
+        vision = {k: v for k, v in vision.items() if k != "intermediate_size"}
+        vision |= {"mlp_ratio": 1.7, "projection_dim": text["hidden_size"], "depth": 4}
+        vision["num_image_tokens"] = side**2
     if architecture == AYA:
         vision["model_type"] = "siglip_vision_model"
         # transformers multiplies by logit_scale in the text model only, and not in Aya Vision.
@@ -254,7 +273,7 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
-    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, AYA, DEEPSEEK_VL, *LLAVAS):
+    if architecture in (GEMMA3, GRANITE, INTERNVL, QIANFAN, AYA, *BORDERED, *LLAVAS):
         del pictures["max_image_size"]
         pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
         pictures["resample"] = 2
@@ -606,11 +625,11 @@ def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tens
     """Return what the image processor makes of the tiles, as arguments of the model.
 
     The pixels are [1, count, 3, height, width], but [count, 3, height, width] for
-    Gemma 3, InternVL, Qianfan-OCR, Aya Vision, DeepSeek-VL and the LLaVAs.
+    Gemma 3, InternVL, Qianfan-OCR, Aya Vision, DeepSeek-VL, Janus and the LLaVAs.
     """
     numbers = torch.from_numpy(tiles).float() * SCALE
     pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
-    if architecture in (GEMMA3, INTERNVL, QIANFAN, AYA, DEEPSEEK_VL, *LLAVAS):
+    if architecture in (GEMMA3, INTERNVL, QIANFAN, AYA, *BORDERED, *LLAVAS):
         return {"pixel_values": pixels}
     given = {"pixel_values": pixels[None]}
     if architecture == GRANITE:

@@ -27,6 +27,7 @@ from tests.helpers.pictures import (
     GEMMA3,
     GEMMA4,
     GRID_MODELS,
+    JANUS,
     LLAVA,
     LLAVA_NEXT,
     PIXTRAL_12B,
@@ -60,7 +61,7 @@ def write_model(name, to):
     if name == PIXTRAL_12B:
         return write_pixtral_12b(to, GGUF_TEXTS[name])
     if name not in GRID_MODELS:
-        merge = 1 if name in (LLAVA, LLAVA_NEXT) else MERGE
+        merge = 1 if name in (LLAVA, LLAVA_NEXT, JANUS) else MERGE
         return write_tower_model(name, to, side=SIDE, merge=merge, text=GGUF_TEXTS.get(name))
     return write_grid_model(name, to, text=GGUF_TEXTS.get(name), tower=GGUF_TOWERS.get(name))
 

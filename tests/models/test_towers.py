@@ -32,6 +32,7 @@ from tests.helpers.pictures import (
     GRANITE_FINE,
     GRID_MODELS,
     INTERNVL,
+    JANUS,
     LFM2,
     LLAVA,
     MISTRAL3,
@@ -60,6 +61,7 @@ SHAPES = {
     "llava": (6, 1, 6),
     "aya vision": (6, 3, 6),
     "deepseek vl": (6, 1, 6),
+    "janus": (6, 1, 6),
     "qianfan": (8, 2, 8),
 }
 SMOLVLM = "SmolVLMForConditionalGeneration"
@@ -71,6 +73,7 @@ OTHERS = {
     "llava": LLAVA,
     "aya vision": AYA,
     "deepseek vl": DEEPSEEK_VL,
+    "janus": JANUS,
     "qianfan": QIANFAN,
 }
 
@@ -595,3 +598,15 @@ def test_sections_without_an_angle_of_columns_are_refused(tmp_path):
     file.write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"mrope_section is \[4, 4, 0\], .* the last above 0"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("projection_dim", 32), ("use_qk_norm", True), ("attention_bias", False)]
+)
+def test_numbers_of_janus_that_do_not_fit_are_named(key, value):
+    vision = {"image_size": 16, "projection_dim": 64, "hidden_size": 32, "num_attention_heads": 2}
+    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    config = {"architectures": [JANUS], "vision_config": vision, "image_processor": pictures}
+    assert tower_spec(config, 64).intermediate == 128
+    with pytest.raises(ModelError, match=f"vision_config.{key}"):
+        tower_spec({**config, "vision_config": {**vision, key: value}}, 64)

@@ -19,8 +19,8 @@ from tests.helpers.fake_executor import fake_config
 from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     AYA,
+    BORDERED,
     CANVAS_MODELS,
-    DEEPSEEK_VL,
     GEMMA3,
     GRANITE,
     GRANITE_FINE,
@@ -55,7 +55,7 @@ from tests.helpers.steps import Sequence, step
 SIDE, MERGE, ROWS = 6, 2, 9
 # Side and merge of other models. Those that merge nothing have as many rows; Granite-Docling's fine
 # route has more.
-SIZES = dict.fromkeys((*LLAVAS, DEEPSEEK_VL), (3, 1)) | {GRANITE_FINE: (8, 2)}
+SIZES = dict.fromkeys((*LLAVAS, *BORDERED), (3, 1)) | {GRANITE_FINE: (8, 2)}
 # For CANVAS_MODELS: the tiles of a picture that stands for n tiles, and a size with so many tiles.
 CANVASES = {1: 3, 2: 4, 3: 5, 4: 5}
 NEXT_SIZES = {3: (20, 40), 4: (30, 70), 5: (47, 40)}
@@ -72,7 +72,7 @@ PROMPTS = {
 
 TILES = [
     *("SmolVLMForConditionalGeneration", GEMMA3, GRANITE, GRANITE_FINE),
-    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, ONEVISION, DEEPSEEK_VL, AYA, QIANFAN),
+    *(INTERNVL, INTERNVL_CHAT, LLAVA, LLAVA_NEXT, ONEVISION, *BORDERED, AYA, QIANFAN),
 ]
 ANY_SIZE = [*GRID_MODELS, PIXTRAL_12B]  # with pictures of any size
 MODELS = [*TILES, *ANY_SIZE]

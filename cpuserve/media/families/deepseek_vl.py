@@ -1,13 +1,19 @@
-"""DeepSeek-VL: the whole picture in a square with a border. Source: its image processor."""
+"""DeepSeek-VL and Janus: the whole picture in a square with a border.
+
+Source: their image processors and processors in transformers 5.24.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cpuserve.errors import ModelError
 from cpuserve.media.families.idefics3 import in_merge_order, read_filter, read_number
 from cpuserve.media.families.llava import LlavaPictures, read_border
+from cpuserve.media.layout import PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,16 +25,24 @@ class DeepseekVLPictures(LlavaPictures, frozen=True, kw_only=True, tag="deepseek
 
     least: the least pixels of the shorter side of a scaled picture.
     border: the colour around the picture.
+    before, after: the texts of the tokens around the rows; "" = there are none.
     """
 
     least: int = 14
     border: tuple[int, int, int]
+    before: str = ""
+    after: str = ""
 
     @property
     def page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         side: int = self.side
         return side
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return the layout of a picture of this size in pixels."""
+        found = super().layout(width, height)
+        return msgspec.structs.replace(found, text=f"{self.before}{found.text}{self.after}")
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family.patches."""
@@ -85,4 +99,24 @@ def deepseek_vl(
         marker=tokens.get("image_token", "<image_placeholder>"),
         least=least,
         border=read_border(processor),
+    )
+
+
+def janus(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> DeepseekVLPictures:
+    """Return the family of Janus with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    own = {**config, "vision_config": {"image_size": 384, **vision}}
+    return msgspec.structs.replace(
+        deepseek_vl(own, processor, whole, tokens),
+        before=tokens.get("boi_token", "<begin_of_image>"),
+        after=tokens.get("eoi_token", "<end_of_image>"),
     )

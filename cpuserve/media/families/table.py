@@ -17,7 +17,7 @@ from cpuserve.media.families.canvas import (
     internvl,
     internvl_chat,
 )
-from cpuserve.media.families.deepseek_vl import DeepseekVLPictures, deepseek_vl
+from cpuserve.media.families.deepseek_vl import DeepseekVLPictures, deepseek_vl, janus
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
@@ -59,6 +59,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "idefics3": idefics3,
     "internvl": internvl,
     "internvl_chat": internvl_chat,
+    "janus": janus,
     "lfm2_vl": lfm2_vl,
     "lfm3_vl": qwen_vl,
     "lighton_ocr": mistral3,

@@ -1,4 +1,4 @@
-"""Projectors of towers over square tiles, and of LLaVA and LFM2-VL.
+"""Projectors of towers over square tiles, and of LLaVA, Janus and LFM2-VL.
 
 Source: the converters and tools/mtmd of llama.cpp.
 """
@@ -156,6 +156,25 @@ def _pairs(keys: Keys, canvases: object) -> list[list[int]]:
     return [numbers[at : at + 2] for at in range(0, len(numbers), 2)]
 
 
+_MOST_DEPTH = 8  # matrices of the projector of Janus
+
+
+def _janus(keys: Keys) -> dict[str, Any]:
+    vision = read_vision(keys)
+    image = vision["image_size"]
+    if vision["hidden_act"] == "gelu_pytorch_tanh":
+        vision["hidden_act"] = "gelu"  # files have one key for both
+    depth = sum(keys.has(f"mm.{i}.weight") for i in range(_MOST_DEPTH))
+    # The width is the ratio times the hidden size, without its fraction.
+    ratio = (vision["intermediate_size"] + 0.5) / vision["hidden_size"]
+    vision |= {"mlp_ratio": ratio, "depth": depth, "projection_dim": keys.count("projection_dim")}
+    return {
+        "model_type": "janus",
+        "vision_config": vision,
+        PICTURES: {**read_pixels(keys), "size": {"height": image, "width": image}, "resample": 3},
+    }
+
+
 PROJECTORS = {
     "idefics3": Projector(
         {"LlamaForCausalLM": "Idefics3ForConditionalGeneration"},
@@ -209,6 +228,17 @@ PROJECTORS = {
         },
         "vision_tower.encoder.layer",
         _INTERNVL,
+    ),
+    "janus_pro": Projector(
+        {"LlamaForCausalLM": "JanusForConditionalGeneration"},
+        _janus,
+        {
+            **embeddings("model.vision_model"),
+            "mm.0": "model.aligner.fc1",
+            **{f"mm.{i}": f"model.aligner.hidden_layers.{i - 1}" for i in range(1, _MOST_DEPTH)},
+        },
+        "model.vision_model.encoder.layers",
+        {**SIGLIP, "attn_out": "self_attn.projection_layer"},
     ),
     "mlp": Projector(
         dict.fromkeys(_LLAVA_TEXTS, "LlavaForConditionalGeneration"),
