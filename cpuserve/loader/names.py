@@ -50,8 +50,8 @@ _IGNORED = re.compile(
     r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
     r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
 )
-# The parts for images and audio, and those of Janus that draw, heads for multi-token prediction,
-# the tokens of EAGLE-3 heads, and the groups of tokens from which assistants of Gemma 4 may choose.
+# The parts for images and audio (Janus also draws), heads for multi-token prediction, the tokens of
+# EAGLE-3 heads, and the groups of tokens from which assistants of Gemma 4 may choose.
 _PARTS = re.compile(
     r"(?:model\.)?mtp(?:_\w+)?\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|vit_large_projector\..*|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"

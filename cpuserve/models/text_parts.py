@@ -234,6 +234,7 @@ TEXT_PARTS = {
         "qwen2", (*_DENSE, "qwen3_moe", "gpt_oss"), tied=True
     ),
     "JanusForConditionalGeneration": Whole("llama", tied=True),
+    "KimiVLForConditionalGeneration": Whole("deepseek_v3"),
     "Kimi_K25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),
     "Lfm2VlForConditionalGeneration": Whole("lfm2", ("lfm2_moe",), tied=True),
     "Lfm3VlForConditionalGeneration": Whole("lfm3", tied=True),

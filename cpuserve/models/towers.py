@@ -38,6 +38,7 @@ BUILTIN = {
     "InternVLChatModel": "cpuserve.models.internvl:InternVLChatTower",
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
     "JanusForConditionalGeneration": "cpuserve.models.deepseek_vl:JanusTower",
+    "KimiVLForConditionalGeneration": "cpuserve.models.kimi_vl:KimiVLTower",
     "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
     "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
     "LightOnOCRForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",

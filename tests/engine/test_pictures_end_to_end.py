@@ -30,6 +30,7 @@ from tests.helpers.pictures import (
     GRANITE_FINE,
     GRID_MODELS,
     IMAGE_ID,
+    KIMI,
     LLAVA_NEXT,
     ONEVISION,
     PIXTRAL_12B,
@@ -58,7 +59,7 @@ NEXT_SIDE, NEXT_SIZE = 3, (47, 40)  # patches of a tile of CANVAS_MODELS, and a 
 NAMES = ("SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", "GraniteDocling", "InternVL")
 MODELS = [
     *(f"{name}ForConditionalGeneration" for name in NAMES),
-    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, ONEVISION, *BORDERED, PIXTRAL_12B),
+    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, ONEVISION, *BORDERED, KIMI, PIXTRAL_12B),
 ]
 
 

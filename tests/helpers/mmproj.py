@@ -9,6 +9,11 @@ PaddleOCR-VL and Gemma 4, its encoded pictures differ from ours by at most 5e-4 
 takes gelu from an fp16 table. It takes quick_gelu for Gemma 4, unless clip.use_gelu is set (2.9e-3
 instead of 1.7e-4). It puts the token of the class of InternVL and LLaVA behind the patches, but not
 the row of the table of places; with a table that is moved by one, InternVL differs by 1.6e-4.
+
+Of Kimi-VL, it turns the first half of a head by the column of a patch, and the second half by its
+row, where the model's own code takes turns, and it scales the table of places with linear weights.
+With a table of zeros, and the rows of queries and keys in the order of its converter for Kimi K2.5,
+the difference is 3.8e-4 of the range.
 """
 
 from __future__ import annotations
@@ -96,6 +101,14 @@ _PIXTRAL = {
     "attention.o_proj": "attn_out",
     **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
+_KIMI = {
+    "norm0": "ln1",
+    "norm1": "ln2",
+    **{f"w{part}": f"attn_{part}" for part in "qkv"},
+    "wo": "attn_out",
+    "mlp.fc0": "ffn_up",
+    "mlp.fc1": "ffn_down",
+}
 _LEVELS = "model.visual.deepstack_merger_list"
 # By the beginning of a name in transformers: that of the file, and the names of a block's parts.
 _NAMES = {
@@ -132,6 +145,10 @@ _NAMES = {
     "vision_tower.layernorm": "v.post_ln",
     "vision_tower.pre_layrnorm": "v.pre_ln",
     "vision_tower.patch_conv": "v.patch_embd",
+    "vision_tower.patch_embed.proj": "v.patch_embd",
+    "vision_tower.patch_embed.pos_emb": "v.position_embd",
+    "vision_tower.encoder.final_layernorm": "v.post_ln",
+    "multi_modal_projector.pre_norm": "mm.input_norm",
     "vision_tower.ln_pre": "v.pre_ln",
     "multi_modal_projector.norm": "mm.input_norm",
     "multi_modal_projector.patch_merger.merging_layer": "mm.patch_merger",
@@ -149,6 +166,7 @@ _BLOCKS = {
     "model.visual.blocks": _GLM,
     "vision_tower.encoder.layers": {**_GEMMA4, **_SIGLIP},
     "visual.vision_model.encoder.layers": _SIGLIP,
+    "vision_tower.encoder.blocks": _KIMI,
     "vision_tower.encoder.layer": _INTERNVL,
     "vision_tower.transformer.layers": _PIXTRAL,
 }
@@ -177,6 +195,8 @@ _UNREAD = {
     "gemma4": ("a.blk.0.attn_q.weight", "mm.a.input_projection.weight"),
     "mistral3": ("v.token_embd.img_break",),
 }
+# The model types whose files have queries, keys and values apart.
+_SPLIT = ("kimi_vl", "qwen2")
 _PIXTRALS = ("mistral3", "lighton_ocr")
 # The beginnings of the names of a tower's tensors.
 _PARTS = (
@@ -195,6 +215,7 @@ TEXTS = {
     "GlmOcrForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
     "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
     "JanusForConditionalGeneration": ("llama", "LlamaForCausalLM"),
+    "KimiVLForConditionalGeneration": ("deepseek2", "DeepseekV3ForCausalLM"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
     "LightOnOcrForConditionalGeneration": ("qwen3", "Qwen3ForCausalLM"),
     "LlavaForConditionalGeneration": ("llama", "LlamaForCausalLM"),
@@ -227,6 +248,12 @@ GGUF_TEXTS = {
 GGUF_TOWERS = {"Qwen2_5_VLForConditionalGeneration": {"window_size": 112}}
 # Numbers of the tiny text part that the keys of `convert` do not have.
 _TEXT_KEYS = {
+    "deepseek2": {
+        "attention.key_length_mla": 40,
+        "attention.value_length_mla": 32,
+        "expert_group_count": 1,
+        "expert_group_used_count": 1,
+    },
     "glm4moe": {"rope.dimension_sections": [1, 1, 2, 0]},
     "qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 2},
 }
@@ -306,7 +333,9 @@ def tower_of(config, tensors, swapped=False):
             continue
         if _kind(config).startswith("llava") and _is_unread(config, name):
             continue
-        if ".attn.qkv." in name and config["model_type"].startswith("qwen2"):
+        if name.endswith("pos_emb.weight"):
+            value = value.reshape(-1, value.shape[-1])
+        if re.search(r"\.(?:attn\.|w)qkv\.", name) and config["model_type"].startswith(_SPLIT):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
                 found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
             continue
@@ -419,6 +448,15 @@ def _keys_of_janus(config, vision, _pictures):
     }
 
 
+def _keys_of_kimi_vl(_config, vision, _pictures):
+    return {
+        "clip.projector_type": "kimivl",
+        "clip.vision.image_size": 64 * vision["patch_size"],
+        "clip.vision.projector.scale_factor": vision["merge_kernel_size"][0],
+        "clip.vision.attention.layer_norm_epsilon": 1e-5,
+    }
+
+
 def _keys_of_lfm2(config, vision, _pictures):
     return {
         "clip.projector_type": "lfm2",
@@ -479,6 +517,7 @@ _MORE_KEYS = {
     "glm_ocr": _keys_of_glm,
     "internvl": _keys_of_internvl,
     "janus": _keys_of_janus,
+    "kimi_vl": _keys_of_kimi_vl,
     "lfm2_vl": _keys_of_lfm2,
     "lighton_ocr": _keys_of_mistral3,
     "llava": _keys_of_llava,

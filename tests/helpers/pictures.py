@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ ONEVISION = "LlavaOnevisionForConditionalGeneration"
 DEEPSEEK_VL = "DeepseekVLForConditionalGeneration"
 JANUS = "JanusForConditionalGeneration"
 BORDERED = (DEEPSEEK_VL, JANUS)  # read one square with a border, and merge no patches
+KIMI = "KimiVLForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
 CANVAS_MODELS = (LLAVA_NEXT, ONEVISION)
@@ -171,6 +173,14 @@ IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
 def _write_random(architecture: str, config, to: Path, seed: int) -> torch.nn.Module:
     """Write the model of a config with random weights and biases, and return it."""
+    model = _random(architecture, config, seed)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(to)
+    return model
+
+
+def _random(architecture: str, config, seed: int) -> torch.nn.Module:
+    """Return the model of a config with random weights and biases."""
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config).float().eval()
     with torch.no_grad():
@@ -181,8 +191,6 @@ def _write_random(architecture: str, config, to: Path, seed: int) -> torch.nn.Mo
                 value.fill_((0.5 + torch.rand(()).item()) * (-1 if name.endswith("min") else 1))
             elif ".std_" in name:
                 value.add_(torch.randn(value.shape) * 0.1)
-    transformers.utils.logging.disable_progress_bar()
-    model.save_pretrained(to)
     return model
 
 
@@ -396,6 +404,7 @@ GRID_MODELS = {
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "GlmOcrForConditionalGeneration": "glm_ocr_text",
+    KIMI: "deepseek_v3",
     LFM2: "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",
     MISTRAL3: "mistral",
@@ -472,6 +481,8 @@ def write_grid_model(
 
     text, tower: changed values of the configs of these parts.
     """
+    if architecture == KIMI:
+        return _write_kimi_vl(to, vocab, text or {})
     kind, own = GRID_MODELS[architecture], _GRID_TEXT.get(architecture, {})
     vision_values = {**_GRID_VISION, **_OWN_VISION.get(architecture, {})}
     if architecture.startswith(GEMMA4):
@@ -517,6 +528,95 @@ def write_grid_model(
     return model
 
 
+# The text part of a tiny Kimi-VL: DeepSeek V3, with whole queries.
+_LATENT = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "num_key_value_heads": 4,
+    "head_dim": 8,  # of the rotated part
+}
+# How files of Kimi-VL call the tensors of Kimi K2.5 in transformers.
+_KIMI_NAMES = {
+    "model.mm_projector.in_proj.": "multi_modal_projector.linear_1.",
+    "model.mm_projector.out_proj.": "multi_modal_projector.linear_2.",
+    "model.mm_projector.": "multi_modal_projector.",
+    "model.vision_tower.layers.": "vision_tower.encoder.blocks.",
+    "model.vision_tower.final_": "vision_tower.encoder.final_",
+    "model.vision_tower.": "vision_tower.",
+    ".norm1.": ".norm0.",
+    ".norm2.": ".norm1.",
+    ".mlp.fc1.": ".mlp.fc0.",
+    ".mlp.fc2.": ".mlp.fc1.",
+    ".attn.proj.": ".wo.",
+    ".position_embeddings": ".weight",
+}
+
+
+def _write_kimi_vl(to: Path, vocab: int, text: dict[str, Any]) -> torch.nn.Module:
+    """Write a random Kimi K2.5 of transformers in the way of Kimi-VL's files, and return it."""
+    made = CONFIG_MAPPING["deepseek_v3"]
+    inner = {**_known(made(), _TEXT), **_LATENT, "vocab_size": vocab, **text}
+    vision = {**{k: _GRID_VISION[k] for k in ("hidden_size", "patch_size", "num_hidden_layers")}}
+    vision |= {"num_attention_heads": 3, "intermediate_size": 80}
+    config = transformers.Kimi_K25Config(
+        text_config=made(**inner),
+        vision_config=transformers.Kimi_K25VisionConfig(
+            **vision, pos_emb_height=5, pos_emb_width=5
+        ),
+        projection_hidden_size=vision["hidden_size"],
+        image_token_id=IMAGE_ID,
+        tie_word_embeddings=False,
+    )
+    # transformers 5.24 writes the layers of the text part of the whole model as `blocks`.
+    model = _random("Kimi_K25ForConditionalGeneration", config, seed=2)
+    transformers.utils.logging.disable_progress_bar()
+    model.model.language_model.save_pretrained(to / "text")
+    tensors = {
+        f"language_model.model.{name}": value
+        for name, value in load_file(to / "text" / "model.safetensors").items()
+    }
+    shutil.rmtree(to / "text")
+    for name, value in model.state_dict().items():
+        if name.startswith("model.language_model."):
+            continue
+        new = name if name != "lm_head.weight" else "language_model.lm_head.weight"
+        for theirs, ours in _KIMI_NAMES.items():
+            new = new.replace(theirs, ours)
+        tensors[new] = value.numpy()
+    for name in [name for name in tensors if ".attn.q_proj." in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        parts[:2] = [_side_by_side(part, vision["num_attention_heads"]) for part in parts[:2]]
+        tensors[name.replace("attn.q_proj", "wqkv")] = np.concatenate(parts)
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    own = {**vision, "init_pos_emb_height": 5, "init_pos_emb_width": 5}
+    whole = {
+        "architectures": [KIMI],
+        "model_type": "kimi_vl",
+        "auto_map": {"AutoModelForCausalLM": "modeling_kimi_vl.KimiVLForConditionalGeneration"},
+        "text_config": config.text_config.to_dict(),
+        "vision_config": {**own, "model_type": "moonvit", "merge_kernel_size": [2, 2]},
+        "media_placeholder_token_id": IMAGE_ID,
+    }
+    (to / "config.json").write_text(json.dumps(whole))
+    pictures = {**PIXELS, "patch_size": PATCH, "in_token_limit": 256, "pad_input": True}
+    (to / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return model
+
+
+def _side_by_side(value: np.ndarray, heads: int) -> np.ndarray:
+    """Return the rows of a matrix of heads with the two of each rotated pair side by side."""
+    halves = value.reshape(heads, 2, -1, *value.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(value.shape)
+
+
 def write_pixtral_12b(to: Path, text: dict[str, Any] | None = None) -> torch.nn.Module:
     """Write a random LLaVA with a Pixtral, in the way of Pixtral 12B, and return it.
 
@@ -544,6 +644,8 @@ def write_pixtral_12b(to: Path, text: dict[str, Any] | None = None) -> torch.nn.
 def name_of(model: torch.nn.Module) -> str:
     """Return the architecture of a model that was written here, with the name of its variant."""
     found = type(model).__name__
+    if found.startswith("Kimi"):
+        return KIMI
     pixtral = found == LLAVA and model.config.vision_config.model_type == "pixtral"
     return PIXTRAL_12B if pixtral else found
 
@@ -557,13 +659,13 @@ def random_grid(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, torch.Tensor]:
     """Return what the image processor makes of pictures of any size: arguments of the model.
 
-    The patches are in merge order, but row after row for PaddleOCR-VL.
+    The patches are in merge order, but row after row for PaddleOCR-VL and Kimi-VL.
     """
     if architecture.partition(" ")[0] in (GEMMA4, LFM2):
         return _padded_inputs(grids, architecture)
     if architecture in PIXTRALS:
         return _padded_pictures(grids)
-    found, plain = [], "Paddle" in architecture
+    found, plain = [], architecture.startswith(("Paddle", "Kimi"))
     for grid in grids:
         patches = torch.from_numpy(patches_of(grid, 1 if plain else 2)).float() * SCALE
         patches = (patches.reshape(-1, PATCH, PATCH, 3) - torch.tensor(MEAN)) / torch.tensor(

@@ -123,11 +123,14 @@ def test_qwen4_exp_with_experts_in_one_tensor_and_the_constants_of_its_hashes(tm
             "model.language_model.",
             marks=pytest.mark.deep,
         ),
-        pytest.param(
-            "deepseek-v3",
-            "Kimi_K25ForConditionalGeneration",
-            "language_model.model.",
-            marks=pytest.mark.deep,
+        *(
+            pytest.param(
+                "deepseek-v3",
+                f"{name}ForConditionalGeneration",
+                "language_model.model.",
+                marks=pytest.mark.deep,
+            )
+            for name in ("Kimi_K25", "KimiVL")
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_family_of_an_mmproj_file_is_that_of_the_safetensors(source, files, 
 UNSAID = {
     "budget",  # Gemma 4
     "least",
-    "limit",
+    "limit",  # Kimi-VL as well
     "most",
     "resample",
     "tile",  # LFM2-VL

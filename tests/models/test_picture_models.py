@@ -32,6 +32,7 @@ ELSEWHERE = {
     "Gemma4ForConditionalGeneration",
     "Glm5NextForConditionalGeneration",
     "InternVLChatModel",
+    "KimiVLForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "LightOnOCRForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",

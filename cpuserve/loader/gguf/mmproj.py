@@ -143,7 +143,9 @@ def with_mmproj(text: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
             f"this model is {part}"
         )
         raise ModelError(msg)
-    inner = {**own.pop("text_config", {}), "model_type": text_type(wholes[part], part)}
+    # A null has a meaning only in the config of the text part (`text_config`).
+    inner: dict[str, Any] = {key: None for key, value in text.items() if value is None}
+    inner |= {**own.pop("text_config", {}), "model_type": text_type(wholes[part], part)}
     if sections := text.get("mrope_section"):
         inner["rope_scaling"] = {**(text["rope_scaling"] or {}), "mrope_section": sections}
     return {**text, **own, "architectures": [wholes[part]], "text_config": inner}

@@ -21,6 +21,7 @@ from cpuserve.media.families.deepseek_vl import DeepseekVLPictures, deepseek_vl,
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
+from cpuserve.media.families.kimi_vl import KimiPictures, kimi_vl
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
 from cpuserve.media.families.llava import LlavaPictures, llava
 from cpuserve.media.families.llava_next import LlavaNextPictures, llava_next
@@ -39,6 +40,7 @@ AnyFamily: TypeAlias = (
     | LlavaNextPictures
     | OnevisionPictures
     | DeepseekVLPictures
+    | KimiPictures
     | PixtralPictures
 )
 # Makes a family from config.json, the settings of the image processor and of the whole
@@ -60,6 +62,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "internvl": internvl,
     "internvl_chat": internvl_chat,
     "janus": janus,
+    "kimi_vl": kimi_vl,
     "lfm2_vl": lfm2_vl,
     "lfm3_vl": qwen_vl,
     "lighton_ocr": mistral3,
@@ -82,6 +85,7 @@ FAMILIES: dict[str, FamilyReader] = {
 FRAMES = {
     "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
     "<|IMAGE_PLACEHOLDER|>": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
+    "<|media_pad|>": ("<|media_start|>image<|media_content|>", "<|media_end|>"),
 }
 # By the same: the text, which may be no token, that chat templates write instead of the marker
 # (Aya Vision, Qianfan-OCR).

@@ -177,7 +177,8 @@ class GridEmbed(Op, frozen=True):
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
 
-        places, out, table = at.step.token_angles, x.clone(), at.vector(self.weight)
+        places, out = at.step.token_angles, x.clone()
+        table = at.vector(self.weight).reshape(-1, self.width)
         assert places is not None, "the step has no angles"
         for seq in range(at.step.num_seqs):
             tokens = at.step.queries(seq)
@@ -353,18 +354,19 @@ class PatchesBuilder(BaseBuilder):
         *,
         side: int,
         corners: bool = True,
+        shape: tuple[int, ...] = (),
         smooth: bool = False,
         cubic: bool = False,
     ) -> None:
         """Add the embedding of each patch's place in its picture to x, in place (`GridEmbed`).
 
-        name: the weight [side * side, width of x].
+        name: the weight [side * side, width of x], or of another shape with as many numbers.
         corners: whether the table is stretched corner to corner, instead of edge to edge.
         smooth: edge to edge, and with means where a picture has fewer places than the table.
         cubic: edge to edge, with cubic weights.
         """
         width = self._width(x)
-        weight = self._need(f"{name}.weight", (side * side, width), "table")
+        weight = self._need(f"{name}.weight", shape or (side * side, width), "table")
         self._ops.append(GridEmbed(x, weight, side, width, corners, smooth, cubic))
 
     def grid_conv(self, x: ValueId, name: str, *, size: int, merge: int) -> ValueId:

@@ -83,7 +83,40 @@ _PIXTRAL_12B = {
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "full",
 }
+_KIMI = {
+    "ln1": "norm0",
+    "ln2": "norm1",
+    "attn_q": "wqkv",
+    "attn_k": "wqkv",
+    "attn_v": "wqkv",
+    "attn_out": "wo",
+    "ffn_up": "mlp.fc0",
+    "ffn_down": "mlp.fc1",
+}
 _GEMMA4_IN_ORDER = (1536, 2560)  # the widths of E2B and E4B, where a token sees those before it
+
+
+def _kimi(keys: Keys) -> dict[str, Any]:
+    """Return the settings of Kimi-VL; files do not say how many patches a picture keeps."""
+    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
+    side = isqrt(shape_of(keys, "v.position_embd.weight", 2)[0])
+    vision |= {
+        "merge_kernel_size": [merge, merge],
+        "init_pos_emb_height": side,
+        "init_pos_emb_width": side,
+        "flat_places": True,
+    }
+    return {
+        "model_type": "kimi_vl",
+        "vision_config": vision,
+        PICTURES: {
+            **read_pixels(keys),
+            "patch_size": vision["patch_size"],
+            "merge_kernel_size": [merge, merge],
+            "in_token_limit": 4096,
+            "pad_input": True,
+        },
+    }
 
 
 def _qwen2_vl(keys: Keys) -> dict[str, Any]:
@@ -354,6 +387,20 @@ PROJECTORS = {
         "vision_tower.transformer.layers",
         _PIXTRAL,
         interleaved=("attn_q", "attn_k"),
+    ),
+    "kimivl": Projector(
+        {"DeepseekV3ForCausalLM": "KimiVLForConditionalGeneration"},
+        _kimi,
+        {
+            "v.patch_embd": "vision_tower.patch_embed.proj",
+            "v.position_embd": "vision_tower.patch_embed.pos_emb",
+            "v.post_ln": "vision_tower.encoder.final_layernorm",
+            "mm.input_norm": "multi_modal_projector.pre_norm",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        "vision_tower.encoder.blocks",
+        _KIMI,
     ),
     "lightonocr": Projector(
         {"Qwen3ForCausalLM": "LightOnOcrForConditionalGeneration"},

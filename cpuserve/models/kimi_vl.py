@@ -1,0 +1,114 @@
+"""The tower of Kimi-VL: MoonViT over pictures of any size, and a projector of merged patches.
+
+Source: modeling_kimi_vl of the published models, and modeling_kimi_k25 of transformers 5.24, which
+has the same tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_choice,
+    read_dtype,
+    read_int,
+    read_object,
+    refuse,
+)
+from cpuserve.models.llama import unpaired
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.parts import rows
+
+_AT, _JOIN = "vision_tower", "multi_modal_projector"
+_PATCHES, _PLACES = f"{_AT}.patch_embed.proj", f"{_AT}.patch_embed.pos_emb"
+_EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for it
+_THETA = 1e4  # likewise of the RoPE
+
+
+class KimiVLTower:
+    """The vision model and the projector of Kimi-VL.
+
+    Key of family: places, the shape of the table of places.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = read_object(config, "vision_config")
+        hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
+        heads = read_int(own, "num_attention_heads", 16, high=65536)
+        if hidden % (4 * heads):
+            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+        merge = own.get("merge_kernel_size", [2, 2])
+        side = merge[0] if isinstance(merge, list | tuple) and merge else merge
+        if type(side) is not int or not 1 <= side <= 64 or merge not in (side, [side] * 2):
+            refuse("vision_config.merge_kernel_size", merge, "two equal numbers")
+        high, wide = (
+            read_int(own, f"init_pos_emb_{name}", 64, high=1 << 14) for name in ("height", "width")
+        )
+        if high != wide:
+            refuse("vision_config.init_pos_emb_width", wide, f"{high}, the height")
+        return TowerSpec(
+            width=hidden,
+            layers=read_int(own, "num_hidden_layers", 27, high=4096),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            intermediate=read_int(own, "intermediate_size", 4304, high=1 << 24),
+            norm_eps=_EPS,
+            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            dtype=read_dtype(config),
+            patch=read_int(own, "patch_size", 14, high=1024),
+            merge=side,
+            out_width=width,
+            side=0,
+            table=high,
+            pixels=read_pixels(pictures),
+            patch_weight=_PATCHES,
+            names=(f"{_AT}.", f"{_JOIN}."),
+            family={"places": (*_table(own, high), hidden)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
+        shape = cast("tuple[int, ...]", s.family["places"])
+        b.grid_embed(x, _PLACES, side=s.table, shape=shape, cubic=True)
+        for i in range(s.layers):
+            _layer(b, s, f"{_AT}.encoder.blocks.{i}", x)
+        x = b.layer_norm(x, f"{_AT}.encoder.final_layernorm")
+        x = b.fold(b.layer_norm(x, f"{_JOIN}.pre_norm"), s.merge**2)
+        folded = s.merge**2 * s.width
+        x = b.linear(x, f"{_JOIN}.linear_1", features=folded, bias=True, then="gelu")
+        b.hidden(b.linear(x, f"{_JOIN}.linear_2", features=s.out_width, bias=True))
+
+
+def _table(own: Mapping[str, Any], side: int) -> tuple[int, ...]:
+    """Return the dimensions of the table of places; GGUF files have one for all places."""
+    return (side**2,) if own.get("flat_places") else (side, side)
+
+
+def _layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+    """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
+    h, d, every = b.layer_norm(x, f"{at}.norm0"), s.head_dim, f"{at}.wqkv"
+    parts = {rows(every, 2 * s.width, s.width): s.width}
+    for begin in (s.width, 0):
+        parts = {**unpaired(every, s.q_heads, d, d, begin=begin), **parts}
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=True)
+    b.linear(b.attend_both_sides(qkv, rope=_rope(d)), f"{at}.wo", bias=True, add_to=x)
+    h, then = b.layer_norm(x, f"{at}.norm1"), cast("Then", s.activation)
+    g = b.linear(h, f"{at}.mlp.fc0", features=s.intermediate, bias=True, then=then)
+    b.linear(g, f"{at}.mlp.fc1", bias=True, add_to=x)
+
+
+def _rope(head_dim: int) -> Rope:
+    """Return the RoPE: each frequency turns a pair by the column of a patch, and one by its row."""
+    quarter = head_dim // 4
+    freqs = [_THETA ** (-(i // 2) / quarter) for i in range(2 * quarter)]
+    return Rope(head_dim, tuple(freqs), axes=(1, 0) * quarter)

@@ -1,0 +1,104 @@
+"""Pictures of Kimi-VL: the sizes of transformers' Kimi K2.5, scaled by Pillow, and the prompt.
+
+The image processor of transformers scales with torchvision, which the tests do not install; the
+function that chooses sizes needs nothing of it, so it is read from its source.
+"""
+
+import ast
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.media.families.idefics3 import in_merge_order
+from cpuserve.media.families.kimi_vl import KimiPictures
+from cpuserve.media.families.table import family_of
+from tests.helpers.drawn import picture
+
+SIZES = [
+    *((1, 1), (5, 80), (16, 16), (64, 48), (100, 37), (90, 90), (128, 128), (129, 127), (3, 4500)),
+    *((300, 300), (300, 60), (60, 290), (1275, 1650), (640, 480), (5000, 7)),
+]
+PROCESSOR = {"patch_size": 8, "merge_kernel_size": [2, 2], "in_token_limit": 256, "pad_input": True}
+FAMILY = KimiPictures(limit=256, most_rows=2112, patch=8, merge=2)
+
+
+def written(folder, **changes):
+    vision = {"patch_size": 8, "merge_kernel_size": [2, 2]}
+    config = {"model_type": "kimi_vl", "vision_config": vision}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, **changes}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def navit_resize():
+    package = importlib.util.find_spec("transformers.models.kimi_k25")
+    source = Path(package.origin).with_name("image_processing_kimi_k25.py").read_text()
+    wanted = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == "navit_resize"
+    ]
+    found = {"math": math}
+    exec(compile(ast.Module(wanted, []), "navit_resize", "exec"), found)
+    return found["navit_resize"]
+
+
+def test_pixels_and_prompts_are_those_of_transformers(tmp_path, navit_resize):
+    family = family_of(written(tmp_path))
+    assert family == FAMILY
+    for number, (width, height) in enumerate(SIZES):
+        image = picture(width, height, seed=number)
+        (high, wide), (down, across) = navit_resize(height, width, 8, 2, 256, 512)
+        want = np.zeros((down, across, 3), np.uint8)
+        want[:high, :wide] = np.asarray(image.resize((wide, high), Image.Resampling.BICUBIC))
+        assert np.array_equal(family.patches(image), in_merge_order(want[None], 8, 2))
+        layout, rows = family.layout(width, height), down * across // 256
+        assert (layout.tiles, layout.rows) == (((down // 8, across // 8),), rows)
+        assert layout.text == "<|media_pad|>" * rows
+        assert (layout.width, layout.height) == (wide, high)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 50, 99, 100000])
+def test_a_picture_has_at_most_the_most_tokens(most):
+    family = FAMILY.changed({"max_tokens": most})
+    for size in SIZES:
+        layout = family.layout(*size)
+        assert 1 <= layout.rows <= most
+        assert layout.num_patches == len(family.patches(picture(*size)))
+
+
+def test_a_picture_beyond_the_plan_is_scaled():
+    assert (
+        KimiPictures(limit=16384, most_rows=2112, patch=14, merge=2).layout(4000, 3000).rows <= 2112
+    )
+
+
+def test_settings_change_pictures():
+    assert FAMILY.changed({"in_token_limit": 64}).limit == 64
+    large = KimiPictures(limit=4096, most_rows=2112, patch=14, merge=2)
+    assert large.changed({"detail": "low"}).layout(1275, 1650).rows < 300
+    assert large.changed({"detail": "high"}) == large
+    for settings in ({"in_token_limit": 0}, {"size": {"longest_edge": 9}}, {"max_tokens": True}):
+        with pytest.raises(InvalidRequest, match="in_token_limit"):
+            FAMILY.changed(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"pad_input": False}, "pad_input must be true"),
+        ({"patch_size": 16}, "vision_config.patch_size is 8"),
+        ({"merge_kernel_size": [2, 4]}, "vision_config.merge_kernel_size is"),
+        ({"in_token_limit": "all"}, "in_token_limit is 'all'"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(changes, why, tmp_path):
+    with pytest.raises(ModelError, match=why):
+        family_of(written(tmp_path, **changes))
