@@ -207,11 +207,13 @@ def patient_offload(monkeypatch):
     Both are left out when they take longer than a step may wait, or than computing the tokens.
     """
     from cpuserve.core.kv.offload import Offload
+    from cpuserve.engine.draft_model import DraftModel
     from tests.helpers.patience import PATIENCE_S
 
     monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
     monkeypatch.setattr(Offload, "has_time", True)
     monkeypatch.setattr(Offload.close, "__defaults__", (PATIENCE_S,))
+    monkeypatch.setattr(DraftModel.close, "__defaults__", (PATIENCE_S,))
 
 
 def pytest_report_header() -> str:

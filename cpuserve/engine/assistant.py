@@ -30,6 +30,7 @@ class Assistant(DraftHead):
     """
 
     most_rests = TRY_AFTER  # a try costs no more than its guess
+    keeps_keys = False  # it has none
 
     def __init__(
         self,

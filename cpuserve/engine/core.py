@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
 from cpuserve.core.drafts import learned_rows, make_drafter
-from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
@@ -36,7 +34,7 @@ from cpuserve.engine.ipc import (
 from cpuserve.engine.kv_events import KvEventPublisher
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
-from cpuserve.engine.offload import make_offload
+from cpuserve.engine.offload import make_kv
 from cpuserve.engine.pictures import make_encoder
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
@@ -79,7 +77,7 @@ class EngineCore:
         self._head = head or Head(config.pooling)
         self.executor = executor
         self.stats = Stats()
-        self.kv = _kv_manager(config, executor, kv_events)
+        self.kv = make_kv(config, executor, kv_events, draft_model)
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
@@ -380,7 +378,9 @@ class EngineCore:
 
     def tidy(self) -> bool:
         """Write a block to disk or measure rows while the engine is idle; False = all is done."""
-        return (self.kv.offload is not None and self.kv.offload.tidy()) or next(self._rows, False)
+        if (self.kv.offload is not None and self.kv.offload.tidy()) or next(self._rows, False):
+            return True
+        return self._draft_model is not None and self._draft_model.tidy()
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
         """Run a step; return (the deltas of its requests, whether a chunk came to its end)."""
@@ -572,28 +572,9 @@ class EngineCore:
         """Write KV blocks to the durable offload tiers; free weights and KV cache."""
         grammars, offload, events = self._grammars, self.kv.offload, self._kv_events
         self._rows = iter(())  # it holds the native executor, and so all memory
-        for part in (grammars, offload, events, self._draft_model, self.executor):
+        for part in (grammars, self._draft_model, offload, events, self.executor):
             if part is not None:
                 part.close()
-
-
-def _kv_manager(
-    config: EngineConfig, executor: Executor, kv_events: KvEventPublisher | None
-) -> KvManager:
-    windows = [group.window for group in config.kv_groups] or [0]
-    return KvManager(
-        # One block is reserved: entries of block tables refer to it
-        # if a sliding window has passed their block, or if their block has no state.
-        config.kv_blocks - (any(windows) or config.state_slots > 0),
-        config.block_size,
-        use=cache_use(
-            windows, config.max_num_batched_tokens, config.block_size, config.picture_span
-        ),
-        prefix_caching=config.enable_prefix_caching,
-        offload=make_offload(config, executor),
-        num_states=config.state_slots,
-        events=None if kv_events is None else kv_events.changes,
-    )
 
 
 def _no_one() -> None:

@@ -16,6 +16,7 @@ from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
+from cpuserve.core.scheduler import MOVING_S
 from cpuserve.core.step import RowResult, SeqChunk
 from cpuserve.engine.draft_model import FEW, TRY_AFTER, Draft, DraftedText, DraftModel
 from cpuserve.ids import RequestId, SlotId
@@ -41,17 +42,18 @@ class DraftHead(DraftModel):
     Further guesses read hidden states of the head itself. Their rows are computed again
     when the model has computed their tokens.
 
-    After a prefix that the model finds in its cache, the head finds its keys in its own cache. The
-    key of the last token of such a prefix may belong to another next token.
+    After a prefix that the model finds in its cache or in an offload tier, the head finds its keys
+    in its own cache or in the same tier. The key of the last token of such a prefix may belong to
+    another next token.
     A text that lacks the hidden states of some tokens begins anew after them: the head then
-    attends only to later tokens (`DraftedText.first`). This happens while no guesses pay,
-    and after a prefix from an offload tier, which has the keys of the model only.
+    attends only to later tokens (`DraftedText.first`). This happens while no guesses pay.
 
     target: the executor of the model.
     head: the head that `executor` runs.
     """
 
     most_rests = 8 * TRY_AFTER  # each try also computes the rows of all texts for EARLY rounds
+    keeps_keys = True
 
     def __init__(
         self,
@@ -78,6 +80,9 @@ class DraftHead(DraftModel):
         if not turns and 0 < self._rests < self._try_after - EARLY:
             self._forget_all_but(())
             return
+        if self.kv.offload is not None:
+            self.kv.offload.left_s = MOVING_S
+            self._follow([request for request in requests if request.slot not in rows])
         self._guess_on(*self._catch_up(known, turns, rows), budget)
 
     def _is_worth(self, turn: Draft, saved: float) -> bool:
@@ -101,6 +106,40 @@ class DraftHead(DraftModel):
         match = self.kv.match_prefix(sequence.chain, ids)
         self.kv.adopt(sequence.tables, sequence.chain, match)
         sequence.computed = match.num_tokens
+
+    def _follow(self, requests: Sequence[Request]) -> None:
+        """Give texts the keys of the blocks that the model is restoring from a tier.
+
+        The model computes no tokens of these texts meanwhile.
+        """
+        for request in requests:
+            end, sequence = request.num_computed, self._sequences.get(request.id)
+            if not (end and request.computes_prompt) or self._is_left_out(request):
+                continue
+            if sequence is None:
+                sequence = self._begin(request)
+            if not sequence.first:
+                self._reach(sequence, request.token_ids, end)
+
+    def _reach(self, sequence: DraftedText, ids: Sequence[int], end: int) -> None:
+        """Give a text the keys before position `end` that are in the cache or in a tier."""
+        kv, chain, tables, size = self.kv, sequence.chain, sequence.tables, self.kv.block_size
+        if not sequence.computed:
+            self._adopt(sequence, ids)
+        while sequence.computed < end:
+            found = kv.catch_up(tables, chain, ids, sequence.computed)
+            sequence.computed += found
+            if found:
+                continue
+            plan = kv.restorable(tables, chain, ids, sequence.computed)
+            if plan is None or kv.offload is None or not kv.offload.has_time:
+                return
+            if not kv.grow(tables, sequence.computed + size):
+                return
+            if not kv.restore(tables, chain, plan):
+                chain.plan, chain.failed = None, True
+                return
+            sequence.computed += size
 
     def _begin_at(self, request: Request, sequence: DraftedText, first: int) -> None:
         """Let the text begin at position `first`. Each token keeps its random number."""
@@ -164,7 +203,7 @@ class DraftHead(DraftModel):
     def _lacking(self, request: Request, step: StepRows) -> _Rows | None:
         """Return the rows of the model's last step that a text lacks; None without memory."""
         ids, sequence = request.token_ids, self._sequences.get(request.id)
-        if request.pictures or len(ids) > self._longest:
+        if self._is_left_out(request):
             return None
         if sequence is None:
             sequence = self._begin(request)
@@ -172,8 +211,8 @@ class DraftHead(DraftModel):
             self._learn(sequence, ids)
         # The row of a token needs the next token, and rejected drafts are not in the text.
         end = min(step.position + step.tokens, len(ids) - 1)
-        if not sequence.computed:
-            self._adopt(sequence, ids)
+        if not sequence.first:
+            self._reach(sequence, ids, step.position)
         if sequence.computed < step.position:
             self._begin_at(request, sequence, step.position)
         start = sequence.computed
@@ -181,6 +220,9 @@ class DraftHead(DraftModel):
             return None
         at = step.row + start - step.position
         return _Rows(sequence, ids[start + 1 : end + 1], list(range(at, at + end - start)))
+
+    def _is_left_out(self, request: Request) -> bool:
+        return bool(request.pictures) or len(request.token_ids) > self._longest
 
     def _compute(self, rows: Iterable[_Rows]) -> None:
         """Compute the keys of rows that guess nothing, in steps as large as possible."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cpuserve.core.cost import CostModel, StepWork, price_clock
 from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager, Tables
+from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
@@ -127,9 +128,12 @@ class DraftModel:
     seconds: how long all rounds have taken.
     num_steps: how many steps the draft model has run.
     most_rests: after so many rounds without a draft, one is tried; earlier at first (TRY_AFTER).
+    keeps_keys: whether the model's offload tiers also store its keys, since it cannot compute the
+      keys of a prefix that the model has found in its cache.
     """
 
     most_rests = TRY_AFTER
+    keeps_keys = False
 
     def __init__(self, executor: Executor, kv: KvManager, vocab: int, longest: int) -> None:
         self.executor = executor
@@ -162,11 +166,26 @@ class DraftModel:
         self.seconds += time.perf_counter() - began
 
     def report(self) -> dict[str, object]:
-        """Return the steps of the draft model, and the seconds that its rounds have taken."""
-        return {"draft_steps": self.num_steps, "draft_s": self.seconds}
+        """Return the steps of the draft model, the seconds of its rounds, and blocks of tiers."""
+        found: dict[str, object] = {"draft_steps": self.num_steps, "draft_s": self.seconds}
+        if (offload := self.kv.offload) is not None:
+            found["draft_blocks_saved"] = offload.num_saved
+            found["draft_blocks_restored"] = offload.num_restored
+        return found
 
-    def close(self) -> None:
-        """Free the weights and the cache."""
+    def keep(self, offload: Offload) -> None:
+        """Let `offload` keep evicted keys; call it before the first round."""
+        blocks, size, caching = self.kv.num_blocks, self.kv.block_size, self.kv.prefix_caching
+        self.kv = KvManager(blocks, size, prefix_caching=caching, offload=offload)
+
+    def tidy(self) -> bool:
+        """Write a block of keys to disk while the engine is idle; False = all is done."""
+        return self.kv.offload is not None and self.kv.offload.tidy()
+
+    def close(self, wait_s: float = 1.0) -> None:
+        """Write blocks of keys to disk within `wait_s` seconds; free the weights and the cache."""
+        if self.kv.offload is not None:
+            self.kv.offload.close(wait_s)
         self.executor.close()
 
     def _may_have_drafts(self, request: Request) -> bool:

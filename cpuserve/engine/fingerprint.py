@@ -52,6 +52,24 @@ def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).digest()
 
 
+def head_fingerprint(config: EngineConfig, size: int) -> bytes:
+    """Return 32 bytes that differ if heads of a model with this `fingerprint` have other keys.
+
+    size: bytes of a block of the head.
+    """
+    draft = config.draft
+    assert draft is not None, "there is no head"
+    facts = {
+        "size": size,
+        "architecture": draft.architecture,
+        "quantize": draft.quantize,
+        "layers": draft.layers,
+        # The fingerprint of the model covers the files of the model.
+        "files": _files(Path(draft.path)) if draft.path != config.model_path else [],
+    }
+    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).digest()
+
+
 def tokenizer_fingerprint(path: str) -> bytes:
     """Return 32 bytes that differ if tokenizers make other tokens; path: its directory or file.
 

@@ -1,4 +1,4 @@
-"""Set up the offload tiers of one engine's KV cache: memory, files, and the tiers in TIERS."""
+"""Set up the KV cache of one engine and its offload tiers: memory, files, and those in TIERS."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cpuserve.config.cache_groups import cache_use
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.disk import DiskCache
+from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.tier import Data, SwapSpace, Tier, TierNeeds
-from cpuserve.engine.fingerprint import fingerprint
+from cpuserve.core.kv.tier import Data, HeadTier, SwapSpace, Tier, TierNeeds
+from cpuserve.engine.fingerprint import fingerprint, head_fingerprint
 from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
 from cpuserve.log import get_logger
@@ -22,6 +24,8 @@ from cpuserve.registry import Registry
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.draft_model import DraftModel
+    from cpuserve.engine.kv_events import KvEventPublisher
     from cpuserve.runtime.executor import Executor
 
 # Functions that create further tiers. The str is the location of the tier,
@@ -86,7 +90,36 @@ def check_tiers(config: EngineConfig) -> None:
             claim(Path(config.prefix_cache_dir).expanduser())
 
 
-def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
+def make_kv(
+    config: EngineConfig,
+    executor: Executor,
+    kv_events: KvEventPublisher | None = None,
+    draft: DraftModel | None = None,
+) -> KvManager:
+    """Return the KV cache of an engine; its tiers also keep the keys of `draft`, if it is a head.
+
+    Raises:
+        ConfigError: a tier is unknown, or the cache directory has files of other programs.
+    """
+    windows = [group.window for group in config.kv_groups] or [0]
+    return KvManager(
+        # One block is reserved: entries of block tables refer to it
+        # if a sliding window has passed their block, or if their block has no state.
+        config.kv_blocks - (any(windows) or config.state_slots > 0),
+        config.block_size,
+        use=cache_use(
+            windows, config.max_num_batched_tokens, config.block_size, config.picture_span
+        ),
+        prefix_caching=config.enable_prefix_caching,
+        offload=make_offload(config, executor, draft),
+        num_states=config.state_slots,
+        events=None if kv_events is None else kv_events.changes,
+    )
+
+
+def make_offload(
+    config: EngineConfig, executor: Executor, draft: DraftModel | None = None
+) -> Offload | None:
     """Return the offload tiers of `config`, or None; a tier that fails is omitted with a warning.
 
     Raises:
@@ -95,13 +128,15 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor, max(1, len(config.kv_groups)))
+    head = draft.executor.kv_block_bytes if draft is not None and draft.keeps_keys else 0
+    sizes = (*blocks.sizes, head) if head else blocks.sizes
     directories = {"host": config.shared_prefix_dir, "disk": config.prefix_cache_dir}
     files = any(directories.values()) or config.kv_tiers
     mark = fingerprint(config, blocks.sizes) if files else b""
-    needs = TierNeeds(blocks.sizes, mark)
+    needs = TierNeeds(sizes, mark, head_fingerprint(config, head) if head and files else b"")
     tiers: list[Tier] = []
     if config.swap_bytes >= min(blocks.sizes):
-        tiers.append(SwapSpace(config.swap_bytes, blocks.sizes))
+        tiers.append(SwapSpace(config.swap_bytes, sizes))
     most = {"host": config.shared_prefix_bytes, "disk": config.prefix_cache_bytes}
     for name, directory in directories.items():
         if directory is None:
@@ -127,4 +162,9 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
             tiers.append(make(config.kv_tiers[name], needs))
         except OSError as error:
             log.warning("the KV tier %s cannot be used, so nothing is found there: %s", name, error)
-    return Offload(blocks, tiers) if tiers else None
+    if not tiers:
+        return None
+    if draft is not None and head:
+        own = [HeadTier(tier, len(blocks.sizes)) for tier in tiers]
+        draft.keep(Offload(ExecutorBlocks(draft.executor, 1), own))
+    return Offload(blocks, tiers)

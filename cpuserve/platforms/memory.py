@@ -254,7 +254,7 @@ def plan_memory(
     extra, draft_block = _draft_model(facts.draft, dtype, kv_dtype, quantize, max_num_seqs, wanted)
     block += -(-draft_block // len(groups))
     media_rows, media_bytes = _media(options, ledger, facts)
-    other += written_bytes(options, max(block, state), engines) + media_bytes + extra
+    other += written_bytes(options, max(block, state, draft_block), engines) + media_bytes + extra
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.picture_span)
     why_not = why_not_mapped(options, facts, executor, weights)

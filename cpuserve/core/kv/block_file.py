@@ -47,6 +47,7 @@ class BlockFormat:
         self.seed = seed
         self._fingerprint = needs.fingerprint
         self._sizes = needs.sizes
+        self._head = needs.head
 
     @property
     def folder(self) -> str:
@@ -56,7 +57,12 @@ class BlockFormat:
     def name(self, key: bytes, group: int, parent: bytes, salt: str, content: bytes) -> BlockName:
         """Return the name of a block in a cache group; parent: b"" for a text's first block."""
         root, size = self.root(salt), self._sizes[group]
-        return BlockName(file_key(key, group), parent or bytes(32), root, content, size)
+        return BlockName(self.key(key, group), parent or bytes(32), root, content, size)
+
+    def key(self, key: bytes, group: int) -> bytes:
+        """Return the key of the file for block `key` in a cache group, or of a head."""
+        of_head = self._head and group == len(self._sizes) - 1
+        return file_key(key, group, self._head if of_head else b"")
 
     def picture(self, digest: bytes, part: int, size: int) -> BlockName:
         """Return the name of a part of the rows of an encoded picture (`PictureFiles`)."""
@@ -97,9 +103,12 @@ class BlockFormat:
         return raw[begin:] if raw[HEAD.size : begin] == name.content else None
 
 
-def file_key(key: BlockHash | bytes, group: int) -> bytes:
-    """Return the key of the file for block `key` in a cache group; it is `key` in group 0."""
-    return hashlib.sha256(key + group.to_bytes(2, "little")).digest() if group else key
+def file_key(key: BlockHash | bytes, group: int, head: bytes = b"") -> bytes:
+    """Return the key of the file for block `key` in a cache group; it is `key` in group 0.
+
+    head: `TierNeeds.head` of the head that the group belongs to.
+    """
+    return hashlib.sha256(key + group.to_bytes(2, "little") + head).digest() if group else key
 
 
 def file_name(key: bytes) -> str:

@@ -7,8 +7,9 @@ FOLDER/seed                  32 random bytes that block hashes start from: nobod
                              prompts with colliding hashes
 FOLDER/FINGERPRINT/KEY.kv    one block of a model and its settings (block_file.py).
                              KEY is the hash of the block; in every cache group but the first
-                             one, KEY is a hash of this hash and the group. Parts of encoded
-                             pictures have such files as well
+                             one, KEY is a hash of this hash and the group, with a mark of the head
+                             if it is the group of a head. Parts of encoded pictures have such files
+                             as well
 
 A file is written under a temporary name and then renamed. A file that is incomplete,
 damaged or written with other settings is removed when it is read; the first such file is logged.
@@ -41,7 +42,6 @@ from cpuserve.core.kv.block_file import (
     TEMPORARY,
     BlockFormat,
     BlockName,
-    file_key,
     file_name,
 )
 from cpuserve.core.kv.cache_folder import claim, lock_file
@@ -341,7 +341,7 @@ class DiskCache:
         return self._has(chain.keys[index], group)
 
     def _has(self, key: BlockHash, group: int) -> bool:
-        path = self._path(file_key(key, group))
+        path = self._path(self._format.key(key, group))
         return path in self._files or (self._finds_new and self._is_new(path))
 
     def _is_new(self, path: Path) -> bool:
@@ -409,7 +409,7 @@ class DiskCache:
 
     def wants(self, entry: CachedBlock, group: int) -> bool:
         """Whether `put` should be called for the block: it is not saved yet, and writing works."""
-        pending = file_key(entry.key, group) in self._pending
+        pending = self._format.key(entry.key, group) in self._pending
         return not (self._failed or pending or self._has(entry.key, group))
 
     def wants_file(self, name: BlockName) -> bool:

@@ -18,7 +18,6 @@ from cpuserve.core.kv.block_file import (
     SEED_BYTES,
     TEMPORARY,
     BlockFormat,
-    file_key,
     file_name,
 )
 from cpuserve.core.kv.cache_folder import FOLDER
@@ -117,7 +116,7 @@ class SharedFiles:
             )
 
     def _file(self, chain: PrefixChain, index: int, group: int) -> str:
-        return file_name(file_key(self._key(chain, index), group))
+        return file_name(self._format.key(self._key(chain, index), group))
 
     def _key(self, chain: PrefixChain, index: int) -> bytes:
         """Return the key of block `index` of `chain` in this directory.

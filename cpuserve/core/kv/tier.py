@@ -26,10 +26,13 @@ class TierNeeds:
 
     sizes: bytes of a block of each cache group.
     fingerprint: 32 bytes that differ if equal tokens could have other keys, values or states.
+    head: 32 bytes that differ if a head that guesses tokens could have other keys and values;
+      its blocks are the last group of `sizes`. b"" = there is no head.
     """
 
     sizes: tuple[int, ...]
     fingerprint: bytes
+    head: bytes = b""
 
 
 class Tier(Protocol):
@@ -92,6 +95,60 @@ class Tier(Protocol):
 
     def close(self, wait_s: float) -> None:
         """Finish the writes within about `wait_s` seconds."""
+
+
+class HeadTier:
+    """A tier of a model, which stores the blocks of a head as one more cache group.
+
+    The keys of the blocks of model and head start from the same seed.
+
+    tier: the tier of the model, which also closes it. group: the group of `TierNeeds` of the head.
+    """
+
+    def __init__(self, tier: Tier, group: int) -> None:
+        self.name, self.durable, self.seed = tier.name, tier.durable, tier.seed
+        self._tier = tier
+        self._group = group
+
+    def __len__(self) -> int:
+        return len(self._tier)
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks in the tier."""
+        return self._tier.num_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all blocks in the tier, in bytes."""
+        return self._tier.num_bytes
+
+    def find(self, chain: PrefixChain, index: int, group: int) -> bool:
+        """Whether the tier has block `index` of `chain`."""
+        return self._tier.find(chain, index, self._group + group)
+
+    def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
+        """Return the content of the block that `find` has found."""
+        return self._tier.load(chain, index, self._group + group)
+
+    def ready(self, group: int) -> bool:
+        """Whether `put` can store a block without waiting."""
+        return self._tier.ready(self._group + group)
+
+    def wants(self, entry: CachedBlock, group: int) -> bool:
+        """Whether `put` should be called."""
+        return self._tier.wants(entry, self._group + group)
+
+    def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
+        """Store `data`, the content of the block of `entry`."""
+        return self._tier.put(entry, self._group + group, data, wait_s)
+
+    def filled(self, entry: CachedBlock, group: int) -> None:
+        """React to the fact that the cache of the head has the block of `entry` again."""
+        self._tier.filled(entry, self._group + group)
+
+    def close(self, wait_s: float) -> None:
+        """Do nothing: the model closes the tier."""
 
 
 class SwapSpace:
