@@ -7,7 +7,7 @@ the model has computed for a token, and the embedding of the next token (`guess_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, unmet
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.platforms.base import KvLayerFacts
-from cpuserve.program.operations.dense import Logits
+from cpuserve.program.operations.dense import Embed, Logits
 from cpuserve.program.parts import stored_needs
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ _DEEPSEEK_V4 = {
     "guess.hidden_norm.": "mtp.0.hnorm.",
     "model.hc_head.hc_": "mtp.0.hc_head_",
     "model.norm.": "mtp.0.norm.",
+}
+# Tensors that a head may have instead of those of the model, besides the ones above.
+_OWN = {
+    "model.embed_tokens.": "model.layers.{}.embed_tokens.",
+    "lm_head.": "model.layers.{}.shared_head.head.",
 }
 HEADS = {
     "DeepseekV3ForCausalLM": _NEXTN,
@@ -162,9 +167,12 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
 
 
-def guess_head(spec: ModelSpec, *, gguf: bool = False) -> GuessHead | None:
+def guess_head(
+    spec: ModelSpec, names: Collection[str] = (), *, gguf: bool = False
+) -> GuessHead | None:
     """Return the head that checkpoints of this model may have; None if the family has none.
 
+    names: the tensors of the checkpoint; it may have an embedding and an output matrix of the head.
     gguf: whether the model is in a GGUF file, where a head is the last block.
     """
     found = HEADS.get(spec.architecture)
@@ -173,6 +181,13 @@ def guess_head(spec: ModelSpec, *, gguf: bool = False) -> GuessHead | None:
     found = _NEXTN if gguf else found
     called = {ours: theirs.format(spec.layers) for ours, theirs in found.items()}
     own = guess_spec(spec)
+    if found is _NEXTN:
+        stored = {ours: theirs.format(spec.layers) for ours, theirs in _OWN.items()}
+        more = {ours: at for ours, at in stored.items() if f"{at}weight" in names}
+        if more and spec.tied:
+            more = {"lm_head.": "model.embed_tokens.", **more}
+            own = replace(own, tied=False)
+        called |= more
     return GuessHead(own, build_program(own), called)
 
 
@@ -183,9 +198,9 @@ def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
         ModelError: the head is not complete.
     """
     checkpoint = open_checkpoint(path, parts=OWN_NAMES)
-    head = guess_head(spec_from_config(checkpoint.config), gguf=checkpoint.gguf is not None)
-    firsts = () if head is None else map(head.stored, FIRSTS)
-    if head is None or checkpoint.weights.names().isdisjoint(firsts):
+    names, gguf = checkpoint.weights.names(), checkpoint.gguf is not None
+    head = guess_head(spec_from_config(checkpoint.config), names, gguf=gguf)
+    if head is None or names.isdisjoint(map(head.stored, FIRSTS)):
         return None
     needs = [replace(need, name=head.stored(need.name)) for need in head.program.weights]
     if found := unmet(needs, checkpoint.weights):
@@ -222,11 +237,13 @@ def head_facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
     """Return the facts about a head; model: those about its model.
 
     The bytes of a GGUF file, or of a checkpoint that is not quantized, include its head. Only the
-    output matrix needs more memory, because the head has another copy.
+    output matrix needs more memory, because the head has another copy. Rows of an embedding are
+    read in the file.
     """
     program, quantization = head.program, model.quantization or "gguf"
     counted = quantization.startswith("gguf")
     shared = {need.name for need in program.weights if head.stored(need.name) == need.name}
+    shared |= {op.weight for op in program.ops if isinstance(op, Embed)}
     output = {op.weight for op in program.ops if isinstance(op, Logits)}
     weights = sum(
         math.prod(need.shape)

@@ -256,6 +256,8 @@ GUESSER = {
     "enorm": "nextn.enorm",
     "hnorm": "nextn.hnorm",
     "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
+    "embed_tokens": "nextn.embed_tokens",
     "pre_mlp_layernorm": "ffn_norm",
     "final_layernorm": "layer_output_norm",
 }

@@ -55,6 +55,17 @@ def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=Non
     return directory
 
 
+def own_matrices(tensors, head):
+    """Give a head an embedding and an output matrix of its own."""
+    import torch
+
+    begin = head.stored("guess.fc.weight").removesuffix("eh_proj.weight")
+    numbers, table = torch.Generator().manual_seed(9), tensors["model.embed_tokens.weight"]
+    for name in ("embed_tokens", "shared_head.head"):
+        noise = torch.randn(table.shape, generator=numbers) * table.shape[-1] ** -0.5
+        tensors[f"{begin}{name}.weight"] = noise.to(table.dtype)
+
+
 def is_offset(family):
     """Whether norms are stored as offsets from 1."""
     return family.startswith("qwen3")

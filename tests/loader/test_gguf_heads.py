@@ -10,13 +10,15 @@ import pytest
 
 from cpuserve.loader.assistants import open_assistant
 from cpuserve.loader.guess_heads import open_head
+from cpuserve.loader.load import open_checkpoint, read_config
+from cpuserve.models import spec_from_config
 from cpuserve.program.operations.latent import HeadLinear
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant import dequantize
 from tests.helpers.assistant import assistant
 from tests.helpers.gguf_archs import ARCHS
 from tests.helpers.gguf_convert import convert, convert_assistant
-from tests.helpers.guess_head import with_head
+from tests.helpers.guess_head import own_matrices, with_head
 from tests.helpers.tiny import tiny_model
 
 HEADS = ["qwen3next", "qwen35", "qwen35moe", "glm4moe", "deepseek2-glm", "deepseek2", "deepseek32"]
@@ -54,6 +56,30 @@ def test_a_head_is_that_of_the_safetensors(tmp_path, arch):
     source, file = with_head(tmp_path / "m", family, **changes), tmp_path / "m.gguf"
     convert(arch, file, source=source, nextn_predict_layers=1)
     check(open_head(source), open_head(file))
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", "qwen35moe"])
+def test_a_head_may_have_an_embedding_and_an_output_matrix_of_its_own(tmp_path, arch):
+    family, changes, _ = ARCHS[arch]
+    source, file = tmp_path / "m", tmp_path / "m.gguf"
+    with_head(source, family, change=own_matrices if arch == "glm4moe" else None, **changes)
+    more, tables = {}, ("model.embed_tokens.weight", "lm_head.weight")
+    names = "blk.{}.nextn.embed_tokens.weight", "blk.{}.nextn.shared_head_head.weight"
+    if arch == "qwen35moe":  # its safetensors have none
+        last = spec_from_config(read_config(source)).layers
+        shape, numbers = (512, 64), np.random.default_rng(3)
+        more = {n.format(last): numbers.standard_normal(shape, np.float32) for n in names}
+    convert(arch, file, source=source, nextn_predict_layers=1, more=more)
+    head, tensors = open_head(file)
+    if arch == "glm4moe":
+        check(open_head(source), (head, tensors))
+        of_model = open_checkpoint(file).weights
+        for name in tables:
+            its, model = (dequantize(found.get(name)) for found in (tensors, of_model))
+            assert its.shape == model.shape
+            assert not np.array_equal(its, model)
+    for name, known in zip(tables, more.values(), strict=False):
+        assert np.array_equal(dequantize(tensors.get(name)), known)
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])

@@ -25,7 +25,7 @@ from cpuserve.runtime.executor import rows_by_slot
 from cpuserve.runtime.native import fill_vectors, pack_matrices
 from cpuserve.runtime.pack import pack
 from tests.helpers.gguf_convert import convert
-from tests.helpers.guess_head import FAMILIES, head_of, is_offset, with_head
+from tests.helpers.guess_head import FAMILIES, head_of, is_offset, own_matrices, with_head
 from tests.helpers.oracle import transformers_of
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
@@ -78,17 +78,20 @@ def one_layer(path, head, directory):
             name = f"model.layers.0.self_attn.{part}_layernorm.weight"
             tensors[name] = tensors[name] * (config["hidden_size"] / config[rank]) ** 0.5
         kinds = {**kinds, "intermediate_size": config["ffn_hidden_size"]}
+    kinds = {**kinds, "tie_word_embeddings": head.spec.tied}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({**config, **kinds, "num_hidden_layers": 1}))
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return transformers_of(directory)
 
 
-def published(path, head, directory):
+def published(path, head, directory, **options):
     """Hidden states of TOKENS, and the logits of the head: DeepSeek-V3, section 2.2, equation 21.
 
     The embedding of the next token and the hidden state are normalized, joined and projected. The
     layer, the last norm and the output matrix follow.
+
+    options: values of the config that differ from those of tiny models.
     """
     config = json.loads((path / "config.json").read_text())
     stored = load_file(path / "model.safetensors")
@@ -103,9 +106,8 @@ def published(path, head, directory):
         return of_streams(path, head, directory, stored, norm)
 
     with torch.inference_mode():
-        model = transformers_of(
-            tiny_model(path.name, **OWN.get(path.name, {}))
-        )  # the same one without a head
+        # the same one without a head
+        model = transformers_of(tiny_model(path.name, **OWN.get(path.name, {}), **options))
         hidden = model.model(torch.tensor([TOKENS])).last_hidden_state[0]
         after = stored[head.stored("model.embed_tokens.weight")].float()[TOKENS[1:]]
         both = norm(after, "embedding_norm"), norm(hidden[:-1], "hidden_norm")
@@ -166,15 +168,38 @@ def head_step(start, count):
 def test_a_head_computes_what_was_published(path, tmp_path):
     head, weights = open_head(path)
     hidden, want = published(path, head, tmp_path / "layer")
+    got = guessed(head, weights, hidden)
+    assert close(got, want)
+    assert not close(got[1:], want[:-1])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("lacks", ["", "shared_head.head", "embed_tokens"])
+def test_a_head_uses_an_embedding_and_an_output_matrix_of_its_own(tmp_path, tied, lacks):
+    options = {"tie_word_embeddings": tied}
+    path = with_head(tmp_path / "glm4-moe", "glm4-moe", change=own_matrices, **options)
+    begin = head_of(path).stored("guess.fc.weight").removesuffix("eh_proj.weight")
+    names = {part: f"{begin}{part}.weight" for part in ("embed_tokens", "shared_head.head")}
+    if lacks:
+        path = cut(path, tmp_path / "cut" / "glm4-moe", names[lacks])
+    head, weights = open_head(path)
+    hidden, want = published(path, head, tmp_path / "layer", **options)
+    assert close(guessed(head, weights, hidden), want)
+    table, output = "model.embed_tokens.weight", "lm_head.weight"
+    of_model = {"embed_tokens": table, "shared_head.head": table if tied else output}
+    own = {part: of_model[part] if part == lacks else name for part, name in names.items()}
+    assert [head.stored(table), head.stored(output)] == [*own.values()]
+
+
+def guessed(head, weights, hidden):
+    """The logits of a head after hidden states of its model."""
     tensors = {
         need.name: torch.from_numpy(dequantize(weights.get(need.name)).reshape(need.shape))
         for need in head.program.weights
     }
     interpreter = Interpreter(head.program, tensors, num_blocks=8, num_media=128)
     interpreter.media[: len(hidden)] = torch.from_numpy(hidden)
-    got = interpreter.run(head_step(0, len(TOKENS) - 1)).numpy()
-    assert close(got, want)
-    assert not close(got[1:], want[:-1])
+    return interpreter.run(head_step(0, len(TOKENS) - 1)).numpy()
 
 
 @pytest.mark.parametrize("sizes", [(69,), (40, 1, 28)], ids=["whole", "parts"])

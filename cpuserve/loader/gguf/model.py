@@ -189,6 +189,8 @@ _GUESSER = {
     "nextn.enorm": "enorm",
     "nextn.hnorm": "hnorm",
     "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
     "layer_output_norm": "shared_head.norm",  # MiMo V2
 }
 
