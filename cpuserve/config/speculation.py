@@ -20,6 +20,8 @@ ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 MTP_OF = (
     *("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
     *("gemma4_mtp", "mimo_mtp", "mimo_v2_mtp", "ernie_mtp", "longcat_flash_mtp"),
+    *("step3p5_mtp", "exaone_moe_mtp", "hy_v3_mtp", "nemotron_h_mtp"),
+    *("bailing_hybrid_mtp", "bailing_hybrid_v3_mtp"),
 )
 AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
 # With more draft tokens than this, a step takes more time than the accepted tokens save.

@@ -86,29 +86,57 @@ _DEEPSEEK_V4 = {
     "model.hc_head.hc_": "mtp.0.hc_head_",
     "model.norm.": "mtp.0.norm.",
 }
-# Tensors that a head may have instead of those of the model, besides the ones above.
+# Matrices that such a head may have of its own.
 _OWN = {
     "model.embed_tokens.": "model.layers.{}.embed_tokens.",
     "lm_head.": "model.layers.{}.shared_head.head.",
 }
+_STEP = {
+    "model.layers.0.": "model.layers.{}.",
+    "guess.fc.": "model.layers.{}.eh_proj.",
+    "guess.embedding_norm.": "model.layers.{}.enorm.",
+    "guess.hidden_norm.": "model.layers.{}.hnorm.",
+    "model.norm.": "model.layers.{}.transformer.shared_head.norm.",
+    "lm_head.": "model.layers.{}.transformer.shared_head.output.",
+}
+_FINAL = {
+    "model.layers.0.": "model.layers.{}.",
+    "guess.fc.": "model.layers.{}.eh_proj.",
+    "guess.embedding_norm.": "model.layers.{}.enorm.",
+    "guess.hidden_norm.": "model.layers.{}.hnorm.",
+    "model.norm.": "model.layers.{}.final_layernorm.",
+}
+_NEMOTRON = {  # an attention and experts, each a layer as in the model
+    "model.layers.": "mtp.layers.",
+    "guess.fc.": "mtp.layers.0.eh_proj.",
+    "guess.embedding_norm.": "mtp.layers.0.enorm.",
+    "guess.hidden_norm.": "mtp.layers.0.hnorm.",
+    "model.norm_f.": "mtp.layers.{last}.final_layernorm.",
+}
 HEADS = {
+    "BailingHybridForCausalLM": _FINAL,
+    "BailingMoeV2ForCausalLM": _FINAL,
     "DeepseekV3ForCausalLM": _NEXTN,
     "DeepseekV32ForCausalLM": _NEXTN,
     "DeepseekV4ForCausalLM": _DEEPSEEK_V4,
     "Ernie4_5_MoeForCausalLM": _ERNIE,
+    "ExaoneMoeForCausalLM": _QWEN,
     "GlmMoeDsaForCausalLM": _NEXTN,
     "Glm4MoeForCausalLM": _NEXTN,
     "Glm4MoeLiteForCausalLM": _NEXTN,
+    "HYV3ForCausalLM": _FINAL,
     "LongcatFlashForCausalLM": _LONGCAT,
     "MiMoV2FlashForCausalLM": _MIMO,  # its first head; the others guess later tokens
+    "NemotronHForCausalLM": _NEMOTRON,
     "Qwen2ForCausalLM": _MIMO_7B,  # MiMo 7B, a Qwen2 with a head
     "Qwen3NextForCausalLM": _QWEN,
     "Qwen3_5ForCausalLM": _QWEN,
     "Qwen3_5MoeForCausalLM": _QWEN,
+    "Step3p5ForCausalLM": _STEP,  # its first head; the others guess later tokens
 }
 DENSE = ("Ernie4_5_MoeForCausalLM", "MiMoV2FlashForCausalLM")
 # Their heads are read from safetensors only.
-NO_GGUF = ("DeepseekV4ForCausalLM",)
+NO_GGUF = ("DeepseekV4ForCausalLM", "NemotronHForCausalLM")
 HIDDEN_FIRST = ("Qwen2ForCausalLM",)  # the columns of their fc begin with the hidden state
 # A checkpoint has a head if it has one of these tensors of its Program.
 FIRSTS = ("guess.fc.weight", "guess.h_proj.weight")
@@ -149,9 +177,10 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     """Return the hyperparameters of the head of a model: one layer, of the kind of the last one.
 
     The layer of MiMo V2 has a window and no experts. The layer of DeepSeek V4 has a window and no
-    pools, and no token has experts of its own.
+    pools, and no token has experts of its own. Other models say in extra["guess"] what differs.
     """
     extra, dense = dict(spec.extra), spec.architecture in DENSE
+    own = cast("dict[str, object]", extra.pop("guess", {}))
     if dense and "windows" in extra:
         extra["windows"] = (max(cast("tuple[int, ...]", extra["windows"])),)
     if "dense_layers" in extra:
@@ -163,6 +192,7 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
         extra["attends"] = (True,)
     if spec.architecture in HIDDEN_FIRST:
         extra["hidden_first"] = True
+    extra |= own
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
     return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
 
@@ -178,9 +208,12 @@ def guess_head(
     found = HEADS.get(spec.architecture)
     if found is None or (gguf and spec.architecture in NO_GGUF):
         return None
+    if found is _NEMOTRON and "guess" not in spec.extra:
+        return None  # a head with layers that a head cannot have
     found = _NEXTN if gguf else found
-    called = {ours: theirs.format(spec.layers) for ours, theirs in found.items()}
     own = guess_spec(spec)
+    last = len(cast("tuple[str, ...]", own.extra.get("kinds", ()))) - 1
+    called = {ours: at.format(spec.layers, last=last) for ours, at in found.items()}
     if found is _NEXTN:
         stored = {ours: theirs.format(spec.layers) for ours, theirs in _OWN.items()}
         more = {ours: at for ours, at in stored.items() if f"{at}weight" in names}

@@ -26,7 +26,13 @@ from cpuserve.models.experts import (
     read_groups,
 )
 from cpuserve.models.kimi_linear import KINDS, gated_rows, read_row_delta, with_keys
-from cpuserve.models.llama import dense_mlp, finish_decoder, read_decoder
+from cpuserve.models.llama import (
+    dense_mlp,
+    finish_decoder,
+    guess_inputs,
+    read_decoder,
+    rms_norm,
+)
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import RouterScore, ValueId
@@ -166,12 +172,13 @@ def _build(
     b: Builder, s: ModelSpec, mix: Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
 ) -> None:
     """Append the layers; mix adds the attention or the delta net of a layer."""
-    x = b.embed("model.word_embeddings")
+    table = "model.word_embeddings"
+    x = guess_inputs(b, s, rms_norm, embedding=table) if s.guesses else b.embed(table)
     for layer in range(s.layers):
         at = f"model.layers.{layer}"
         mix(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
         _routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
-    finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding="model.word_embeddings")
+    finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding=table)
 
 
 def _given(config: Mapping[str, Any]) -> dict[str, Any]:

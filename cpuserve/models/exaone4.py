@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.experts import (
@@ -62,12 +63,29 @@ class ExaoneMoe:
             "expert_scale": read_float(config, "routed_scaling_factor", 2.5),
             "renormalize": read_bool(config, "norm_topk_prob", True),
         }
-        return _spec(config, extra)
+        spec = _spec(config, extra)
+        return replace(spec, extra={**spec.extra, "guess": _head(config, spec)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=qk_norm_attention, mlp=sigmoid_mixture)
+
+
+def _head(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, object]:
+    """Return what differs in a head: its layer has a RoPE and no experts.
+
+    It has a window if the first layer of the model has one, or as mtp_layer_types says.
+    Source: ExaoneMoeAttention in vLLM.
+    """
+    found: dict[str, object] = {"dense_layers": (0,)}
+    windows = cast("tuple[int, ...]", spec.extra.get("windows", ()))
+    if windows:
+        kinds = config.get("mtp_layer_types")
+        first = kinds[0] if isinstance(kinds, list) and kinds else ""
+        own = max(windows) if first == "sliding_attention" else 0
+        found |= {"windows": (own if first else windows[0],), "no_rope": ()}
+    return found
 
 
 def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:

@@ -457,15 +457,17 @@ def build_decoder(
     finish_decoder(b, s, norm(b, x, "model.norm"))
 
 
-def guess_inputs(b: Builder, s: ModelSpec, norm: NormFn) -> ValueId:
+def guess_inputs(
+    b: Builder, s: ModelSpec, norm: NormFn, *, embedding: str = "model.embed_tokens"
+) -> ValueId:
     """Return the stream of a head that guesses the token after the next one.
 
     A row of the media buffer has the hidden state of a token, after the last norm of the model.
-    The id of the token in the step is the next token.
+    The id of the token in the step is the next token. embedding: the name of the table.
     Source: DeepSeek-V3 technical report, arXiv 2412.19437, section 2.2.
     """
-    hidden = norm(b, b.embed("model.embed_tokens"), "guess.hidden_norm")
-    following = b.embed("model.embed_tokens", width=s.width, scale=s.embed_scale)
+    hidden = norm(b, b.embed(embedding), "guess.hidden_norm")
+    following = b.embed(embedding, width=s.width, scale=s.embed_scale)
     following = norm(b, following, "guess.embedding_norm")
     first, second = (hidden, following) if "hidden_first" in s.extra else (following, hidden)
     both = b.columns(first, s.width, more=second)

@@ -17,7 +17,14 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.experts import read_experts, read_groups
-from cpuserve.models.llama import attend, finish_decoder, read_decoder, squared_mlp
+from cpuserve.models.llama import (
+    attend,
+    finish_decoder,
+    guess_inputs,
+    read_decoder,
+    rms_norm,
+    squared_mlp,
+)
 from cpuserve.models.mamba import Mamba2Sizes, add_mamba2
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -47,6 +54,9 @@ class NemotronH:
             extra["mamba"] = _read_mamba(config)
         if "moe" in kinds:
             extra |= _read_mixture(config)
+        head = _read_head(config)
+        if set(head) <= {"attention", "mlp", *kinds} - {"mamba"}:
+            extra["guess"] = {"kinds": head}
         bias = read_bool(config, "attention_bias", False)
         spec = read_decoder(
             {
@@ -68,7 +78,11 @@ class NemotronH:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         kinds = cast("tuple[str, ...]", s.extra["kinds"])
-        x = b.embed("model.embeddings", scale=s.embed_scale)
+        table = "model.embeddings"
+        if s.guesses:
+            x = guess_inputs(b, s, rms_norm, embedding=table)
+        else:
+            x = b.embed(table, scale=s.embed_scale)
         for i, kind in enumerate(kinds):
             at = f"model.layers.{i}"
             h = b.rms_norm(x, f"{at}.norm")
@@ -82,7 +96,7 @@ class NemotronH:
                 squared_mlp(b, s, f"{at}.mixer", h, s.intermediate, x)
             else:
                 _add_experts(b, s, f"{at}.mixer", h, x)
-        finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")
+        finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding=table)
 
 
 def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -97,6 +111,16 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
         refuse("layers_block_type", names, f"a list of {', '.join(_NAMES)}")
     counted = {"num_hidden_layers": len(names), "layers_block_type": names}
     return tuple(_NAMES[n] for n in read_kinds(counted, "layers_block_type", tuple(_NAMES), str))
+
+
+def _read_head(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kind of each layer of a head that guesses tokens; () if it is not known."""
+    names, pattern = config.get("mtp_layers_block_type"), config.get("mtp_hybrid_override_pattern")
+    if isinstance(names, list):
+        return tuple(_NAMES.get(str(name), "") for name in names)
+    if isinstance(pattern, str):
+        return tuple(_LETTERS.get(letter, "") for letter in pattern)
+    return "attention", "moe"
 
 
 def _read_mamba(config: Mapping[str, Any]) -> Mamba2Sizes:

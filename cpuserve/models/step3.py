@@ -19,6 +19,7 @@ from cpuserve.models.config import (
 from cpuserve.models.experts import read_dense_layers, read_experts
 from cpuserve.models.llama import (
     finish_decoder,
+    guess_inputs,
     layer_rope,
     layer_window,
     offset_norm,
@@ -63,6 +64,7 @@ class Step35:
         given = {k: v for k, v in config.items() if v is not None}
         given = {**_DEFAULTS, **{_SPELLINGS.get(key, key): v for key, v in given.items()}}
         layers = read_int(given, "num_hidden_layers", high=4096)
+        after = _kind_after(given, layers)
         for key, value in given.items():
             if isinstance(value, list) and key in _BY_LAYER:
                 given[key] = value[:layers]
@@ -83,6 +85,14 @@ class Step35:
             "limits": _read_limits(given, "swiglu_limits", layers),
             "shared_limits": _read_limits(given, "swiglu_limits_shared", layers),
         }
+        slides = after == "sliding_attention" and window > 0
+        extra["guess"] = {
+            "windows": (window if slides else 0,),
+            "heads": (local if slides else heads,),
+            "dense_layers": (0,),
+            "limits": (0.0,),
+            "shared_limits": (0.0,),
+        }
         bias, head_dim = read_bool(given, "attention_bias", False), read_int(given, "head_dim")
         plain, rope = split_ropes(_ropes(given), head_dim, 128000, theta=1e4, local_theta=1e4)
         spec = read_decoder(
@@ -99,12 +109,22 @@ class Step35:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        x = b.embed("model.embed_tokens")
+        x = guess_inputs(b, s, offset_norm) if s.guesses else b.embed("model.embed_tokens")
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
             _attention(b, s, layer, offset_norm(b, x, f"{at}.input_layernorm"), x)
             _feed_forward(b, s, layer, offset_norm(b, x, f"{at}.post_attention_layernorm"), x)
-        finish_decoder(b, s, offset_norm(b, x, "model.norm"))
+        # A head reads the stream before the last norm, of the model and of the head itself.
+        finish_decoder(b, s, offset_norm(b, x, "model.norm"), kept=x)
+
+
+def _kind_after(config: Mapping[str, Any], layers: int) -> str:
+    """Return the kind of the first head, which layer_types has after the model's layers."""
+    own, kinds = config.get("mtp_layer_types"), config.get("layer_types")
+    if isinstance(own, list) and own:
+        return str(own[0])
+    longer = isinstance(kinds, list) and len(kinds) > layers
+    return str(kinds[layers]) if kinds and longer else "sliding_attention"
 
 
 _BY_LAYER = (

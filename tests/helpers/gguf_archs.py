@@ -258,6 +258,10 @@ GUESSER = {
     "shared_head.norm": "nextn.shared_head_norm",
     "shared_head.head": "nextn.shared_head_head",
     "embed_tokens": "nextn.embed_tokens",
+    **{
+        f"transformer.shared_head.{n}": f"nextn.shared_head_{m}"
+        for n, m in (("norm", "norm"), ("output", "head"))
+    },
     "pre_mlp_layernorm": "ffn_norm",
     "final_layernorm": "layer_output_norm",
 }

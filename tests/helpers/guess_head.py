@@ -8,6 +8,7 @@ from pathlib import Path
 from cpuserve.loader.guess_heads import guess_head
 from cpuserve.loader.load import read_config
 from cpuserve.models import spec_from_config
+from cpuserve.program.operations.dense import Embed
 from cpuserve.program.parts import stored_needs
 from tests.helpers.tiny import tiny_model
 
@@ -15,6 +16,7 @@ FAMILIES = (
     *("deepseek-v3", "deepseek-v3.2", "deepseek-v4", "glm-moe-dsa"),
     *("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mimo-v2"),
     *("ernie4.5-moe", "longcat", "qwen2"),  # MiMo 7B is a Qwen2
+    *("exaone-moe", "hy-v3", "ling2", "bailing-hybrid", "nemotron-h-moe", "step3.5"),
 )
 
 
@@ -39,7 +41,7 @@ def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=Non
 
     file, head = directory / "model.safetensors", head_of(directory)
     tensors, numbers = load_file(file), torch.Generator().manual_seed(seed)
-    (embedding,) = (t for n, t in tensors.items() if n.endswith("embed_tokens.weight"))
+    embedding = tensors[table_of(head)]
     for need in stored_needs(head.program.weights):
         if head.stored(need.name) == need.name:  # model and head have it in common
             continue
@@ -55,6 +57,13 @@ def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=Non
     return directory
 
 
+def table_of(head) -> str:
+    """The name of the embedding of the model of a head."""
+    own = next(op.weight for op in head.program.ops if isinstance(op, Embed))
+    stored = head.stored(own)
+    return own if "mtp" in stored else stored
+
+
 def own_matrices(tensors, head):
     """Give a head an embedding and an output matrix of its own."""
     import torch
@@ -68,4 +77,4 @@ def own_matrices(tensors, head):
 
 def is_offset(family):
     """Whether norms are stored as offsets from 1."""
-    return family.startswith("qwen3")
+    return family.startswith(("qwen3", "step3.5"))

@@ -26,8 +26,8 @@ def text_model():
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             self.post_init()
 
-        def forward(self, input_ids):
-            hidden = self.model(input_ids, use_cache=False).last_hidden_state
+        def forward(self, input_ids=None, **inputs):
+            hidden = self.model(input_ids, use_cache=False, **inputs).last_hidden_state
             return CausalLMOutputWithPast(logits=self.lm_head(hidden))
 
     return Step3p5ForCausalLM

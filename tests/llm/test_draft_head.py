@@ -13,13 +13,14 @@ from cpuserve.engine.draft_model import TRIALS, TRY_AFTER, DraftModel
 from cpuserve.errors import ModelError, StartupError
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert
-from tests.helpers.guess_head import FAMILIES, is_offset, with_head
+from tests.helpers.guess_head import FAMILIES, is_offset, table_of, with_head
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
 
 TEXTS = [[3 + (7 * i * i + 31 * n) % 370 for i in range(20 + 17 * n)] for n in range(8)]
 ENDS = ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight")
 ENDS += (".wo_b.weight", ".w2.weight")  # DeepSeek V4
+ENDS += (".attention.dense.weight",)  # Ling
 
 
 def copies(family):
@@ -35,19 +36,21 @@ def copies(family):
         for name, tensor in tensors.items():
             if ("layers." in name or "mtp" in name) and name.endswith(ENDS):
                 tensor.zero_()
-        width = len(tensors["model.norm.weight"])
+        table, norm = table_of(head), "model.norm.weight"
+        norm = norm if norm in tensors else "model.norm_f.weight"  # Nemotron H
+        width = len(tensors[norm])
         joined = head.stored(f"guess.{'e_proj' if family == 'deepseek-v4' else 'fc'}.weight")
         joined = tensors[joined].zero_()
         if family == "deepseek-v4":
             tensors[head.stored("guess.h_proj.weight")].zero_()
-        own = tensors.get(head.stored("model.embed_tokens.weight"))
-        if own is not None:
-            own.copy_(tensors["model.embed_tokens.weight"])
+        for own, name in (("model.embed_tokens.weight", table), ("lm_head.weight",) * 2):
+            if head.stored(own) in tensors:
+                tensors[head.stored(own)].copy_(tensors[name])
         begin = width if family == "qwen2" else 0  # MiMo 7B has the hidden state first
         joined[:, begin : begin + width] = eye(width)
         for name in ("guess.embedding_norm.weight", "guess.hidden_norm.weight"):
             tensors[head.stored(name)].fill_(1.0 - is_offset(family))
-        tensors[head.stored("model.norm.weight")].copy_(tensors["model.norm.weight"])
+        tensors[head.stored(norm)].copy_(tensors[norm])
 
     return change
 

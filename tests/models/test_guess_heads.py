@@ -19,6 +19,7 @@ from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.lower import Lowering
+from cpuserve.program.operations.dense import Embed
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant import dequantize
 from cpuserve.runtime.executor import rows_by_slot
@@ -28,7 +29,7 @@ from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, head_of, is_offset, own_matrices, with_head
 from tests.helpers.oracle import transformers_of
 from tests.helpers.steps import Sequence, step
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import copy_of, tiny_model
 
 TOKENS = [(i * 37 + i * i * 5) % 384 for i in range(70)]
 BLOCKS = [5, 2, 7]
@@ -36,6 +37,38 @@ BLOCKS = [5, 2, 7]
 
 # With the usual number of experts, two of them have almost equal scores for one of TOKENS.
 OWN = {"mimo-v2": {"n_routed_experts": 6}}
+
+# What the config of a model of one layer says about this layer, which is that of a head.
+KINDS = {
+    "exaone-moe": {
+        "layer_types": ["sliding_attention"],
+        "mlp_layer_types": ["dense"],
+        "first_k_dense_replace": 1,
+    },
+    "hy-v3": {"mlp_layer_types": ["sparse"]},
+    "bailing-hybrid": {
+        "layer_types": ["full_attention"],
+        "mlp_layer_types": ["sparse"],
+        "first_k_dense_replace": 0,
+    },
+    "nemotron-h-moe": {"num_hidden_layers": 2, "hybrid_override_pattern": "*E"},
+    "step3.5": {
+        "layer_types": ["sliding_attention"],
+        "moe_layers_enum": "",
+        "rope_theta": [1e4],
+        "partial_rotary_factors": [1.0],
+        "swiglu_limits": [0.0],
+        "swiglu_limits_shared": [0.0],
+    },
+}
+# transformers has no Ling 2, but Sarvam with the same layers.
+SARVAM = {
+    "architectures": ["SarvamMoEForCausalLM"],
+    "model_type": "sarvam_moe",
+    "rope_theta": 6e5,
+}
+# The epsilon of norms, if it is not in the config.
+EPS = dict.fromkeys(("longcat", "exaone-moe", "hy-v3", "nemotron-h-moe", "step3.5"), 1e-5)
 
 # The layer of LongCat's head is one of DeepSeek V3 without experts.
 DENSE_LATENT = {
@@ -65,6 +98,8 @@ def one_layer(path, head, directory):
         kinds = DENSE_LATENT
     elif path.name == "deepseek-v4":
         kinds = {"layer_types": ["sliding_attention"], "num_hash_layers": 0}
+    elif path.name in KINDS:
+        kinds = KINDS[path.name]
     elif path.name == "glm4-moe-lite":
         kinds = {"mlp_layer_types": ["sparse"]}
     elif "index_topk" in config:
@@ -79,8 +114,10 @@ def one_layer(path, head, directory):
             tensors[name] = tensors[name] * (config["hidden_size"] / config[rank]) ** 0.5
         kinds = {**kinds, "intermediate_size": config["ffn_hidden_size"]}
     kinds = {**kinds, "tie_word_embeddings": head.spec.tied}
+    kinds = {**kinds, **SARVAM} if path.name == "ling2" else kinds
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({**config, **kinds, "num_hidden_layers": 1}))
+    config = {**config, "num_hidden_layers": 1, **kinds}
+    (directory / "config.json").write_text(json.dumps(config))
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return transformers_of(directory)
 
@@ -95,7 +132,7 @@ def published(path, head, directory, **options):
     """
     config = json.loads((path / "config.json").read_text())
     stored = load_file(path / "model.safetensors")
-    eps = config.get("rms_norm_eps", 1e-5 if path.name == "longcat" else 1e-6)
+    eps = config.get("rms_norm_eps", EPS.get(path.name, 1e-6))
     offset = float(is_offset(path.name))
 
     def norm(x, name):
@@ -107,14 +144,27 @@ def published(path, head, directory, **options):
 
     with torch.inference_mode():
         # the same one without a head
-        model = transformers_of(tiny_model(path.name, **OWN.get(path.name, {}), **options))
+        source = tiny_model(path.name, **OWN.get(path.name, {}), **options)
+        if path.name == "ling2":
+            source = copy_of(source, "sarvam-")
+            (source / "config.json").write_text(json.dumps({**config, **SARVAM}))
+        model, seen = transformers_of(source), []
+        hook = last_norm(model).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         hidden = model.model(torch.tensor([TOKENS])).last_hidden_state[0]
-        after = stored[head.stored("model.embed_tokens.weight")].float()[TOKENS[1:]]
+        hook.remove()
+        hidden = seen[0][0] if path.name == "step3.5" else hidden  # before the last norm
+        table = next(op.weight for op in head.program.ops if isinstance(op, Embed))
+        after = stored[head.stored(table)].float()[TOKENS[1:]]
         both = norm(after, "embedding_norm"), norm(hidden[:-1], "hidden_norm")
         both = both[::-1] if path.name == "qwen2" else both  # MiMo 7B
         x = torch.cat(both, dim=1) @ stored[head.stored("guess.fc.weight")].float().T
         logits = one_layer(path, head, directory)(inputs_embeds=x[None]).logits[0]
     return hidden.numpy(), logits.numpy()
+
+
+def last_norm(model):
+    """The last norm of a model of transformers."""
+    return next(m for name, m in model.model.named_children() if name in ("norm", "norm_f"))
 
 
 def of_streams(path, head, directory, stored, norm):
