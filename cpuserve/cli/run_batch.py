@@ -36,7 +36,10 @@ def run_batch(args: argparse.Namespace) -> int:
     asked = flags.asked(args)
     source, target = _plain(args.input_file, "-i"), _plain(args.output_file, "-o")
     if not source.is_file():
-        msg = f"-i {args.input_file}: there is no such file"
+        why = "there is no such file"
+        if source.exists():
+            why = "it is not a file, and its lines are read twice: copy them to a file first"
+        msg = f"-i {args.input_file}: {why}"
         raise ConfigError(msg)
     if target.exists() and target.samefile(source):
         msg = f"-o {args.output_file} is the input file: choose another name"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import stat
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ def _content(path: Path) -> bytes:
         ConfigError: it cannot be read, or has more than _MOST_BYTES.
     """
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            note(f"{path} is a pipe: cpuserve waits until its writer closes it")
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:

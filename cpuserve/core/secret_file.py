@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
 
+from cpuserve.core.regular_file import read_regular
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
@@ -21,19 +23,20 @@ def read_secret(path: Path, size: int, lost: str, new: bytes = b"") -> bytes:
     Raises:
       OSError: the file can be neither read nor written.
     """
+    exists = True
     try:
         fault("secret.read")
-        known = path.read_bytes()
+        known = read_regular(path, size, links=True)
     except FileNotFoundError:
-        known = b""
-    if len(known) == size:
+        known, exists = None, False
+    if known is not None and len(known) == size:
         return known
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
     fault("secret.write")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(new or secrets.token_bytes(size))
     try:
-        if known:
+        if exists:
             log.warning("%s is torn (incomplete) and is replaced, so %s", path, lost)
             temporary.replace(path)
         else:
@@ -44,4 +47,7 @@ def read_secret(path: Path, size: int, lost: str, new: bytes = b"") -> bytes:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path.read_bytes()
+    known = read_regular(path, size, links=True)
+    if known is None or len(known) != size:
+        raise OSError(errno.EINVAL, f"this file does not have {size} bytes", str(path))
+    return known

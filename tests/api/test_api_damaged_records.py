@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.manifest import Manifest
 from tests.api.live import live
 from tests.api.test_api_quotas import create
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.special_files import replace_with
 
 DAMAGED = [
     b"",
@@ -67,6 +70,28 @@ def test_a_description_of_another_file_is_damaged(tmp_path):
     BatchService(directory, lambda: 1000)
     assert directory.path_of(described.id).exists()
     directory.close()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "link"])
+def test_what_is_no_record_is_neither_waited_for_nor_read(tmp_path, caplog, kind):
+    for folder in ("files", "batches"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "x.json"
+        path.write_text("{}")
+        replace_with(path, kind)
+    started = []
+
+    def start():
+        directory = FileDirectory(str(tmp_path), 1000, 10)
+        BatchService(directory, lambda: 1000)
+        started.append(directory)
+
+    starter = threading.Thread(target=start, daemon=True)
+    starter.start()
+    starter.join(PATIENCE_S)
+    (directory,) = started
+    directory.close()
+    assert caplog.text.count("is damaged and left out") == 2
 
 
 def test_a_folder_with_the_name_of_a_record_is_damaged(tmp_path, caplog):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,7 @@ def test_the_command_writes_what_llm_generates(tmp_path, capsys):
     ("argv", "reason"),
     [
         (["-i", "gone", "-o", "out"], "-i gone: there is no such file"),
+        (["-i", "pipe", "-o", "out"], "-i pipe: it is not a file, and its lines are read twice"),
         (["-i", "https://host/in", "-o", "out"], "local files only"),
         (["-i", "in", "-o", "s3://host/out"], "local files only"),
         (["-i", "in", "-o", "in"], "is the input file"),
@@ -130,6 +132,7 @@ def test_the_command_writes_what_llm_generates(tmp_path, capsys):
 def test_a_command_that_cannot_run_is_one_line(tmp_path, monkeypatch, capsys, argv, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").write_text(line("a", prompt="x"))
+    os.mkfifo(tmp_path / "pipe")
     assert cli.main(["run-batch", *argv]) == 2
     err = capsys.readouterr().err
     assert reason in err

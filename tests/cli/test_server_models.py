@@ -1,12 +1,16 @@
 """`cpuserve ps`, `cpuserve stop` and `cpuserve warm` against a server."""
 
 import json
+import os
+import sys
+import threading
 
 import pytest
 
 from cpuserve.cli import server_models
 from cpuserve.cli.main import main
 from cpuserve.testing import scripted
+from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -136,6 +140,22 @@ def test_warm_reads_a_file_with_a_byte_order_mark(capsys, server, tmp_path):
     assert main(["warm", str(path), "--url", server.url]) == 0
     assert [each.body["prompt"] for each in server.exchanges[before:]] == ["one", "two"]
     assert "the server has 2 prompts" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_warm_says_that_it_waits_for_the_writer_of_a_pipe(capsys, server, tmp_path):
+    path, before = tmp_path / "prompts", len(server.exchanges)
+    os.mkfifo(path)
+    command = ["warm", str(path), "--url", server.url]
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(main(command)), daemon=True)
+    thread.start()
+    wait_until(lambda: "is a pipe: cpuserve waits" in capsys.readouterr().err)
+    assert thread.is_alive()
+    path.write_text('"one"\n')
+    thread.join(PATIENCE_S)
+    assert codes == [0]
+    assert [each.body["prompt"] for each in server.exchanges[before:]] == ["one"]
 
 
 def test_warm_refuses_a_file_without_an_end(capsys, server, monkeypatch):

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from tests.core.disk_caches import (
     load,
     open_cache,
 )
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
+from tests.helpers.special_files import replace_with
 
 
 @pytest.fixture
@@ -172,9 +174,50 @@ def test_directory_and_files_are_for_the_owner_only(made):
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_torn_seed_is_replaced_and_an_old_temporary_file_removed(made, caplog):
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "link"])
+def test_what_is_no_block_file_is_neither_waited_for_nor_read(made, kind):
+    directory, chain = made
+    cache, path = open_cache(directory), directory / FOLDER / FINGERPRINT.hex()[:32]
+    path /= f"{chain.keys[1].hex()}.kv"
+    replace_with(path, kind)
+    results = []
+    reader = threading.Thread(target=lambda: results.append(load(cache, chain, 1)), daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert results == [None]
+    assert not os.path.lexists(path)
+    assert [load(cache, chain, index) for index in (0, 2)] == [DATA[0], DATA[2]]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+@pytest.mark.parametrize("name", ["seed", MARK])
+def test_what_is_no_seed_or_mark_is_neither_waited_for_nor_read(made, name, kind):
     directory, _ = made
-    (directory / FOLDER / "seed").write_bytes(b"short")
+    path = directory / FOLDER / name
+    replace_with(path, kind)
+    results = []
+
+    def start():
+        try:
+            results.append(open_cache(directory).seed)
+        except ConfigError as error:
+            results.append(error)
+
+    starter = threading.Thread(target=start, daemon=True)
+    starter.start()
+    starter.join(PATIENCE_S)
+    (result,) = results
+    if name == MARK:
+        assert "contains files of another program" in str(result)
+    else:
+        assert result == path.read_bytes()
+        assert len(result) == SEED_BYTES
+
+
+@pytest.mark.parametrize("torn", [b"", b"short"])
+def test_a_torn_seed_is_replaced_and_an_old_temporary_file_removed(made, caplog, torn):
+    directory, _ = made
+    (directory / FOLDER / "seed").write_bytes(torn)
     left = directory / FOLDER / FINGERPRINT.hex()[:32] / ".1-0123abcd.tmp"
     left.write_bytes(b"x")
     os.utime(left, (1, 1))
@@ -197,11 +240,11 @@ def test_a_file_that_cannot_be_read_just_now_still_counts(made, monkeypatch):
     cache = open_cache(directory)
     before = cache.num_bytes
 
-    def fail(path):
+    def fail(path, flags):
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.read_bytes", fail)
+        patch.setattr("os.open", fail)
         assert load(cache, chain, 0) is None
     assert cache.num_bytes == before
     assert load(cache, chain, 0) == DATA[0]

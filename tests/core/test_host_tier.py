@@ -6,6 +6,7 @@ import errno
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from cpuserve.engine.launch import with_shared_memory
 from tests.core.disk_caches import DATA, FINGERPRINT, ONE, entries_of, files, fill, found, load
 from tests.helpers.children import child_options
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.special_files import replace_with
 
 TOKENS = list(range(32))
 
@@ -70,6 +73,24 @@ def test_blocks_in_shared_memory_are_mapped_read_only_and_checked(tmp_path):
     path.write_bytes(raw)
     assert load(tier, chain, 1) is None
     assert not path.exists()
+    assert bytes(load(tier, chain, 2)) == DATA[2]
+
+
+@pytest.mark.parametrize("kind", ["empty", "fifo", "large"])
+def test_what_is_no_block_in_shared_memory_is_a_miss(tmp_path, kind):
+    tier = open_tier(tmp_path)
+    chain = fill(tier, TOKENS)
+    tier.close()
+    (path,) = [each for each in files(tmp_path) if each.stem == chain.keys[1].hex()]
+    if kind == "empty":
+        path.write_bytes(b"")
+    else:
+        replace_with(path, kind)
+    results = []
+    reader = threading.Thread(target=lambda: results.append(load(tier, chain, 1)), daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert results == [None]
     assert bytes(load(tier, chain, 2)) == DATA[2]
 
 

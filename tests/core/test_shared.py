@@ -1,5 +1,7 @@
 """SharedFiles finds what a DiskCache has written, whatever its own seed, and changes nothing."""
 
+import threading
+
 import pytest
 
 from cpuserve.core.kv import shared
@@ -8,6 +10,8 @@ from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 from cpuserve.core.kv.shared import SharedFiles
 from cpuserve.core.kv.tier import TierNeeds
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.special_files import replace_with
 
 SIZE, BYTES = 4, 100
 FINGERPRINT = bytes(range(32))
@@ -96,6 +100,19 @@ def test_other_texts_salts_and_settings_have_no_blocks(tmp_path, caplog):
     other = SharedFiles(tmp_path, TierNeeds((BYTES,), bytes(32)))
     assert loaded(other, chain_of(TOKENS, "a")) == []
     assert "no KV blocks of this model" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "link"])
+def test_what_is_no_block_file_is_neither_waited_for_nor_read(tmp_path, kind):
+    fill(tmp_path)
+    tier, chain = SharedFiles(tmp_path, NEEDS), chain_of(TOKENS)
+    replace_with(tmp_path / FOLDER / FINGERPRINT.hex()[:32] / tier._file(chain, 1, 0), kind)
+    results = []
+    reader = threading.Thread(target=lambda: results.append(loaded(tier, chain)), daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert [len(result) for result in results] == [1]
+    assert not tier.find(chain, 1, 0)
 
 
 @pytest.mark.parametrize("how", ["flipped", "short", "another", "gone"])

@@ -22,6 +22,7 @@ from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of, ids_of
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.patience import PATIENCE_S
+from tests.helpers.special_files import replace_with
 
 SCOPE = ("", 1.0, "")
 BYTES = 1 << 20
@@ -309,17 +310,7 @@ def test_another_tokenizer_at_the_same_place_finds_nothing(name, tmp_path):
 def test_what_is_no_file_of_the_cache_is_neither_waited_for_nor_read(kind, tmp_path):
     put(opened(tmp_path), made())
     (path,) = files(tmp_path)
-    good = tmp_path / "good"
-    path.rename(good)
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "link":
-        path.symlink_to(good)
-    else:
-        with path.open("wb") as file:
-            file.truncate(1 << 40)
+    good = replace_with(path, kind)
     found = []
     kept = opened(tmp_path)
     reader = threading.Thread(target=lambda: found.append(find(kept, f"{TEXT}!")), daemon=True)

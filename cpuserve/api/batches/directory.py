@@ -7,6 +7,7 @@ after the content is complete, so a server that was killed leaves no partial fil
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -22,6 +23,7 @@ import msgspec
 from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.stored.disk import writing
 from cpuserve.api.stored.quota import Quota
+from cpuserve.core.regular_file import read_regular
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
@@ -31,6 +33,7 @@ log = get_logger("serve")
 S = TypeVar("S", bound=msgspec.Struct)
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = "--files-dir"
+_MOST_RECORD_BYTES = 64 << 20
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -324,7 +327,10 @@ def read_records(folder: Path, kind: type[S], damaged: list[Path]) -> Iterator[t
     for path in sorted(folder.glob("*.json")):
         try:
             fault("record.read")
-            yield path, msgspec.json.decode(path.read_bytes(), type=kind)
+            data = read_regular(path, _MOST_RECORD_BYTES)
+            if data is None:
+                raise OSError(errno.EINVAL, "no file, or too large for a record")  # noqa: TRY301
+            yield path, msgspec.json.decode(data, type=kind)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.error("%s is damaged and left out (%s): repair or delete it", path, error)
             damaged.append(path)

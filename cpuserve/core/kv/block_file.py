@@ -36,6 +36,11 @@ class BlockName:
     content: bytes
     size: int
 
+    @property
+    def file_bytes(self) -> int:
+        """The size of the file in bytes."""
+        return HEAD.size + len(self.content) + self.size
+
 
 class BlockFormat:
     """The format of block files for one model with its settings; such files share a folder.

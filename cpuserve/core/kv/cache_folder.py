@@ -16,6 +16,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from cpuserve.core.regular_file import read_regular
 from cpuserve.errors import ConfigError
 from cpuserve.fault_points import fault
 
@@ -61,7 +62,7 @@ def is_marked(folder: Path) -> bool:
     """Whether `claim` has created and marked `folder`."""
     try:
         fault("kv_folder.read")
-        return (folder / MARK).read_bytes() == MARK_TEXT
+        return read_regular(folder / MARK, len(MARK_TEXT), links=True) == MARK_TEXT
     except OSError:
         return False
 

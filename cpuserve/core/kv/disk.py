@@ -47,6 +47,7 @@ from cpuserve.core.kv.block_file import (
 from cpuserve.core.kv.cache_folder import claim, lock_file
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
+from cpuserve.core.regular_file import open_regular, read_regular
 from cpuserve.core.secret_file import read_secret
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
@@ -248,7 +249,9 @@ def _look(entry: os.DirEntry[str]) -> tuple[int, Path, int] | None:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove a temporary file if its writer has ended: the system has then released its lock."""
-    fd = os.open(path, os.O_WRONLY)
+    # A FIFO that has taken its place is not waited for, and the file of another is not opened.
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    fd = os.open(path, os.O_WRONLY | flags)
     try:
         if lock_file(fd):
             path.unlink()
@@ -379,14 +382,15 @@ class DiskCache:
         path = self._path(name.key)
         try:
             fault("kv_block.read")
-            raw = path.read_bytes() if self.name == "disk" else _mapped(path)
+            read = read_regular if self.name == "disk" else _mapped
+            raw = read(path, name.file_bytes)
         except OSError as error:
             # The file is gone or the disk fails: the next request does not wait for it again.
             if error.errno not in TEMPORARY:
                 self._files.forget(path)
             log.debug("%s cannot be read: %s", path, error)
             return None
-        data = self._format.unpack(name, raw)
+        data = None if raw is None else self._format.unpack(name, raw)
         if data is None:
             self._remove_broken(path)
             return None
@@ -550,9 +554,17 @@ class DiskCache:
         return self._directory / file_name(key)
 
 
-def _mapped(path: Path) -> memoryview:
-    """Return the content of a file that nobody changes, mapped read-only."""
-    with path.open("rb") as file:
+def _mapped(path: Path, size: int) -> memoryview | None:
+    """Return the content of a file of `size` bytes that nobody changes, mapped read-only.
+
+    Returns None if it has another size or is no regular file.
+    """
+    file = open_regular(path, size)
+    if file is None:
+        return None
+    with file:
+        if os.fstat(file.fileno()).st_size != size:
+            return None
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 

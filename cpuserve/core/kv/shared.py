@@ -23,6 +23,7 @@ from cpuserve.core.kv.block_file import (
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
+from cpuserve.core.regular_file import read_regular
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
@@ -49,8 +50,8 @@ class SharedFiles:
 
     def __init__(self, directory: Path, needs: TierNeeds) -> None:
         root = directory / FOLDER
-        seed = (root / "seed").read_bytes()
-        if len(seed) != SEED_BYTES:
+        seed = read_regular(root / "seed", SEED_BYTES, links=True)
+        if seed is None or len(seed) != SEED_BYTES:
             raise OSError(
                 errno.EINVAL, "this is not the seed of a prefix cache", str(root / "seed")
             )
@@ -86,18 +87,18 @@ class SharedFiles:
     def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
         """Return the bytes of the block, or None if its file is gone or damaged."""
         file = self._file(chain, index, group)
+        parent = self._key(chain, index - 1) if index else b""
+        key, content = self._key(chain, index), chain.contents[index]
+        name = self._format.name(key, group, parent, chain.salt, content)
         try:
             fault("kv_shared.read")
-            raw = (self._folder / file).read_bytes()
+            raw = read_regular(self._folder / file, name.file_bytes)
         except OSError as error:
             if error.errno not in TEMPORARY:
                 self._forget(file)
             log.debug("%s cannot be read: %s", self._folder / file, error)
             return None
-        parent = self._key(chain, index - 1) if index else b""
-        key, content = self._key(chain, index), chain.contents[index]
-        name = self._format.name(key, group, parent, chain.salt, content)
-        data = self._format.unpack(name, raw)
+        data = None if raw is None else self._format.unpack(name, raw)
         if data is None:
             self._forget_broken(file)
             return None

@@ -23,7 +23,6 @@ import hmac
 import os
 import re
 import secrets
-import stat
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from cpuserve.background import keep
 from cpuserve.core.kv.block_file import SEED_BYTES
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.pictures import Picture
+from cpuserve.core.regular_file import read_regular
 from cpuserve.core.secret_file import read_secret
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
@@ -191,7 +191,8 @@ class KeptResponses:
         """Return the content of a file; None if it is missing or damaged."""
         path = self._path(who, length, digest)
         try:
-            raw = _content(path)
+            fault("response.read")
+            raw = read_regular(path, MAX_BYTES) or b""
         except OSError as error:
             log.debug("%s cannot be read: %s", path, error)
             self._forget(who, length, digest)
@@ -356,22 +357,6 @@ class KeptResponses:
 
 def _is_stale(mtime: float) -> bool:
     return time.time() - mtime > _STALE_S
-
-
-def _content(path: Path) -> bytes:
-    """Return the bytes of a file; b"" if it is none, or is larger than the cache may be.
-
-    Raises:
-      OSError: it cannot be read, or has become something else since this looked.
-    """
-    fault("response.read")
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-        return b""
-    # A FIFO that takes its place is not waited for, and a file that grows is not followed.
-    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | flags), "rb") as file:
-        return file.read(status.st_size)
 
 
 def _created(path: Path) -> int:
