@@ -260,6 +260,25 @@ def test_the_oldest_finished_entry_of_the_greatest_caller_makes_room():
     assert kept == ["b1", "a1", "a4", "a5"]
 
 
+def test_a_caller_with_many_small_entries_pushes_out_no_large_one_of_another():
+    store = Store(StoreBounds(num_entries=20))
+    store.add(entry("mine", "modest", size=100_000))
+    for number in range(100):
+        store.add(entry(str(number), "greedy"))
+    assert store.find(Entry, "modest", "mine") is not None
+    assert len(store) == 20
+
+
+def test_a_caller_with_a_large_entry_pushes_out_no_small_ones_of_another():
+    store = Store(StoreBounds(num_bytes=100_000))
+    for number in range(20):
+        store.add(entry(str(number), "modest"))
+    for number in range(5):
+        store.add(entry(str(number), "greedy", size=60_000))
+    assert sum(store.find(Entry, "modest", str(number)) is not None for number in range(20)) == 20
+    assert store.find(Entry, "greedy", "4") is not None
+
+
 def test_a_store_that_running_entries_fill_refuses_and_keeps_the_finished_ones():
     store = Store(StoreBounds(num_entries=9, num_bytes=3000))
     store.add(entry("done"))

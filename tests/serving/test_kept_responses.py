@@ -213,6 +213,25 @@ def test_the_number_of_files_is_bounded(tmp_path, monkeypatch):
     assert 16 <= len(files(tmp_path)) <= 18
 
 
+@pytest.mark.parametrize("much", ["files", "bytes"])
+def test_one_caller_does_not_push_out_the_files_of_others(tmp_path, monkeypatch, much):
+    put(opened(tmp_path), made(TEXT * 4, caller="modest"))
+    size = files(tmp_path)[0].stat().st_size
+    most = BYTES
+    if much == "files":
+        monkeypatch.setattr(kept_responses, "MAX_FILES", 16)
+    else:
+        most = 16 * size
+    for age, path in enumerate(files(tmp_path)):
+        os.utime(path, (age + 1, age + 1))
+    scopes = [("", 1.0, f"salt {number}") for number in range(60)]
+    text = TEXT * (1 if much == "files" else 4)
+    put(opened(tmp_path, most=most), *(made(text, caller="greedy", scope=s) for s in scopes))
+    assert 16 <= len(files(tmp_path)) <= 18
+    assert find(opened(tmp_path), f"{TEXT * 4}!", "modest") is not None
+    assert find(opened(tmp_path), f"{text}!", "greedy", scopes[-1]) is not None
+
+
 def test_temporary_files_of_ended_servers_are_removed_and_those_of_others_stay(tmp_path):
     opened(tmp_path)
     folder = tmp_path / FOLDER / "responses"

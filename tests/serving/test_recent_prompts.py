@@ -1,5 +1,6 @@
 """Recent prompts: bounded, only of the same caller, and compared token by token."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,33 @@ def test_prompts_of_one_caller_do_not_push_out_those_of_others(monkeypatch):
     assert recent.beginning("me", SCOPE, "mine 5.") is not None
 
 
+@pytest.mark.parametrize(("limit", "most"), [("MAX_PROMPTS", 20), ("MAX_BYTES", 20_000)])
+def test_many_or_large_prompts_of_one_caller_do_not_push_out_those_of_others(
+    monkeypatch, limit, most
+):
+    monkeypatch.setattr(recent_prompts, limit, most)
+    recent = RecentPrompts()
+    recent.add(prompt("mine" * 100, caller="modest"))
+    for number in range(60):
+        text = f"{number:02}" * (10 if limit == "MAX_PROMPTS" else 300)
+        recent.add(prompt(text, caller="greedy"))
+        if limit == "MAX_PROMPTS":
+            recent.add(prompt(text, caller=f"other {number % 2}"))
+    assert len(recent.of("modest", SCOPE)) == 1
+    assert len(recent.of("greedy", SCOPE)) >= 5
+
+
+def test_a_text_that_is_encoded_later_leaves_the_count_of_bytes_right():
+    recent, text = RecentPrompts(), "\u4e00\xe9" * 500
+    for _ in range(recent_prompts.MAX_PROMPTS_OF_CALLER + 1):
+        made = prompt("".join(text))
+        recent.add(made)
+        msgspec.json.encode(made.text)
+    for key in [*recent._prompts]:
+        recent._forget(key)
+    assert recent._num_bytes == 0
+
+
 def test_the_oldest_prompts_are_forgotten_beyond_the_limits(monkeypatch):
     monkeypatch.setattr(recent_prompts, "MAX_PROMPTS", 3)
     recent = added(*(prompt(f"p{i}", caller=str(i)) for i in range(5)))
@@ -92,7 +120,7 @@ def test_the_oldest_prompts_are_forgotten_beyond_the_limits(monkeypatch):
     recent.add(prompt("x" * 180, caller="9"))
     assert len(recent) == 1
     recent.add(prompt("x" * 9999, caller="9"))
-    assert len(recent) == 0
+    assert [each.text for each in recent.of("9", SCOPE)] == ["x" * 180], "it pushes out no others"
 
 
 def test_a_prompt_is_compared_with_the_most_similar_one():

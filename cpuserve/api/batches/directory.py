@@ -329,7 +329,7 @@ def read_records(folder: Path, kind: type[S], damaged: list[Path]) -> Iterator[t
             fault("record.read")
             data = read_regular(path, _MOST_RECORD_BYTES)
             if data is None:
-                raise OSError(errno.EINVAL, "no file, or too large for a record")  # noqa: TRY301
+                raise OSError(errno.EINVAL, "no file, or too large for a record")
             yield path, msgspec.json.decode(data, type=kind)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.error("%s is damaged and left out (%s): repair or delete it", path, error)

@@ -5,15 +5,14 @@ An entry belongs to the caller that created it; other callers cannot see it.
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import InvalidRequest, TooManyRequests
+from cpuserve.serving.callers.holdings import Holdings
 
 _DEFAULTS = ServerOptions()
 # Estimated bytes of the Python objects of an entry, an item and a reference, without their JSON.
@@ -79,8 +78,7 @@ E = TypeVar("E", bound=Entry)
 class Store:
     """Stores entries in memory. If a limit is exceeded, the oldest finished entry is dropped.
 
-    The dropped entry belongs to the caller with the most stored bytes,
-    so a caller that stores much replaces its own entries.
+    The dropped entry belongs to the caller that has stored the most (`Holdings`).
     """
 
     def __init__(
@@ -232,19 +230,12 @@ class Store:
                 "or set store to false"
             )
             raise TooManyRequests(msg)
-        shares: Counter[str] = Counter()
-        finished: dict[str, deque[Entry]] = {}
+        holdings = Holdings[Entry]()
         for one in self._entries.values():
-            shares[one.caller] += one.held
-            if not one.running and one is not entry:
-                finished.setdefault(one.caller, deque()).append(one)
-        # The caller with the most bytes comes first, the one with the oldest entry before others.
-        callers = [(-shares[caller], place, caller) for place, caller in enumerate(finished)]
-        heapq.heapify(callers)
-        while self._exceeded() and callers:
-            share, place, caller = heapq.heappop(callers)
-            oldest = finished[caller].popleft()
-            share += oldest.held
-            self.remove(oldest)
-            if finished[caller]:
-                heapq.heappush(callers, (share, place, caller))
+            stays = one.running or one is entry
+            holdings.add(one.caller, one.held, None if stays else one)
+        while self._exceeded():
+            dropped = holdings.drop(too_many_bytes=self.num_bytes > most)
+            if dropped is None:
+                return
+            self.remove(dropped)

@@ -6,9 +6,10 @@ first turn after a restart would find the blocks only up to the first response.
 
 FOLDER/responses/WHO-LENGTH-TEXT.ids   the tokens of a prompt and of its response.
 FOLDER is the folder of the prefix cache (core/kv/cache_folder.py), and the seed there is the key of
-all digests: WHO is a digest of the model's files, the caller and the scope, LENGTH the number of
-characters of the rendered prompt, and TEXT a digest of WHO and of these characters. So a list of
-the files is the index, and only a prompt that begins with exactly this text finds the file.
+all digests: WHO is a digest of the caller, then one of the model's files, the caller and the scope,
+LENGTH the number of characters of the rendered prompt, and TEXT a digest of WHO and of these
+characters. So a list of the files is the index, and only a prompt that begins with exactly this
+text finds the file. If there are too many, those of the caller with the most go first (Holdings).
 
 A file is written under a temporary name and then renamed, and its beginning is a digest of the
 rest. If it is damaged, or the disk fails, the response gets the tokens of its text, as if there was
@@ -41,6 +42,7 @@ from cpuserve.core.regular_file import read_regular
 from cpuserve.core.secret_file import read_secret
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
+from cpuserve.serving.callers.holdings import Holdings
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, Scope
 from cpuserve.serving.threads import run_sized
 
@@ -63,7 +65,8 @@ _CLOSE_S = 2.0
 _STALE_S = 3600.0
 # Reading a file may take milliseconds, so another thread does it (run_sized).
 _READ_US = 5000
-_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{1,8})-([0-9a-f]{32})\.ids")
+_NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{32})-([0-9a-f]{1,8})-([0-9a-f]{32})\.ids")
+_CALLER_CHARS = 16  # of WHO
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _MAGIC = b"cpusids1"
 _SUM_BYTES = 16
@@ -319,7 +322,7 @@ class KeptResponses:
             raise
 
     def _trim(self) -> None:
-        """Remove the least recently used files beyond the limits, and what ended servers left."""
+        """Remove files beyond the limits, those used least recently first, and what others left."""
         self._written = self._num_written = 0
         found: list[tuple[int, int, Path]] = []
         with suppress(OSError), os.scandir(self._folder) as entries:
@@ -331,9 +334,14 @@ class KeptResponses:
                     elif _TEMPORARY.fullmatch(entry.name) and _is_stale(status.st_mtime):
                         Path(entry.path).unlink()
         num_bytes, count = sum(size for _, size, _ in found), len(found)
+        holdings = Holdings[tuple[int, Path]]()
         for _, size, path in sorted(found):
-            if num_bytes <= self._most_bytes and count <= MAX_FILES:
+            holdings.add(path.name[:_CALLER_CHARS], size, (size, path))
+        while num_bytes > self._most_bytes or count > MAX_FILES:
+            dropped = holdings.drop(too_many_bytes=num_bytes > self._most_bytes)
+            if dropped is None:
                 return
+            size, path = dropped
             with suppress(OSError):
                 path.unlink()
             num_bytes, count = num_bytes - size, count - 1
@@ -344,7 +352,9 @@ class KeptResponses:
         return hashlib.blake2b(data, digest_size=_SUM_BYTES, key=self._seed, person=b"responses")
 
     def _who(self, caller: str, scope: Scope) -> str:
-        return self._digest(msgspec.msgpack.encode([self._model, caller, *scope])).hexdigest()
+        own = self._digest(caller.encode("utf-8", "surrogatepass")).hexdigest()[:_CALLER_CHARS]
+        all_ = self._digest(msgspec.msgpack.encode([self._model, caller, *scope])).hexdigest()
+        return f"{own}-{all_}"
 
     def _sum(self, name: str, body: bytes) -> bytes:
         digest = self._digest(name.encode())

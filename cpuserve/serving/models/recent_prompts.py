@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.core.pictures import DIGEST_BYTES, Picture, without_patches
+from cpuserve.serving.callers.holdings import Holdings
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ class RecentPrompts:
 
     def __init__(self) -> None:
         self._prompts: OrderedDict[int, RecentPrompt] = OrderedDict()  # key: id(); oldest first
+        # What each takes when it is added: Python may keep the UTF-8 of a text beside it later.
+        self._sizes: dict[int, int] = {}
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -213,17 +216,30 @@ class RecentPrompts:
         self.add(made)
 
     def add(self, prompt: RecentPrompt) -> None:
-        """Remember a prompt with its response, and forget the oldest ones beyond the limits."""
+        """Remember a prompt with its response, and forget old ones beyond the limits (Holdings)."""
+        size = prompt.num_bytes
+        if size > MAX_BYTES:
+            return
         self._prompts[id(prompt)] = prompt
-        self._num_bytes += prompt.num_bytes
+        self._sizes[id(prompt)] = size
+        self._num_bytes += size
         own = [key for key, each in self._prompts.items() if each.caller == prompt.caller]
         for key in own[:-MAX_PROMPTS_OF_CALLER]:
             self._forget(key)
+        if len(self._prompts) <= MAX_PROMPTS and self._num_bytes <= MAX_BYTES:
+            return
+        holdings = Holdings[int]()
+        for key, each in self._prompts.items():
+            holdings.add(each.caller, self._sizes[key], None if each is prompt else key)
         while len(self._prompts) > MAX_PROMPTS or self._num_bytes > MAX_BYTES:
-            self._forget(next(iter(self._prompts)))
+            dropped = holdings.drop(too_many_bytes=self._num_bytes > MAX_BYTES)
+            if dropped is None:
+                return
+            self._forget(dropped)
 
     def _forget(self, key: int) -> None:
-        self._num_bytes -= self._prompts.pop(key).num_bytes
+        del self._prompts[key]
+        self._num_bytes -= self._sizes.pop(key)
 
     def of(self, caller: str, scope: Scope) -> list[RecentPrompt]:
         """Return the prompts of a caller, last one first."""
