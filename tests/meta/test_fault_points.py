@@ -52,7 +52,7 @@ ELSEWHERE = {
     "core/kv/cache_folder.py:create": "an error at the start leaves the engines without it",
     "core/kv/disk.py:_mapped": "its caller has the point",
     "core/kv/disk.py:_remove_abandoned": "an error leaves a file for later",
-    "core/kv/shared.py:__init__": "the seed, when the server starts",
+    "core/regular_file.py:open_regular": "its callers have points",
     "engine/grammars/process.py:_shared_memory": "its caller has the point",
     "engine/grammars/worker.py:_pages": "after an error the size is unknown",
     "engine/grammars/worker.py:main": "an error has no effect",

@@ -1,4 +1,4 @@
-"""Holdings: whose entries a full store drops, so that nobody pushes out what others have stored."""
+"""Holdings: the entries that a full store drops, so that no caller pushes out what others keep."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ FOLDER is the folder of the prefix cache (core/kv/cache_folder.py), and the seed
 all digests: WHO is a digest of the caller, then one of the model's files, the caller and the scope,
 LENGTH the number of characters of the rendered prompt, and TEXT a digest of WHO and of these
 characters. So a list of the files is the index, and only a prompt that begins with exactly this
-text finds the file. If there are too many, those of the caller with the most go first (Holdings).
+text finds the file. If there are too many, the caller with the most loses its own first (Holdings).
 
 A file is written under a temporary name and then renamed, and its beginning is a digest of the
 rest. If it is damaged, or the disk fails, the response gets the tokens of its text, as if there was

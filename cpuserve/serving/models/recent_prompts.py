@@ -171,7 +171,7 @@ class RecentPrompts:
 
     def __init__(self) -> None:
         self._prompts: OrderedDict[int, RecentPrompt] = OrderedDict()  # key: id(); oldest first
-        # What each takes when it is added: Python may keep the UTF-8 of a text beside it later.
+        # The bytes of each when it is added: Python may keep the UTF-8 of a text beside it later.
         self._sizes: dict[int, int] = {}
         self._num_bytes = 0
 
