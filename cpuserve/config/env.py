@@ -2,7 +2,7 @@
 
 This module reads the environment once, at the first use,
 so that each setting has one value and a known source. No code of cpuserve changes the environment,
-except `for_library`, which changes it back.
+except `for_library`, which changes it back, and `settle`, for a library that reads it again.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ def for_library(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name, None)
+
+
+def settle(name: str, value: str) -> str | None:
+    """Set a variable until the process ends, and return the value that the user gave it."""
+    given = environment().get(name)
+    os.environ[name] = value
+    return given
 
 
 def cache_dir() -> Path:

@@ -6,6 +6,7 @@ Source: the World tokenizer of RWKV (BlinkDL, RWKV-LM).
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,8 @@ def longest_match(tokens: Mapping[bytes, int], texts: Mapping[str, int]) -> Core
     texts: ids of control tokens by their text, which no text is encoded to.
 
     Raises:
-        ValueError: a byte is missing, or there are too many tokens, or too long ones.
+        ValueError: a byte is missing, two tokens share an id, or there are too many tokens, or too
+            long ones.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -47,6 +49,10 @@ def longest_match(tokens: Mapping[bytes, int], texts: Mapping[str, int]) -> Core
             f"there may be {MAX_TOKENS} tokens of up to {MAX_TOKEN_BYTES} bytes, which have at "
             f"most {MAX_VOCABULARY_BYTES} bytes together"
         )
+        raise ValueError(msg)
+    twice = [i for i, count in Counter([*tokens.values(), *texts.values()]).items() if count > 1]
+    if twice:
+        msg = f"{len(twice)} ids belong to several tokens, such as {twice[0]}"
         raise ValueError(msg)
     letters = {byte: char for char, byte in byte_level_bytes().items()}
     vocab = {"".join(letters[byte] for byte in token): i for token, i in tokens.items()}

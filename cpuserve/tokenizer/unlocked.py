@@ -14,7 +14,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cpuserve.config.env import for_library
+from cpuserve.config.env import for_library, settle
+from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -27,7 +28,13 @@ NICE = 10
 
 LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
 
+# The library reads this variable for each batch, and runs on the calling thread if it is one of
+# these. Many images set it, because a process that forks is warned otherwise; a server never forks.
+_PARALLEL = "TOKENIZERS_PARALLELISM"
+_OFF = ("off", "false", "f", "no", "n", "0")
+
 _started = threading.Event()
+log = get_logger("tokenizer")
 
 
 def yield_to_streams(count: int) -> None:
@@ -41,6 +48,10 @@ def yield_to_streams(count: int) -> None:
     """
     # On other systems, threads have no priority of their own.
     if sys.platform == "linux" and not _started.is_set():
+        given = settle(_PARALLEL, "true")
+        if given is not None and given.lower() in _OFF:
+            why = "long texts need threads of low priority"
+            log.info("env %s=%s is ignored: %s", _PARALLEL, given, why)
         thread = threading.Thread(target=_start, args=(count,))
         thread.start()
         thread.join()

@@ -126,6 +126,10 @@ def test_a_vocabulary_without_all_bytes_or_with_a_long_token_is_refused(tmp_path
     write_vocabulary(tmp_path, {t: i for t, i in tokens.items() if t != b"q"})
     with pytest.raises(ModelError, match="1 bytes have no token, such as 113"):
         Tokenizer.load(tmp_path)
+    with pytest.raises(ValueError, match="1 ids belong to several tokens, such as 7"):
+        longest_match({**tokens, b"qqqq": 7}, {})
+    with pytest.raises(ValueError, match="1 ids belong to several tokens, such as 9"):
+        longest_match(tokens, {"<end>": 9})
     with pytest.raises(ValueError, match="tokens of up to 256 bytes"):
         longest_match({**tokens, b"a" * 257: 9999}, {})
     assert longest_match({**tokens, b"a" * 256: 9999}, {}).encode("a" * 300).ids[0] == 9999

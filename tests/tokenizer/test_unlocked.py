@@ -52,10 +52,11 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
-def test_long_texts_run_on_threads_of_low_priority_and_short_ones_where_they_are():
+@pytest.mark.parametrize("given", ["true", "false"])
+def test_long_texts_run_on_threads_of_low_priority_and_short_ones_where_they_are(given):
     command = [sys.executable, "-c", TRIES, str(tiny_model("llama")), str(LONG_CHARS // 2)]
     child = subprocess.run(
-        command, check=True, capture_output=True, **child_options(TOKENIZERS_PARALLELISM="true")
+        command, check=True, capture_output=True, **child_options(TOKENIZERS_PARALLELISM=given)
     )
     found = json.loads(child.stdout)
     assert found["equal"]
