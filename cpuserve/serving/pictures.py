@@ -18,6 +18,7 @@ from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import (
     DECODER,
+    MAX_CPU_S,
     MAX_PIXELS,
     Pictures,
     PictureStopped,
@@ -47,6 +48,11 @@ KINDS: frozenset[Kind] = frozenset(("image", "file"))
 MOST_PICTURES = 64
 # The most layouts of files that are kept.
 _MOST_FILES = 4096
+# A second of CPU costs so many pixels, whatever the header of a file says: a picture that reaches
+# its limit costs as much as the largest one. Real pictures take half of that or less, besides the
+# time of a small one.
+_PIXELS_A_SECOND = MAX_PIXELS / MAX_CPU_S
+_SMALL_S = 0.05
 _PDF = "application/pdf"
 _DECODING = TurnThreads(2, "cpuserve-pictures")
 _FETCHING = TurnThreads(8, "cpuserve-fetch")
@@ -104,13 +110,18 @@ class PixelBudget:
     """How many pixels the pictures of a request may still have.
 
     A picture takes its pixels from the budget before they are decoded, so a damaged one does too.
+    One that takes long for its pixels takes more of them afterwards (_PIXELS_A_SECOND).
     """
 
     left: int
 
     def spend(self, pixels: int) -> None:
         """Take pixels from the budget, which never falls below 0."""
-        self.left = max(0, self.left - pixels)
+        self.keep(self.left - pixels)
+
+    def keep(self, pixels: int) -> None:
+        """Leave at most this number of pixels in the budget."""
+        self.left = max(0, min(self.left, pixels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,13 +323,13 @@ class PictureReader:
             try:
                 found = self._decode(data, family, document, measures_only, left, spent=budget)
             except PictureStopped:  # it took more time or memory than a large picture
-                budget.spend(MAX_PIXELS)
+                budget.keep(left - MAX_PIXELS)
                 raise
             known = found.file
             if not measures:
                 self._keep(key, found, is_document)
         check_left(known.pixels, left)
-        budget.left = left - known.pixels
+        budget.keep(left - known.pixels)
         return _ReadFile(data, key, family, is_document, known)
 
     def _decode(
@@ -331,12 +342,23 @@ class PictureReader:
         page: int = -1,
         spent: PixelBudget | None = None,
     ) -> Pictures:
-        """Decode a file on a thread of _DECODING; its pixels are work of the caller as well."""
+        """Decode a file on a thread of _DECODING; its pixels and time are work of the caller."""
+        told = 0
 
         def opened(pixels: int) -> None:
+            nonlocal told
+            told = pixels
             _DECODING.charge(max(0, pixels - len(data)))
             if spent is not None:
                 spent.spend(pixels)
+
+        def used(seconds: float) -> None:
+            nonlocal told
+            pixels = round(max(0.0, seconds - _SMALL_S) * _PIXELS_A_SECOND)
+            _DECODING.charge(max(0, pixels - max(told, len(data))))
+            if spent is not None:
+                spent.spend(max(0, pixels - told))
+            told = 0  # another attempt counts its pixels again
 
         return DECODER.decode(
             data,
@@ -347,6 +369,7 @@ class PictureReader:
             left=left,
             page=page,
             opened=opened,
+            used=used,
         )
 
     def _keep(self, key: bytes, found: Pictures, is_document: bool) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cpuserve.errors import InvalidRequest
 from cpuserve.media.decoding.client import DECODER, PictureStopped
 from cpuserve.media.sources import SourceRules
 from cpuserve.serving import pictures
@@ -272,7 +273,38 @@ def test_the_pixels_of_a_small_file_are_work_of_its_caller(monkeypatch):
     monkeypatch.setattr(pictures._DECODING, "charge", charged.append)
     data = announced(500, 500)
     assert picture_api(**RULES).chat([image(data_url(data))]).status_code == 400
-    assert charged == [250_000 - len(data)]
+    assert charged[0] == 250_000 - len(data)
+
+
+def slow_jpeg(scans):
+    """A grey picture of a million pixels: decoders go through all of them for 12 bytes more."""
+    data = saved(Image.new("L", (1024, 1024), 128), "JPEG", progressive=True)
+    last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
+    return data[:end] + data[last:end] * scans + data[end:]
+
+
+def test_the_time_of_a_slow_file_is_work_of_its_caller(monkeypatch):
+    charged = []
+    monkeypatch.setattr(pictures._DECODING, "charge", charged.append)
+    data = slow_jpeg(3000)
+    assert picture_api(**RULES).chat([image(data_url(data))]).status_code == 200
+    assert charged[0] == (1 << 20) - len(data)
+    assert len(charged) == 2
+    assert charged[1] > 1 << 20
+
+
+def test_slow_files_use_up_the_pixels_of_a_request(monkeypatch):
+    api, jobs = picture_api(most=64), []
+
+    def slow(*_, used, **__):
+        jobs.append(1)
+        used(4.9)
+        raise InvalidRequest("is damaged")
+
+    monkeypatch.setattr(DECODER, "decode", slow)
+    many = [{"role": "user", "content": [image(data_url(DAMAGED))] * 20}]
+    assert api.chat(messages=[*many, ANSWERED, {"role": "user", "content": "and?"}]).is_success
+    assert len(jobs) == 9
 
 
 def test_a_text_chunk_that_unpacks_to_256_mb_ends_no_server():

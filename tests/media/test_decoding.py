@@ -251,6 +251,20 @@ def test_a_file_that_takes_too_much_time_or_memory_is_stopped(decoder):
     assert decoded(decoder, png()).patches
 
 
+def test_the_time_of_each_attempt_is_told(decoder, monkeypatch):
+    image, told = saved(Image.new("L", (6000, 6000))), []
+    asked = {"document": False, "most_pages": 1, "measures": False, "used": told.append}
+    decoder.decode(image, SMALL, **asked)
+    with pytest.raises(InvalidRequest, match="is damaged"):
+        decoder.decode(image[:-5000], SMALL, **asked)
+    assert len(told) == 2
+    assert all(0.005 < each < 5 for each in told)
+    decoder.cpu_s = 0.02
+    with pytest.raises(PictureStopped):
+        decoder.decode(image, SMALL, **asked)
+    assert told[2] == 0.02
+
+
 def test_if_the_process_is_killed_its_requests_use_a_new_one(decoder):
     decoded(decoder, png())
     first = decoder.pid

@@ -26,6 +26,7 @@ from cpuserve.media.decoding.wire import (
     OPENED,
     READY,
     STOPPED,
+    USED_BYTES,
     DecodedFile,
     DecodeJob,
 )
@@ -104,6 +105,7 @@ class Decoder:
         left: int = MOST_PIXELS,
         page: int = -1,
         opened: Callable[[int], object] | None = None,
+        used: Callable[[float], object] | None = None,
     ) -> Pictures:
         """Return the pictures of a file.
 
@@ -112,14 +114,14 @@ class Decoder:
         left: how many pixels a picture may have; 0 or more.
         page: draw only this page of a document; -1 = all.
         opened: is called with the number of pixels before they are decoded, for each attempt.
+        used: is called with the seconds of CPU that an attempt took, whatever the header says.
 
         Raises:
             PictureStopped: decoding reached a limit, or ended the process.
             InvalidRequest: the file cannot be decoded; the message has no subject.
             ServiceUnavailable: no process could be started.
         """
-        draws_pages = page < 0 and not measures and is_document(data)
-        pages = most_pages if draws_pages and document else 0
+        pages = most_pages if document and page < 0 and not measures and is_document(data) else 0
         job = DecodeJob(
             family,
             measures,
@@ -138,12 +140,15 @@ class Decoder:
                 sock.settimeout(job.wall_s + SILENT_S)
                 started = time.monotonic()
                 try:
-                    return self._ask(sock, job, data, opened)
+                    return self._ask(sock, job, data, opened, used)
                 except TimeoutError:
                     self._end()
+                    _tell(used, job.cpu_s)
                     raise self._late() from None
                 except OSError:  # the fork has ended without a reply
-                    if time.monotonic() - started > _LATE * job.cpu_s:
+                    took = time.monotonic() - started
+                    _tell(used, min(took, job.cpu_s))
+                    if took > _LATE * job.cpu_s:
                         raise self._late() from None
             if last:  # the system may have killed the first fork, whatever the file needs
                 break
@@ -169,6 +174,7 @@ class Decoder:
         job: DecodeJob,
         data: bytes,
         opened: Callable[[int], object] | None,
+        used: Callable[[float], object] | None,
     ) -> Pictures:
         """Send a job and return its result. Raises OSError if the process has ended."""
         fault("pictures.send")
@@ -181,6 +187,8 @@ class Decoder:
                 opened(min(int(text[:_DIGITS]), MOST_PIXELS))
             fault("pictures.receive")
             kind, text = _reply(sock)
+        _tell(used, int.from_bytes(text[:USED_BYTES], "little") / 1e6)
+        text = text[USED_BYTES:]
         if kind == STOPPED:
             raise _stopped(text.decode())
         if kind != DECODED:
@@ -239,6 +247,11 @@ class Decoder:
 
     def _late(self) -> PictureStopped:
         return _stopped(f"it takes more than {self.cpu_s:g} s")
+
+
+def _tell(used: Callable[[float], object] | None, seconds: float) -> None:
+    if used is not None:
+        used(seconds)
 
 
 def _reply(sock: socket.socket) -> tuple[bytes, bytes]:

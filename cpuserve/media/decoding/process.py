@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,7 @@ from cpuserve.media.decoding.wire import (
     READY,
     REFUSED,
     STOPPED,
+    USED_BYTES,
     Decoded,
     DecodedFile,
     DecodeJob,
@@ -94,8 +96,9 @@ def _serve(sock: socket.socket) -> None:
     except MemoryError:
         pass
     limit_time(0, 0)
+    used = int(time.process_time() * 1e6).to_bytes(USED_BYTES, "little")
     fault("picture_fork.send")
-    send(sock, kind, text)
+    send(sock, kind, used, text)
     if descriptor >= 0:
         socket.send_fds(sock, [b"f"], [descriptor])
 

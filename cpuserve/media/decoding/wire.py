@@ -2,7 +2,8 @@
 
 A new fork sends READY. The decoder sends a DecodeJob, then the bytes of the file. Before it decodes
 pixels, the fork sends how many there are (OPENED, then the number as text). The reply is one byte
-for its kind, then a text, or the DecodedFile and a descriptor of a file with the patches.
+for its kind and USED_BYTES for the microseconds of CPU that the job took, then a text, or the
+DecodedFile and a descriptor of a file with the patches.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 from cpuserve.media.families.table import AnyFamily
 from cpuserve.media.layout import PictureLayout
 
+USED_BYTES = 8
 READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"
 
 
