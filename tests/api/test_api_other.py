@@ -32,6 +32,29 @@ def test_models_lists_every_served_name(api):
     assert isinstance(card["created"], int)
 
 
+LONG = "A" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "end"),
+    [
+        ("DELETE", f"/v1/batches/{LONG}", ": use GET"),
+        (LONG, "/v1/models", ": use GET"),
+        (LONG, "/v1/nothing/here", ". GET / lists the routes"),
+    ],
+)
+def test_a_long_path_or_method_leaves_room_for_what_to_do(api, method, path, end):
+    message = error_of(api.request(method, path))["message"]
+    assert message.endswith(end)
+    assert len(message) < 500
+
+
+def test_long_keys_of_logit_bias_are_shown_in_brief(api):
+    message = error_of(api.chat("hi", logit_bias={LONG: 1, f"{LONG}B": 1}))["message"]
+    shown = repr("A" * 80)
+    assert message == f"logit_bias keys must be token ids, got {shown}, {shown}"
+
+
 def test_models_says_what_requests_are_sampled_with():
     assert Api().get("/v1/models").json()["data"][0]["default_sampling_params"] == {}
     card = Api(default_sampling={"temperature": 0.0}).get("/v1/models/alias").json()

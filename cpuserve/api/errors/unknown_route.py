@@ -68,13 +68,14 @@ def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
 
 def missing_method(method: str, path: str, allowed: str) -> str:
     """Return the error message for a method that `path` lacks; allowed: the methods it has."""
-    return f"{method} is not allowed on {path}: use {allowed}{_FIXED.get((method, path), '')}"
+    asked = f"{method[:_MAX_SHOWN]} is not allowed on {path[:_MAX_SHOWN]}"
+    return f"{asked}: use {allowed}{_FIXED.get((method, path), '')}"
 
 
 def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
     """Return the error message for an unknown `path`, with an alternative or a similar route."""
     shown = path[:_MAX_SHOWN]
-    what = f"Unknown route: {method} {shown}"
+    what = f"Unknown route: {method[:_MAX_SHOWN]} {shown}"
     if shown == BASE:
         return f"{what}. It is the base URL of the API: POST to {_CHAT}, or GET {BASE}/models"
     for beginning, instead in _ELSEWHERE:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.core.admission import Limits, check_params, check_prompt
-from cpuserve.errors import CONTEXT_LENGTH, CUT_ADVICE, InvalidRequest, PromptTooLong
+from cpuserve.errors import CONTEXT_LENGTH, CUT_ADVICE, InvalidRequest, PromptTooLong, brief
 from cpuserve.sampling.fields import MAX_REPETITION_PENALTY, SamplingFields
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
@@ -275,7 +275,8 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
         raise InvalidRequest(msg, role="logit_bias")
     not_ids = [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 12)]
     if not_ids:
-        msg = f"logit_bias keys must be token ids, got {', '.join(map(repr, not_ids[:8]))}"
+        shown = ", ".join(repr(brief(key)) for key in not_ids[:8])
+        msg = f"logit_bias keys must be token ids, got {shown}"
         raise InvalidRequest(msg, role="logit_bias")
     outside = [key for key in bias if int(key) >= vocab_size]
     if outside:
