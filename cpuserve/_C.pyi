@@ -176,7 +176,7 @@ class Executor:
         """Hits, misses, guessed, bytes_read, wait_ns, errors; units, slots, bytes of the pool."""
     @property
     def expert_heat(self) -> npt.NDArray[np.float32]:
-        """How often each unit of the pool was used, where a use counts half after 64 steps."""
+        """How often each unit of the pool was used, where a use counts half after 512 steps."""
     def warm_experts(self, heat: npt.NDArray[np.float32]) -> None:
         """Begin to read the units with the most heat that fit; set the heat of all units."""
     @property

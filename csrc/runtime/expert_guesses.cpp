@@ -16,7 +16,9 @@ namespace cpuserve {
 std::vector<float> ExpertPool::heat() const {
   const std::lock_guard lock(mutex_);
   std::vector<float> out;
-  for (const Unit& unit : units_) out.push_back(static_cast<float>(std::exp2(unit.level - age_)));
+  for (const Unit& unit : units_) {
+    out.push_back(static_cast<float>(std::exp2(unit.kept - kept_age())));
+  }
   return out;
 }
 
@@ -24,22 +26,22 @@ void ExpertPool::warm(Span<const float> heat) {
   check_argument(heat.size() == static_cast<int64_t>(units_.size()), "there are ", units_.size(),
                  " units, not ", heat.size());
   std::vector<int32_t> by_heat;
-  const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < units_.size(); i++) {
-    const float h = heat[static_cast<int64_t>(i)];
-    if (!(h > 0) || !std::isfinite(h)) continue;
-    units_[i].level = age_ + std::log2(static_cast<double>(h));
-    by_heat.push_back(static_cast<int32_t>(i));
+  const auto heat_of = [&](int32_t unit) { return double{heat[unit]}; };
+  for (int32_t unit = 0; unit < heat.size(); unit++) {
+    if (heat[unit] > 0 && std::isfinite(heat[unit])) by_heat.push_back(unit);
   }
-  std::stable_sort(by_heat.begin(), by_heat.end(), [&](int32_t a, int32_t b) {
-    return units_[static_cast<size_t>(a)].level > units_[static_cast<size_t>(b)].level;
-  });
-  for (const int32_t unit : by_heat) {
-    const Shelf& shelf = shelves_[static_cast<size_t>(units_[static_cast<size_t>(unit)].shelf)];
+  std::stable_sort(by_heat.begin(), by_heat.end(),
+                   [&](int32_t a, int32_t b) { return heat_of(a) > heat_of(b); });
+  const std::lock_guard lock(mutex_);
+  for (const int32_t number : by_heat) {
+    Unit& unit = units_[static_cast<size_t>(number)];
+    unit.kept = kept_age() + std::log2(heat_of(number));
+    // All have less heat than a unit that this start uses once, so they leave as topics change.
+    unit.level = age_ + std::log2(heat_of(number) / heat_of(by_heat.front()));
+    const Shelf& shelf = shelves_[static_cast<size_t>(unit.shelf)];
     const int32_t slot = coldest(shelf);
     const bool free = slot >= 0 && shelf.holders[static_cast<size_t>(slot)] < 0;
-    if (!free || units_[static_cast<size_t>(unit)].slot >= 0) continue;
-    begin_read(static_cast<size_t>(unit), Why::kGuessed);
+    if (free && unit.slot < 0) begin_read(static_cast<size_t>(number), Why::kGuessed);
   }
   jobs_ready_.notify_all();
 }

@@ -305,6 +305,7 @@ void ExpertPool::finish(int32_t number) noexcept {
 // Heat is kept as log2(heat) + age, which stays the same while units are not used.
 void ExpertPool::use(Unit& unit, double uses) noexcept {
   unit.level = age_ + std::log2(std::exp2(unit.level - age_) + uses);
+  unit.kept = kept_age() + std::log2(std::exp2(unit.kept - kept_age()) + uses);
 }
 
 // Returns a free slot of the shelf, or the slot of the unit with the least heat that may leave,

@@ -120,6 +120,18 @@ TEST(the_units_used_most_stay) {
   EXPECT(step(warm, file, {3}, 1) == 2 && warm.counts().misses == 0);
 }
 
+TEST(units_of_an_earlier_topic_leave_and_the_next_start_knows_them) {
+  const File file;
+  ExpertPool pool(groups(), 1, file.fd(), 2 * ExpertPool::least_bytes(groups(), 1));
+  for (int i = 0; i < 30; i++) step(pool, file, {3}, 1);
+  for (int i = 0; i < 32; i++) step(pool, file, {i % 2}, 1);
+  const int64_t before = pool.counts().misses;
+  for (const int32_t used : {0, 1}) EXPECT(step(pool, file, {used}, 1) == 2);
+  EXPECT(pool.counts().misses == before);
+  const std::vector<float> heat = pool.heat();
+  EXPECT(heat[3] > heat[0] && heat[3] > heat[1]);
+}
+
 TEST(a_read_that_fails_is_tried_again_in_the_next_step) {
   const File file;
   std::atomic<int> fails{1};
