@@ -33,10 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 BESIDE = 1400 << 20  # memory that a start wants besides weights
@@ -44,7 +41,7 @@ SPARE = 48 << 20  # memory of page tables and stacks
 CGROUP = Path("/sys/fs/cgroup/memory")
 TOPIC = 512  # TOPIC of make_gguf.py
 WARM = 2  # requests, or groups of streams, before the measured ones
-PIECE = 4 << 20  # bytes of a read of the disk's probe
+PIECE = 1 << 20  # bytes of a read of the disk's probe, and of the pool
 
 
 def requests(args: argparse.Namespace) -> list[tuple[list[int], dict[int, float]]]:
@@ -190,28 +187,14 @@ def disk_bytes() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
 
 
-def disk_rate(file: Path, seconds: float = 0.5, rounds: int = 3) -> float:
-    """Return the bytes/s of eight threads that read 4 MB at a time past the page cache.
+def disk_rate(file: Path) -> float:
+    """Return the bytes/s of the disk as cpuserve measures them, the best of 8 rounds.
 
-    The pool reads experts so. The best of the rounds counts, because others use the machine.
+    The best round counts, because others use the machine.
     """
-    fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
-    pieces = max(1, file.stat().st_size // PIECE)
+    from cpuserve.runtime import packed_cache
 
-    def read(end: float, seed: int) -> int:
-        done, into, random = 0, mmap.mmap(-1, PIECE), Random(seed)
-        while time.perf_counter() < end:
-            done += os.preadv(fd, [into], random.randrange(pieces) * PIECE)
-        return done
-
-    best = 0.0
-    with ThreadPoolExecutor(8) as pool:
-        for number in range(rounds):
-            end = time.perf_counter() + seconds
-            seeds = range(8 * number, 8 * number + 8)
-            best = max(best, sum(pool.map(partial(read, end), seeds)) / seconds)
-    os.close(fd)
-    return best
+    return max(packed_cache.disk_rate(file, PIECE) for _ in range(8))
 
 
 def run(args: argparse.Namespace, place: str, limit: int = 0, *more: str) -> dict[str, float]:

@@ -495,3 +495,23 @@ def test_the_heat_says_which_share_of_uses_misses(tmp_path):
     heat.write(np.array([6, 1, 2, 1], np.float32))
     assert heat.missed(0.25) == pytest.approx(0.4)
     assert heat.missed(1.0) == pytest.approx(0.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux only")
+def test_the_rate_of_the_disk_is_measured_into_memory_as_a_pool_has(tmp_path, monkeypatch):
+    """Into pages of 4 KiB a disk of 3.8 GB/s gives 1.5."""
+    asked = []
+
+    class Memory(mmap.mmap):
+        def madvise(self, option):
+            asked.append((option, len(self)))
+            super().madvise(option)
+
+    monkeypatch.setattr(packed_cache.mmap, "mmap", Memory)
+    file = tmp_path / "x.weights"
+    file.write_bytes(bytes(3 << 20))
+    assert packed_cache.disk_rate(file, 1 << 20) > 0
+    assert asked == [(mmap.MADV_HUGEPAGE, 3 << 20)] * packed_cache.PROBE_THREADS
+    memory = np.frombuffer(packed_cache._memory_to_read_into(1 << 20), np.uint8)
+    assert memory.size == 1 << 20
+    assert memory.ctypes.data % (2 << 20) == 0
