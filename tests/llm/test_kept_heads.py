@@ -18,6 +18,7 @@ from tests.helpers.drafters import NAMED, Drafter, with_drafter
 from tests.helpers.eagle_head import eagle_head
 from tests.helpers.every_kind import tight_engine
 from tests.helpers.guess_head import FAMILIES, with_head
+from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_draft_head import plain_params
 from tests.llm.test_speculation import SIZES
@@ -77,6 +78,19 @@ def seen(monkeypatch):
     return rows, guesses
 
 
+@pytest.fixture
+def kept(monkeypatch):
+    """The offload of each head, in order."""
+    found, keep = [], DraftModel.keep
+
+    def watch(self, offload):
+        found.append(offload)
+        keep(self, offload)
+
+    monkeypatch.setattr(DraftModel, "keep", watch)
+    return found
+
+
 def ask(llm, seen, *, cached=CACHED):
     """Return the response, the guesses and how many were right; which rows: see `seen`."""
     for found in seen:
@@ -103,6 +117,44 @@ def test_after_a_restart_a_head_guesses_as_before(patient_offload, drafter, seen
         assert firsts(seen) == {0}
         assert min(start for _, start in seen[0]) == CACHED
         assert llm._client.ask_now("report")["draft_blocks_restored"] == CACHED // 32
+
+
+def test_a_head_finds_its_keys_in_files_of_another_server(patient_offload, drafter, seen, tmp_path):
+    found = drafter("glm4-moe")
+    with make(found, prefix_cache_dir=str(tmp_path)) as llm:
+        ask(llm, seen, cached=0)
+        before = ask(llm, seen)
+    with make(found, kv_tiers=[f"shared={tmp_path}"]) as llm:
+        assert ask(llm, seen) == before
+        assert firsts(seen) == {0}
+
+
+def test_an_idle_engine_writes_the_keys_of_a_head_to_files(
+    patient_offload, monkeypatch, drafter, seen, kept, tmp_path
+):
+    # Nothing is written when the engine ends.
+    monkeypatch.setattr(DraftModel, "close", lambda self: self.executor.close())
+    found, options = drafter("glm4-moe"), {"prefix_cache_dir": str(tmp_path)}
+    with make(found, **options) as llm:
+        ask(llm, seen, cached=0)
+        wait_until(lambda: not kept[0]._unsaved)
+    with make(found, **options) as llm:
+        ask(llm, seen)
+        assert firsts(seen) == {0}
+
+
+def test_blocks_of_model_and_head_have_one_limit_in_the_swap_space(patient_offload, drafter, kept):
+    with tight_engine(drafter("glm4-moe"), max_model_len=256, max_num_seqs=2) as llm:
+        tier = kept[-1].tiers[0]._tier
+        tier._max_bytes = limit = 20 * max(tier._sizes)
+        kinds, most = set(), 0
+        for other in OTHERS * 2:
+            llm.generate([other], plain_params(0.0, 1, 60))
+            kinds |= {group for _, group, _ in tier}
+            most = max(most, tier.num_bytes)
+        assert len(kinds) == len(tier._sizes) == 2
+        assert limit / 2 < most <= limit
+        assert most >= sum(len(data) for *_, data in tier)
 
 
 @pytest.mark.parametrize("family", deep_but(["glm4-moe"], ["glm4-moe", "qwen3.5", "eagle3"]))
