@@ -18,7 +18,14 @@ WITH_MODEL, HEADS = (DRAFT_MODEL, EAGLE3), (MTP, EAGLE3)
 ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 # Names of vLLM for "mtp", by the architecture of the model.
 MTP_OF = (
-    *("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+    *(
+        "deepseek_mtp",
+        "deepseek_v4_mtp",
+        "glm4_moe_mtp",
+        "glm4_moe_lite_mtp",
+        "qwen3_next_mtp",
+        "qwen3_5_mtp",
+    ),
     *("gemma4_mtp", "mimo_mtp", "mimo_v2_mtp", "ernie_mtp", "longcat_flash_mtp"),
     *("step3p5_mtp", "exaone_moe_mtp", "hy_v3_mtp", "nemotron_h_mtp"),
     *("bailing_hybrid_mtp", "bailing_hybrid_v3_mtp"),

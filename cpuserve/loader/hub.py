@@ -260,11 +260,14 @@ class _Download:
 
 
 def _check_architecture(repo: str, revision: str | None) -> None:
-    """Raise ModelError, before weights are downloaded, for a model that cannot be served."""
+    """Raise ModelError, before weights are downloaded, for a model that cannot be served.
+
+    Heads pass, because they are served with another model.
+    """
     from huggingface_hub import snapshot_download
 
     from cpuserve.loader.load import read_json
-    from cpuserve.models.generic import runs_through_transformers
+    from cpuserve.models.generic import head_kind, runs_through_transformers
 
     folder = snapshot_download(
         repo,
@@ -273,7 +276,7 @@ def _check_architecture(repo: str, revision: str | None) -> None:
         tqdm_class=_bar_class(repo, None),
     )
     config = read_json(Path(folder) / "config.json", "config")
-    if config.get("architectures"):
+    if config.get("architectures") and head_kind(config) is None:
         runs_through_transformers(config)
 
 

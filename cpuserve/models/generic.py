@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cpuserve.config.speculation import ASSISTANTS, EAGLE3, MTP
 from cpuserve.errors import ModelError
 from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
 from cpuserve.models.base import CLASSIFIERS, MASKED, RERANKERS, TAGGERS
@@ -242,11 +243,29 @@ _PICTURE_ENDS = (
 _PARTS = ("vision_config", "audio_config")
 
 
+def head_kind(config: Mapping[str, Any]) -> str | None:
+    """Return the kind of a checkpoint that only guesses tokens for a model, and the way out.
+
+    None: by its config.json it is none. Some EAGLE-3 heads are called like decoders there.
+    """
+    names = read_architectures(config)
+    if set(names) & set(ASSISTANTS):
+        what, method, value = "an assistant", MTP, "ASSISTANT"
+    elif any("eagle3" in name.lower() for name in names):
+        what, method, value = "an EAGLE-3 head", EAGLE3, "HEAD"
+    else:
+        return None
+    asked = f"""--speculative-config '{{"method": "{method}", "model": {value}}}'"""
+    return f"is {what}, which guesses tokens for another model: give that model, and {asked}"
+
+
 def other_kind(config: Mapping[str, Any], architecture: str) -> str | None:
     """Return the kind of a model that generates no text as a decoder, and the way out.
 
     None: its config.json shows no such kind.
     """
+    if (head := head_kind(config)) is not None:
+        return head
     kind = str(config.get("model_type") or "").lower()
     if kind in _SPEECH or architecture.endswith(_SPEECH_ENDS):
         return (

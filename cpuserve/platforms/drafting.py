@@ -5,7 +5,6 @@ from __future__ import annotations
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import (
-    ASSISTANTS,
     AUTO,
     HEADS,
     DraftModelConfig,
@@ -67,9 +66,7 @@ def asks_for_head(options: EngineOptions) -> str:
 def checked_draft(draft: ModelFacts) -> ModelFacts:
     """Return `draft` if this model can guess tokens; if not, raise a ConfigError."""
     why, remedy = "", "name another one"
-    if draft.architecture in ASSISTANTS:
-        why, remedy = "it is an assistant", 'set the method "mtp" for it'
-    elif not draft.has_program:
+    if not draft.has_program:
         why = f"cpuserve does not implement {draft.architecture}"
     elif draft.pooling != "none":
         why = "it generates no text"

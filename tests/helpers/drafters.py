@@ -24,7 +24,7 @@ NAMED: dict[str, Any] = {"config": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
 DRAFTED = {
     "none": ("llama", "qwen3-next", "qwen3-moe"),
     "ngram": ("llama", "qwen3-next", "qwen3-moe"),
-    "mtp": ("mimo-v2", "qwen3.5", "qwen3-next", "deepseek-v4", "glm4-moe"),
+    "mtp": ("mimo-v2", "qwen3.5", "qwen3-next", "glm4-moe"),
     "eagle3": ("llama", "qwen3-next", "qwen3-moe"),
     "draft": ("llama", "qwen3-next", "qwen3-moe"),
     "assistant": ("gemma4", "gemma4-moe"),

@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from cpuserve import LLM
+from cpuserve.cli.main import main
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.errors import StartupError
 from cpuserve.runtime.native import NativeExecutor
@@ -172,8 +173,20 @@ def test_a_start_refuses_an_assistant_that_does_not_fit(helper):
     with pytest.raises(StartupError, match="does not generate text here"):
         make(path, helper(path), pooling="last")
     named = {"model": str(helper(path))}
-    with pytest.raises(StartupError, match='is an assistant; set the method "mtp"'):
+    with pytest.raises(StartupError, match=r'is an assistant, which .*"method": "mtp"'):
         LLM(str(path), **SIZES, speculate="auto", speculative_config=named)
+
+
+@pytest.mark.parametrize("file", ["a.gguf", "a"])
+def test_a_start_with_an_assistant_as_the_model_names_the_option(tmp_path, capsys, file):
+    source = assistant(tmp_path / "a", tiny_model("gemma4"))
+    convert_assistant(source, tmp_path / "a.gguf")
+    path = tmp_path / file
+    assert main(["serve", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert " is an assistant, which guesses tokens for another model: give that model, and " in err
+    assert err.endswith("""--speculative-config '{"method": "mtp", "model": ASSISTANT}'\n""")
+    assert err.count("\n") == 1
 
 
 def test_an_assistant_has_no_keys_in_the_memory_plan(helper):

@@ -191,6 +191,19 @@ def test_deepseek_4_has_the_head_that_is_in_the_file(tmp_path):
     assert open_checkpoint(path).config["num_hidden_layers"] == 4
 
 
+def test_a_file_with_only_the_head_of_deepseek_4_is_refused(tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.add_tensor
+
+    def add_head(self, name, *args, **kwargs):
+        if not name.startswith(("blk.0.", "blk.1.", "blk.2.", "blk.3.")):
+            add(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_head)
+    gguf_convert.convert("deepseek4", tmp_path / "m.gguf", nextn_predict_layers=1)
+    with pytest.raises(ModelError, match="is 1; it must be absent: the file has only the head"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -234,6 +234,8 @@ REPOS = {
         "onnx/config.json": b"{}",
     },
     "pickles": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    "eagle": {**FILES, "config.json": b'{"architectures": ["LlamaForCausalLMEagle3"]}'},
+    "new": {**FILES, "config.json": b'{"architectures": ["NewForCausalLM"]}'},
     "ggufs": {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-F16.gguf": b"GGUFM"},
     "parts": {**PARTS, "m-Q8_0.gguf": b"GGUF8", "params": b"{}"},
     "odd": {"m-TQ1_0.gguf": b"GGUFT", "a/x-IQ3_XXS.gguf": b"GGUFX", "b/x-IQ3_XXS.gguf": b"GGUFY"},
@@ -340,6 +342,13 @@ def test_modules_of_an_embedding_model_are_fetched_with_it(endpoint, tmp_path):
     found = {p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if not p.is_dir()}
     modules = {"modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"}
     assert found == {"config.json", "model.safetensors", *modules}
+
+
+def test_heads_of_other_models_are_fetched_and_unknown_models_are_not(endpoint, tmp_path):
+    head, other = ask(endpoint, tmp_path, "org/eagle", "org/new")
+    assert head[:3] == ["ok", SHA, ["config.json", "model.safetensors"]]
+    assert other[0] == "error"
+    assert "architecture NewForCausalLM is not implemented in cpuserve" in other[1]
 
 
 def test_weights_of_a_module_are_not_those_of_the_model(monkeypatch):

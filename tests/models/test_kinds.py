@@ -55,6 +55,22 @@ def test_types_that_no_list_has_are_told_by_their_architecture(architecture, wha
     assert what in other_kind({"model_type": "new"}, architecture)
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "method"),
+    [
+        ("LlamaForCausalLMEagle3", "an EAGLE-3 head", "eagle3"),
+        ("Eagle3Speculator", "an EAGLE-3 head", "eagle3"),
+        ("Gemma4AssistantForCausalLM", "an assistant", "mtp"),
+    ],
+)
+def test_a_head_names_the_option_that_it_is_for(name, what, method):
+    option = f"""--speculative-config '{{"method": "{method}", "model": """
+    with pytest.raises(
+        ModelError, match=f"^{name} is {what}, which .* give that model, and {option}"
+    ):
+        read_spec({"architectures": [name], "model_type": "llama"})
+
+
 def test_an_encoder_decoder_of_an_unknown_type_is_told_by_its_config():
     config = {"model_type": "new", "is_encoder_decoder": True}
     assert "encoder-decoder" in other_kind(config, "NewForConditionalGeneration")

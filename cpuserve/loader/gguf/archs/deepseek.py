@@ -97,6 +97,12 @@ def _deepseek4(keys: Keys) -> dict[str, Any]:
     layers, ratios = keys.layers(), keys.raw("attention.compress_ratios")
     if not keys.has(f"blk.{layers}.nextn.eh_proj.weight"):
         layers = keys.count("block_count")
+    elif not keys.has("blk.0.attn_norm.weight"):
+        wanted = (
+            "absent: the file has only the head that guesses tokens. cpuserve reads this head from "
+            "safetensors; give the file of the model"
+        )
+        keys.fail("nextn_predict_layers", keys.raw("nextn_predict_layers"), wanted)
     if not isinstance(ratios, list) or len(ratios) < layers:
         keys.fail("attention.compress_ratios", ratios, "a list with a number for each layer")
     settings = experts(keys)
