@@ -77,6 +77,7 @@ ELSEWHERE = {
     "runtime/native.py:_parts": "a method of weights has the name read_bytes",
     "runtime/packed_cache.py:_code_digest": "reads the code of this package",
     "runtime/packed_cache.py:disk_rate": "a measurement for a line of the log",
+    "runtime/packed_cache.py:_memory_to_read_into": "a measurement for a line of the log",
     "runtime/packed_cache.py:read_packed": "its caller has the point",
     "runtime/packed_cache.py:read": "a measurement for a line of the log",
 }
