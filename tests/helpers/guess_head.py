@@ -41,7 +41,7 @@ def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=Non
 
     file, head = directory / "model.safetensors", head_of(directory)
     tensors, numbers = load_file(file), torch.Generator().manual_seed(seed)
-    embedding = tensors[table_of(head)]
+    embedding = tensors[table_of(head, tensors)]
     for need in stored_needs(head.program.weights):
         if head.stored(need.name) == need.name:  # model and head have it in common
             continue
@@ -57,11 +57,11 @@ def add_head(directory: Path, *, offset: bool = False, seed: int = 1, change=Non
     return directory
 
 
-def table_of(head) -> str:
-    """The name of the embedding of the model of a head."""
+def table_of(head, tensors) -> str:
+    """The name of the embedding of the model of a head, in a checkpoint of `tensors`."""
     own = next(op.weight for op in head.program.ops if isinstance(op, Embed))
-    stored = head.stored(own)
-    return own if "mtp" in stored else stored
+    names = own, own.replace("model.", "model.language_model.", 1), head.stored(own)
+    return next(name for name in names if name in tensors)
 
 
 def own_matrices(tensors, head):

@@ -36,7 +36,7 @@ def copies(family):
         for name, tensor in tensors.items():
             if ("layers." in name or "mtp" in name) and name.endswith(ENDS):
                 tensor.zero_()
-        table, norm = table_of(head), "model.norm.weight"
+        table, norm = table_of(head, tensors), "model.norm.weight"
         norm = norm if norm in tensors else "model.norm_f.weight"  # Nemotron H
         width = len(tensors[norm])
         joined = head.stored(f"guess.{'e_proj' if family == 'deepseek-v4' else 'fc'}.weight")
