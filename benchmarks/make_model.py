@@ -478,6 +478,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         top_k_experts=3,
         moe_intermediate_size=48,
     ),
+    "tiny-gemma4-unified": _decoder(
+        "Gemma4Unified",
+        (512, 64, 96, 4, 4, 2),
+        **_TINY_KEYS,
+        **{**_GEMMA4, "model_type": "gemma4_unified_text"},
+        layer_types=[*_KINDS_OF_LAYERS, *_KINDS_OF_LAYERS],
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        final_logit_softcapping=3.0,
+    ),
     "tiny-smollm3": _decoder(
         "SmolLM3", (512, 64, 160, 4, 4, 2), **_TINY_KEYS, no_rope_layer_interval=2
     ),

@@ -20,7 +20,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.guess_heads import GuessHead, head_facts
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.models import spec_from_config
-from cpuserve.models.config import read_int, read_object
+from cpuserve.models.config import read_architectures, read_int, read_object
 from cpuserve.models.gemma4 import feed_forward, shared_attention
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from cpuserve.program.weight_kinds import WeightKind
     from cpuserve.quant.base import QuantTensor, Weights
 
-TARGETS = ("Gemma4ForCausalLM",)
+# The model that an assistant guesses for, by its architecture, and the default of its width.
+TARGETS = {
+    "Gemma4AssistantForCausalLM": ("Gemma4ForCausalLM", 1536),
+    "Gemma4UnifiedAssistantForCausalLM": ("Gemma4UnifiedForCausalLM", 3840),
+}
 TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TABLE = "guess.embed_tokens.weight"  # how the Program calls the embedding of the model
 
@@ -84,10 +88,11 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
     if not is_assistant(checkpoint.config):
         refuse("it is no assistant of Gemma 4")
     target = spec_from_config(config)
-    if target.architecture not in TARGETS:
-        refuse(f"the model is {target.architecture}, not Gemma 4")
-    own = _spec(checkpoint.config)
-    width, kinds = read_int(checkpoint.config, "backbone_hidden_size", 1536), _kinds(own)
+    architecture, usual = TARGETS[read_architectures(checkpoint.config)[0]]
+    if target.architecture != architecture:
+        refuse(f"the model is {target.architecture}, not Gemma 4 ({architecture})")
+    own = _spec(checkpoint.config, architecture)
+    width, kinds = read_int(checkpoint.config, "backbone_hidden_size", usual), _kinds(own)
     sizes = {
         "tokens": (own.vocab, target.vocab),
         "columns": (width, target.width),
@@ -104,12 +109,13 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
     return GuessHead(spec, program, {}, caches=caches), weights
 
 
-def _spec(config: Mapping[str, Any]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], architecture: str) -> ModelSpec:
     """Return the hyperparameters of an assistant, as if its layers had keys of their own.
 
     config: config.json, or the values of a GGUF file, which has no text_config.
+    architecture: the one of the model.
     """
-    text = {**(read_object(config, "text_config") or config), "architectures": [*TARGETS]}
+    text = {**(read_object(config, "text_config") or config), "architectures": [architecture]}
     for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
         text[key] = 0
     text.pop("vocab_size_per_layer_input", None)

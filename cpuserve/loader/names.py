@@ -57,7 +57,7 @@ _PARTS = re.compile(
     r"|vit_large_projector\..*|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|patch_merge_mlp\..*|model\.density_router\..*|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
-    r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
+    r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio|vision_embedder)\..*"
     r"|model\.(?:vqmodel|generation_(?:embeddings|aligner|head))\..*"
     r"|(?:model\.)?(?:vision|audio)_tokenizer\..*|d2t|t2d|masked_embedding\..*"
 )

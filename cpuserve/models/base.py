@@ -54,6 +54,7 @@ BUILTIN = {
     "Gemma3nForCausalLM": "cpuserve.models.gemma3n:Gemma3n",
     "Gemma3TextModel": "cpuserve.models.gemma:Gemma3Embedding",
     "Gemma4ForCausalLM": "cpuserve.models.gemma4:Gemma4",
+    "Gemma4UnifiedForCausalLM": "cpuserve.models.gemma4:Gemma4Unified",
     "GlmForCausalLM": "cpuserve.models.glm4:Glm",
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
     "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",

@@ -99,6 +99,21 @@ class Gemma4:
         finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=softcap)
 
 
+class Gemma4Unified(Gemma4):
+    """Gemma 4 Unified (12B), text: Gemma 4 without per-layer embeddings and experts.
+
+    Source: transformers modeling_gemma4_unified.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Gemma 4 Unified text config."""
+        given = {key: value for key, value in config.items() if value is not None}
+        usual = {"max_position_embeddings": 262144, "sliding_window": 1024}
+        absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+        return Gemma4.spec({**usual, **given, **absent})
+
+
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the window of each layer; the last layer has none, whatever the config says."""
     window = read_int(config, "sliding_window", 512, low=0)

@@ -79,6 +79,7 @@ TEXT_TYPES = {
     "gemma3_text": TextPart("Gemma3ForCausalLM"),
     "gemma3n_text": TextPart("Gemma3nForCausalLM"),
     "gemma4_text": TextPart("Gemma4ForCausalLM"),
+    "gemma4_unified_text": TextPart("Gemma4UnifiedForCausalLM"),
     "glm4v_text": TextPart(
         "Glm4ForCausalLM",
         _sizes(
@@ -220,6 +221,7 @@ TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": Whole("gemma3_text"),
     "Gemma3nForConditionalGeneration": Whole("gemma3n_text"),
     "Gemma4ForConditionalGeneration": Whole("gemma4_text"),
+    "Gemma4UnifiedForConditionalGeneration": Whole("gemma4_unified_text"),
     "Glm46VForConditionalGeneration": Whole("glm4v_text", ("glm4v_moe_text",), tied=False),
     "Glm4vForConditionalGeneration": Whole("glm4v_text", tied=False),
     "Glm4vMoeForConditionalGeneration": Whole("glm4v_moe_text", tied=False),

@@ -33,11 +33,12 @@ def assistant(directory: Path, model: Path, *, seed: int = 4, change=None, **cha
         **{key: target[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
         **own,
     }
-    config = transformers.Gemma4AssistantConfig(
-        text_config=transformers.Gemma4TextConfig(**text),
+    kind = target["architectures"][0].removesuffix("ForCausalLM")
+    config = getattr(transformers, f"{kind}AssistantConfig")(
+        text_config=getattr(transformers, f"{kind}TextConfig")(**text),
         **{"backbone_hidden_size": target["hidden_size"], **changed},
     )
-    made = transformers.Gemma4AssistantForCausalLM(config)
+    made = getattr(transformers, f"{kind}AssistantForCausalLM")(config)
     transformers.utils.logging.disable_progress_bar()
     made.save_pretrained(directory)
     file, numbers = directory / "model.safetensors", torch.Generator().manual_seed(seed)

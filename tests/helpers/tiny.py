@@ -132,7 +132,7 @@ FAMILIES = (
         "longcat",
         "bailing-hybrid",
     ),
-    "axk2",
+    *("axk2", "gemma4-unified"),
     *("apertus1.5", "internlm3", "iquestcoder", "modernbert-decoder"),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )

@@ -111,6 +111,12 @@ def test_qwen4_exp_with_experts_in_one_tensor_and_the_constants_of_its_hashes(tm
             marks=pytest.mark.deep,
         ),
         pytest.param(
+            "gemma4-unified",
+            "Gemma4UnifiedForConditionalGeneration",
+            "model.language_model.",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
             "mistral",
             "Mistral3ForConditionalGeneration",
             "language_model.model.",

@@ -48,11 +48,14 @@ def published(path, model, length):
     """
     import transformers
 
-    config = transformers.Gemma4AssistantConfig.from_pretrained(path)
+    kind = json.loads((path / "config.json").read_text())["architectures"][0]
+    config = transformers.AutoConfig.from_pretrained(path)
     config.text_config.sliding_window = WINDOW - 2
-    own = transformers.Gemma4AssistantForCausalLM.from_pretrained(
-        path, config=config, attn_implementation="eager"
-    ).eval()
+    own = (
+        getattr(transformers, kind)
+        .from_pretrained(path, config=config, attn_implementation="eager")
+        .eval()
+    )
     if own.masked_embedding is not None:
         own.masked_embedding.centroid_intermediate_top_k = 4
     target, found = transformers_of(model), []
@@ -86,7 +89,7 @@ def guess(native, found, token, hidden, length):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-unified"])
 @pytest.mark.parametrize("length", [2, 15, 70])
 def test_an_assistant_computes_what_transformers_does(tmp_path, family, form, length):
     model = tiny_model(family)

@@ -23,6 +23,7 @@ PARTS = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForConditionalGeneration": "gemma3n",
     "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4-unified",
     "Glm5NextForConditionalGeneration": "glm5-next",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen3_5ForConditionalGeneration": "qwen3.5",
@@ -171,7 +172,8 @@ OTHERWISE = {
     **dict.fromkeys(("mamba", "falcon-mamba"), ("intermediate",)),  # the values of a token
     "mamba2": {"head_dim"},  # of its states
     "gemma3n": {"intermediate"},  # a list
-    **dict.fromkeys(("gemma4", "gemma4-moe"), ("head_dim",)),  # those of two kinds of layers
+    # those of two kinds of layers
+    **dict.fromkeys(("gemma4", "gemma4-moe", "gemma4-unified"), ("head_dim",)),
     # these end no text
     **dict.fromkeys(("modernbert", "jina-v3", "gte", "t5"), ("bos_ids", "eos_ids")),
     # the first two rows of their tables are no positions
