@@ -1102,6 +1102,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_seq_len": 512,
         "attn_config": {"alibi": True, "softmax_scale": 0.2},
     },
+    "tiny-dbrx": {
+        "architectures": ["DbrxForCausalLM"],
+        "model_type": "dbrx",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_seq_len": 512,
+        "rope_theta": 2e4,
+        "attn_config": {"clip_qkv": 0.6, "kv_n_heads": 2, "rope_theta": 2e4},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2},
+    },
     "tiny-bamba": _decoder(
         "Bamba",
         (512, 64, 96, 3, 4, 2),
@@ -1917,7 +1930,8 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     parts = ("norm", "Norm", ".ln_", "_ln.")
-    norm = any(part in need.name for part in parts) and need.name.endswith(".weight")
+    norm = need.role == "vector" and any(part in need.name for part in parts)
+    norm = norm and need.name.endswith(".weight")
     factors = ("layer_scalar", "router.scale", "per_expert_scale", "correct_output_scale")
     factors += ("hc_attn_scale", "hc_ffn_scale", "_layer.hc_scale", "hc_head_scale")
     factors += ("hc_head.hc_scale",)

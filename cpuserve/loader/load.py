@@ -87,13 +87,15 @@ def open_checkpoint(
 def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     """Return the weights for a Program of this config, with tensors that are built from others.
 
-    Such tensors are the tables of models with token types (BERT), the experts of nomic-bert,
-    the factors of mixtures (RWKV 6), and the first matrix of a tower.
+    Such tensors are the tables of models with token types (BERT), the experts of nomic-bert and
+    DBRX, the factors of mixtures (RWKV 6), and the first matrix of a tower.
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
+    from cpuserve.models.dbrx import FLAT, flat_experts
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
     from cpuserve.models.rwkv6 import published_form
     from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
+    from cpuserve.quant.flat_experts import FlatExperts
 
     if (tower := _tower_of(config)) is not None:
         from cpuserve.quant.patches import PatchWeights
@@ -101,6 +103,8 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
         names = tower.patch_weight, tower.merge_weight
         axes, block = tower.patch_axes, tower.merge
         return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
+    if experts := flat_experts(config):
+        return FlatExperts(weights, experts, FLAT)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
     if (form := published_form(config)) is not None:

@@ -88,7 +88,7 @@ _LIGHT_ON = {
     "model.vision_encoder.": "vision_tower.",
     "model.vision_projection.": "multi_modal_projector.",
 }
-_NOMIC_STACK = re.compile(r"\.mlp\.experts\.mlp\.w[12]$")  # nomic-bert's experts
+_FLAT_EXPERTS = re.compile(r"\.experts\.mlp\.(?:w[12]|v1)$")  # of nomic-bert and DBRX
 # Tensor names of ModernBERT outside of its layers, in checkpoints without the prefix "model.".
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
 
@@ -150,7 +150,7 @@ def checkpoint_to_hf(name: str) -> str:
     for theirs, ours in _PUBLISHED.items():
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
-    name = _NOMIC_STACK.sub(r"\g<0>.weight", name)
+    name = _FLAT_EXPERTS.sub(r"\g<0>.weight", name)
     for prefix in ("bert.", "roberta.", "distilbert.", "new.", "deberta.", "mpnet."):
         name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)

@@ -242,8 +242,10 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
     weights = PartWeights(dense_weights(store, config))
     check_weights(program, with_built(weights, config))
     needs = [need for need in stored_needs(program.weights) if need.role == "matrix"]
-    stacks = sorted(n.name for n in needs if len(n.shape) != 2 and not stays(n.name))
-    if stacks:
+    known = weights.names()  # without the matrices that are built from flat ones
+    flat = [n.name for n in needs if ".experts." in n.name and n.name not in known]
+    stacks = [n.name for n in needs if len(n.shape) != 2 and not stays(n.name)]
+    if stacks := sorted(flat + stacks):
         msg = (
             f"{source} stores the matrices of all experts as one tensor ({stacks[0]}), which "
             "compressed-tensors has no form for; serve it with --quantization instead"

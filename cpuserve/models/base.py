@@ -30,6 +30,7 @@ BUILTIN = {
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
     "CwmForCausalLM": "cpuserve.models.llama:Cwm",
+    "DbrxForCausalLM": "cpuserve.models.dbrx:Dbrx",
     "DebertaV2Model": "cpuserve.models.deberta:DebertaV2",
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV32ForCausalLM": "cpuserve.models.deepseek:DeepseekV32",

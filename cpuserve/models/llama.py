@@ -334,6 +334,17 @@ def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
         b.scale_queries(q, width, beta=scale[0], length=scale[1])
 
 
+def read_clip(config: Mapping[str, Any]) -> float:
+    """Return clip_qkv, the largest absolute value of queries, keys and values; 0 = no limit."""
+    return read_float(config, "clip_qkv") if config.get("clip_qkv") is not None else 0.0
+
+
+def clip_values(b: Builder, s: ModelSpec, qkv: ValueId) -> None:
+    """Limit queries, keys and values to [-clip, clip], if the model has extra["clip"]."""
+    if clip := cast("float", s.extra.get("clip", 0.0)):
+        b.clip(qkv, -clip, clip)
+
+
 def attend(
     b: Builder,
     s: ModelSpec,
@@ -376,6 +387,7 @@ def attend(
     if wide_norm:
         b.part_norm(qkv, f"{at}.q_norm", width=s.q_heads * d)
         b.part_norm(qkv, f"{at}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
+    clip_values(b, s, qkv)
     scale_queries(b, s, qkv, s.q_heads * d)
     cache = layer if cache is None else cache
     q_norm, k_norm = (f"{at}.q_norm", f"{at}.k_norm") if qk_norm else (None, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_object, refuse
-from cpuserve.models.llama import read_decoder
+from cpuserve.models.llama import clip_values, read_clip, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -21,8 +21,6 @@ class Mpt:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an MPT config."""
         attention = read_object(config, "attn_config")
-        if attention.get("clip_qkv"):
-            refuse("attn_config.clip_qkv", attention["clip_qkv"], "null: nothing is clipped")
         # transformers reads neither key: all of its models have ALiBi, and no norms of q and k.
         if not read_bool(attention, "alibi", True) or read_bool(attention, "qk_ln", False):
             refuse("attn_config", attention, "with alibi and without qk_ln")
@@ -46,6 +44,7 @@ class Mpt:
             },
             positions=2048,
             eps="layer_norm_epsilon",
+            extra={"clip": read_clip(attention)},
         )
         scale = attention.get("softmax_scale")
         scale = None if scale is None else read_float(attention, "softmax_scale")
@@ -59,6 +58,7 @@ class Mpt:
             at = f"transformer.blocks.{i}"
             h = b.layer_norm(x, f"{at}.norm_1", bias=False)
             qkv = b.linear(h, f"{at}.attn.Wqkv", features=features)
+            clip_values(b, s, qkv)
             b.rope_store_kv(qkv, layer=i, rope=None)
             a = b.attention(qkv, layer=i, scale=s.attention_scale, alibi=True)
             b.linear(a, f"{at}.attn.out_proj", add_to=x)

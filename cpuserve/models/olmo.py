@@ -12,6 +12,7 @@ from cpuserve.models.llama import (
     attend,
     build_decoder,
     build_sandwich,
+    read_clip,
     read_decoder,
     self_attention,
 )
@@ -31,8 +32,7 @@ class Olmo:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an OLMo 1 config; the epsilon of norms is fixed."""
-        _refuse_clips(config)
-        return _spec({**config, "rms_norm_eps": 1e-5}, 2048, {})
+        return _spec({**config, "rms_norm_eps": 1e-5}, 2048, {"clip": read_clip(config)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -95,8 +95,7 @@ class Olmoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an OLMoE config."""
-        _refuse_clips(config)
-        return _spec(config, 4096, _experts(config))
+        return _spec(config, 4096, {**_experts(config), "clip": read_clip(config)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -134,11 +133,6 @@ def _experts(config: Mapping[str, Any]) -> dict[str, object]:
         "renormalize": read_bool(config, "norm_topk_prob", False),
         "dense_layers": (),
     }
-
-
-def _refuse_clips(config: Mapping[str, Any]) -> None:
-    if config.get("clip_qkv") is not None:
-        refuse("clip_qkv", config["clip_qkv"], "null: queries and keys are not clipped")
 
 
 def _spec(config: Mapping[str, Any], positions: int, extra: dict[str, object]) -> ModelSpec:

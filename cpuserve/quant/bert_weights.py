@@ -1,8 +1,6 @@
 """The weights of families like BERT, as their Programs read them.
 
-NomicExperts: the experts of nomic-bert as other families store them, with a matrix for each expert.
-Published files have all experts of a layer in two matrices [experts * features, width].
-The matrix w1 has the rows of all up projections, and w2 has the down projections, transposed.
+NomicExperts: the experts of nomic-bert, which are in flat matrices (flat_experts.py).
 The published model adds a bias to the sum of the experts. Here this bias becomes a part
 of the norm before the experts: a Program applies the norm a second time, with this bias,
 and adds the experts to the result. So no operation has to add a bias to a mixture.
@@ -16,7 +14,6 @@ so rows of the second copy include the difference between the embeddings of type
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +21,8 @@ import numpy as np
 
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import BuiltTensor, QuantTensor
-from cpuserve.quant.parts import part_of, transposed
+from cpuserve.quant.flat_experts import FlatExperts
+from cpuserve.quant.parts import part_of
 from cpuserve.quant.stored import DENSE_KINDS
 
 if TYPE_CHECKING:
@@ -35,12 +33,11 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
 
-_STACK = re.compile(r"(?P<at>.+\.mlp\.experts)\.mlp\.w[12]\.weight")
-_EXPERT = re.compile(r"(?P<at>.+\.mlp\.experts)\.(?P<number>\d+)\.(?P<part>up|down)_proj\.weight")
 _BIAS = ".mlp.experts.bias"
+_PARTS = {"w1": "up_proj", "w2": "down_proj"}
 
 
-class NomicExperts:
+class NomicExperts(FlatExperts):
     """The `Weights` of a nomic-bert checkpoint, as its Program reads them."""
 
     def __init__(self, weights: Weights, experts: int, shifted: str) -> None:
@@ -49,37 +46,16 @@ class NomicExperts:
         experts: the number of experts in a layer.
         shifted: the name of the norm with the bias.
         """
-        self._weights = weights
+        super().__init__(weights, experts, _PARTS)
         self._shifted = shifted
-        self._experts = experts
-        self._names = set()
-        for name in weights.names():
-            match = _STACK.fullmatch(name)
-            if match is not None:
-                part = "up" if ".w1." in name else "down"
-                self._names |= {f"{match['at']}.{e}.{part}_proj.weight" for e in range(experts)}
-            elif name.endswith(_BIAS):
-                at = name.removesuffix(_BIAS)
-                self._names |= {f"{at}.{shifted}.weight", f"{at}.{shifted}.bias"}
-            else:
-                self._names.add(name)
-
-    def names(self) -> set[str]:
-        """Return the name of each tensor, with each expert's matrices as separate tensors."""
-        return self._names
+        for name in [name for name in self._names if name.endswith(_BIAS)]:
+            at = name.removesuffix(_BIAS)
+            self._names.remove(name)
+            self._names |= {f"{at}.{shifted}.weight", f"{at}.{shifted}.bias"}
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor; matrices of experts are views of the file, or are built when read."""
-        if f".{self._shifted}." in name:
-            return self._norm(name)
-        match = _EXPERT.fullmatch(name)
-        if match is None:
-            return self._weights.get(name)
-        whole = self._weights.get(_stored(name))
-        each, number = whole.shape[0] // self._experts, int(match["number"])
-        rows = slice(number * each, (number + 1) * each)
-        part = part_of(name, whole, rows, vector=False)
-        return part if match["part"] == "up" else transposed(part)
+        return self._norm(name) if f".{self._shifted}." in name else super().get(name)
 
     def _norm(self, name: str) -> QuantTensor:
         """Return the weight of the norm, or its bias plus the bias of the experts."""
@@ -89,18 +65,6 @@ class NomicExperts:
             return replace(norm, name=name)
         values = dequantize(norm) + dequantize(self._weights.get(f"{at}{_BIAS}"))
         return QuantTensor(name, norm.shape, "f32", values.reshape(1, -1).view("u1"))
-
-    def kind(self, name: str, dtype: str) -> WeightKind:
-        """Return the weight kind of a matrix; an expert has the kind of its stored matrix."""
-        return self._weights.kind(_stored(name), dtype)
-
-
-def _stored(name: str) -> str:
-    """Return the name of the stored tensor that contains this matrix."""
-    match = _EXPERT.fullmatch(name)
-    if match is None:
-        return name
-    return f"{match['at']}.mlp.{'w1' if match['part'] == 'up' else 'w2'}.weight"
 
 
 class TypedWeights:

@@ -292,6 +292,13 @@ NAMES = {
         "ffn.up_proj": "ffn_up",
         "ffn.down_proj": "ffn_down",
     },
+    "dbrx": {
+        "norm_attn_norm.norm_1": "attn_norm",
+        "norm_attn_norm.attn.Wqkv": "attn_qkv",
+        "norm_attn_norm.attn.out_proj": "attn_output",
+        "norm_attn_norm.norm_2": "attn_output_norm",
+        "ffn.router.layer": "ffn_gate_inp",
+    },
     "bitnet": {
         **LLAMA,
         "self_attn.attn_sub_norm": "attn_sub_norm",
@@ -718,6 +725,11 @@ ARCHS = {
     ),
     "bloom": ("bloom", {}, {}),
     "mpt": ("mpt", {"attn_config": {"alibi": True}}, {"attention.max_alibi_bias": 8.0}),
+    "dbrx": (
+        "dbrx",
+        {},
+        {"attention.clamp_kqv": 0.6, "expert_count": 5, "expert_used_count": 2},
+    ),
     "exaone-moe": (
         "exaone-moe",
         {"n_group": 1, "topk_group": 1},
@@ -1240,7 +1252,8 @@ LAYER_NORM = (
         "falcon-40b",
         "phi2",
         "starcoder",
-        *("olmo", "nemotron", "jais2", "bloom", "mpt", "rwkv7", "rwkv6", "rwkv6-early"),
+        *("olmo", "nemotron", "jais2", "bloom", "mpt", "dbrx"),
+        *("rwkv7", "rwkv6", "rwkv6-early"),
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.
@@ -1250,6 +1263,7 @@ OTHER_KEYS = (
     "starcoder",
     "bloom",
     "mpt",
+    "dbrx",
     "falcon",
     "falcon-40b",
     *BERTS,

@@ -51,7 +51,9 @@ from tests.helpers.tiny import tiny_model
 
 PROJECTIONS = ("pre_projection", "post_projection")  # of assistants
 JOINED = ("deepseek2-joined", "minicpm3")  # keys and values have one matrix
-_EXPERT = re.compile(r"(?:model|encoder)\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(
+    r"(?:(?:model|encoder)\.layers|transformer\.blocks)\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)"
+)
 
 
 def checkpoint_of(arch):

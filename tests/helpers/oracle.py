@@ -16,6 +16,7 @@ from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
+from tests.helpers.dbrx import flat
 from tests.helpers.gemma4 import stacked
 from tests.helpers.glm5_next import text_model
 from tests.helpers.gpt_oss import published
@@ -116,6 +117,8 @@ def transformers_of(path: Path):
         path = with_halves(path)
     if config["architectures"] == ["MiniMaxM3VLForCausalLM"]:
         path = with_names_of_m3(path)
+    if config["architectures"] == ["DbrxForCausalLM"]:
+        path = flat(path)
     if config["architectures"] == ["Llama4ForCausalLM"]:
         path = stacked(path, by_inputs=True)
     if config["architectures"] == ["LongcatFlashForCausalLM"]:

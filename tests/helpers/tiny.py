@@ -73,6 +73,7 @@ KINDS = (
     "olmo2",
     "opt",
     "opt-350m",
+    "dbrx",
 )
 # A few families with different layers, for slow tests of facts that hold for all families.
 SAMPLE = ("llama", "qwen3-next", "deepseek-v2", "gemma3n", "gpt-oss")

@@ -377,10 +377,11 @@ BAD = {
         {"swiglu_alpha": 1.7},
         "swiglu_alpha is 1.7, but it must be 1.702, which the kernels are built for",
     ),
-    "clipped-queries": (
-        "olmoe",
-        {"clip_qkv": 8.0},
-        "clip_qkv is 8.0, but it must be null: queries and keys are not clipped",
+    "clipped-queries": ("olmoe", {"clip_qkv": 0}, "clip_qkv is 0, but it must be a number above 0"),
+    "weights-by-another-norm": (
+        "dbrx",
+        {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
+        "ffn_config.moe_normalize_expert_weights is 2.0, but it must be 1 or null",
     ),
     "no-window": (
         "olmo3",

@@ -402,6 +402,22 @@ VARIANTS = {
         {"layer_types": None, "rope_scaling": None, "swiglu_limit": 7.0},
     ),
     "olmo2-more-heads": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True}),
+    "olmoe-clipped": ("olmoe", {"clip_qkv": 0.6}),
+    "olmo-clipped": ("olmo", {"clip_qkv": 0.6}),
+    "mpt-clipped": ("mpt", {"attn_config": {"alibi": True, "clip_qkv": 0.6}}),
+    "dbrx-plain": (
+        "dbrx",
+        {
+            "attn_config": {"clip_qkv": 60, "kv_n_heads": 4, "rope_theta": 1e4},
+            "rope_theta": 1e4,
+            "ffn_config": {
+                "ffn_hidden_size": 40,
+                "moe_num_experts": 7,
+                "moe_top_k": 3,
+                "moe_normalize_expert_weights": None,
+            },
+        },
+    ),
     "olmo3-plain": (
         "olmo3",
         {

@@ -157,15 +157,15 @@ class Scale(Op, frozen=True):
 
 
 class Clip(Op, frozen=True):
-    """out = x with each value limited to [low, high], which are weights of one element.
+    """out = x with each value limited to [low, high], numbers or weights of one element.
 
     out: None = x itself is changed.
     """
 
     x: ValueId
     out: ValueId | None
-    low: str
-    high: str
+    low: str | float
+    high: str | float
 
     def written(self) -> ValueId:
         """Return `out`, or x if it is changed in place."""
@@ -175,7 +175,9 @@ class Clip(Op, frozen=True):
         import numpy as np
 
         def make(read: ReadFn) -> Float32:
-            return np.concatenate([read(name).reshape(1) for name in (self.low, self.high)])
+            bounds = (self.low, self.high)
+            numbers = [read(x).reshape(-1)[0] if isinstance(x, str) else x for x in bounds]
+            return np.array(numbers, np.float32)
 
         to.add(self, bounds=to.vector(("bounds", self.low, self.high), 2, make))
 
@@ -184,7 +186,13 @@ class Clip(Op, frozen=True):
         return self.out is not None or rows == "f32"
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
-        return x.clamp(at.vector(self.low), at.vector(self.high))
+        import torch
+
+        low, high = (
+            at.vector(bound) if isinstance(bound, str) else torch.tensor(bound, dtype=x.dtype)
+            for bound in (self.low, self.high)
+        )
+        return x.clamp(low, high)
 
 
 class Columns(Op, frozen=True):
@@ -439,13 +447,16 @@ class ColumnsBuilder(BaseBuilder):
         self._check_columns("add", to, column or 0, width)
         self._ops.append(Add(x, to, width, column or 0))
 
-    def clip(self, x: ValueId, low: str, high: str, *, copy: bool = False) -> ValueId:
-        """Limit the values of x to [low, high], weights of one element; return x.
+    def clip(
+        self, x: ValueId, low: str | float, high: str | float, *, copy: bool = False
+    ) -> ValueId:
+        """Limit the values of x to [low, high], numbers or weights of one element; return x.
 
         copy: x does not change, and the result is another value.
         """
-        for name in (low, high):
-            self._need(name, (), "vector")
+        for bound in (low, high):
+            if isinstance(bound, str):
+                self._need(bound, (), "vector")
         out = None
         if copy:
             out = self._value(f"{self._values[x].name} clipped", self._width(x), like=x)

@@ -73,6 +73,24 @@ def _mpt(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _dbrx(keys: Keys) -> dict[str, Any]:
+    return {
+        "d_model": keys.count("embedding_length"),
+        "n_heads": keys.count("attention.head_count"),
+        "n_layers": keys.layers(),
+        "max_seq_len": keys.count("context_length"),
+        "attn_config": {
+            "clip_qkv": keys.raw("attention.clamp_kqv"),
+            "kv_n_heads": keys.count("attention.head_count_kv"),
+        },
+        "ffn_config": {
+            "ffn_hidden_size": keys.count("feed_forward_length"),
+            "moe_num_experts": keys.count("expert_count"),
+            "moe_top_k": keys.count("expert_used_count"),
+        },
+    }
+
+
 def _phi2(_keys: Keys) -> dict[str, Any]:
     return {"hidden_act": "gelu_new"}
 
@@ -161,6 +179,25 @@ ARCHS = {
             "ffn_down": "ffn.down_proj",
         },
         _mpt,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
+        layers="transformer.blocks",
+    ),
+    "dbrx": GgufArch(
+        "DbrxForCausalLM",
+        "dbrx",
+        {
+            "attn_norm": "norm_attn_norm.norm_1",
+            "attn_qkv": "norm_attn_norm.attn.Wqkv",
+            "attn_output": "norm_attn_norm.attn.out_proj",
+            "attn_output_norm": "norm_attn_norm.norm_2",
+            "ffn_gate_inp": "ffn.router.layer",
+            "ffn_gate_exps": "ffn.experts.gate_proj",
+            "ffn_up_exps": "ffn.experts.up_proj",
+            "ffn_down_exps": "ffn.experts.down_proj",
+        },
+        _dbrx,
         eps="layer_norm_epsilon",
         layer_norm=True,
         top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},

@@ -93,9 +93,8 @@ def _exaone_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _olmoe(keys: Keys) -> dict[str, Any]:
-    if keys.raw("attention.clamp_kqv"):
-        keys.fail("attention.clamp_kqv", keys.raw("attention.clamp_kqv"), "absent")
     return {
+        **_olmo(keys),
         "num_experts": keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),

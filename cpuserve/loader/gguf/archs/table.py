@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # The model_type in transformers that can run the safetensors of the same model, but slowly.
 THROUGH_TRANSFORMERS = {
-    "dbrx": "dbrx",
     "exaone": "exaone",
 }
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
