@@ -63,14 +63,17 @@ _PARTS = re.compile(
 )
 
 
-# Published files of DeepSeek-VL, OLMo hybrid, Flint, MiMo V2 and Hunyuan 4 differ from transformers
-# here.
+# Published files of DeepSeek-VL, OLMo hybrid, Flint, MiMo V2, Hunyuan 4, Aria and Lara Mini differ
+# from transformers here.
 _PUBLISHED = {
     ".vision_model.vision_model.": ".vision_model.",
     ".hc_pre.hc_": ".hc_",
     ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".self_attn.softmax_offset": ".self_attn.sinks",
     ".attn.norm.weight": ".attn.kv_norm.weight",  # DeepSeek V4 as transformers saves it
+    ".mlp.experts.fc1.weight": ".mlp.experts.gate_up_proj",
+    ".mlp.experts.fc2.weight": ".mlp.experts.down_proj",
+    ".linear_attn.out_norm.": ".linear_attn.norm.",
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
@@ -84,6 +87,7 @@ _IMAGES = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
+_GPT1 = ("tokens_embed.", "positions_embed.")
 _LIGHT_ON = {
     "model.vision_encoder.": "vision_tower.",
     "model.vision_projection.": "multi_modal_projector.",
@@ -154,7 +158,7 @@ def checkpoint_to_hf(name: str) -> str:
     for prefix in ("bert.", "roberta.", "distilbert.", "new.", "deberta.", "mpnet."):
         name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
-    if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):
+    if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.", *_GPT1)):
         return f"transformer.{name}"
     return f"model.{name}" if name.startswith(bare) else name
 

@@ -10,15 +10,18 @@ from cpuserve.models.config import (
     read_bool,
     read_choice,
     read_float,
+    read_heads,
     read_int,
+    read_object,
     read_windows,
     refuse,
 )
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import build_decoder, gated_mlp, paired_attention, read_decoder, rms_norm
+from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import RouterScore, ValueId
+from cpuserve.program.ops import Rope, RouterScore, ValueId
 
 
 class Cohere:
@@ -57,6 +60,42 @@ class Cohere2:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         _build(b, s)
+
+
+class CohereCompass:
+    """North Micro Vision, text: Command R, where kinds of layers may differ in RoPE or have none.
+
+    Source: transformers modeling_cohere_compass.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Cohere Compass text config."""
+        window = read_int(config, "sliding_window", 4096, low=0)
+        windows = read_windows(config, window, default=lambda _layer: False)
+        by_kind = read_object(config, "rope_parameters")
+        _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
+        plain, kinds = {**config, "rope_parameters": None}, ("full_attention", "sliding_attention")
+        ropes: dict[str, Rope | None] = {}
+        for kind in kinds:
+            own = by_kind.get(kind, {}) if {*by_kind} & {*kinds} else by_kind
+            if own is None:
+                ropes[kind] = None
+            else:
+                ropes[kind], _ = read_rope({**plain, "rope_parameters": own}, head_dim, 8192)
+        full, local = ropes["full_attention"], ropes["sliding_attention"]
+        extra: dict[str, object] = {
+            "windows": windows,
+            "ropes": tuple(local if keys else full for keys in windows),
+        }
+        scale = config.get("logit_scale")
+        spec = read_cohere({**plain, "logit_scale": 1.0 if scale is None else scale}, extra)
+        return replace(spec, rope=full or local)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, norm=cohere_norm, parallel=True)
 
 
 def read_cohere(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:

@@ -74,6 +74,10 @@ TEXT_TYPES = {
     "apertus1p5_text": TextPart(
         "Apertus1p5TextForCausalLM", _sizes(266752, 4096, 14336, 32, 32, 65536, hidden_act="xielu")
     ),
+    "aria_text": TextPart("AriaTextForCausalLM", _sizes(32000, 4096, 4096, 32, 32, 2048)),
+    "cohere_compass_text": TextPart(
+        "CohereCompassForCausalLM", _sizes(256000, 8192, 22528, 40, 64, 8192)
+    ),
     "cohere2": TextPart("Cohere2ForCausalLM", _sizes(256000, 8192, 22528, 40, 64, 8192)),
     "deepseek_v3": TextPart("DeepseekV3ForCausalLM"),
     "gemma3_text": TextPart("Gemma3ForCausalLM"),
@@ -215,8 +219,10 @@ TEXT_TYPES = {
 _DENSE = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 TEXT_PARTS = {
     "Apertus1p5ForConditionalGeneration": Whole("apertus1p5_text", tied=False),
+    "AriaForConditionalGeneration": Whole("aria_text", tied=False),
     "AyaVisionForConditionalGeneration": Whole("cohere2", tied=True),
     "Cohere2VisionForConditionalGeneration": Whole("cohere2", tied=True),
+    "CohereCompassForConditionalGeneration": Whole("cohere_compass_text", tied=False),
     "DeepseekVLForConditionalGeneration": Whole("llama", tied=True),
     "Gemma3ForConditionalGeneration": Whole("gemma3_text"),
     "Gemma3nForConditionalGeneration": Whole("gemma3n_text"),

@@ -22,9 +22,9 @@ _EXPERT = re.compile(r"(?P<at>.+\.experts)\.(?P<number>\d+)\.(?P<part>\w+)\.weig
 
 
 class FlatExperts:
-    """`Weights` in which the matrices of each expert have the names that other families give them.
+    """`Weights` with a tensor for each expert's matrix, called as in other families.
 
-    A checkpoint that already has these names is read as it is.
+    A checkpoint that already has these tensors is read as it is.
     """
 
     def __init__(self, weights: Weights, experts: int, parts: Mapping[str, str]) -> None:

@@ -85,6 +85,8 @@ PER_TOKEN = (
     "embed_in.weight",
     "model.embeddings.weight",
     "embed_out.weight",
+    "output_projection.weight",
+    "tokens_embed.weight",
     "wte.weight",
     "word_embeddings.weight",
     "tok_embeddings.weight",

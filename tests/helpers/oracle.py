@@ -29,7 +29,10 @@ from tests.helpers.step3 import renamed
 from tests.helpers.step3 import text_model as step3_model
 
 # Families whose published files have one tensor for all experts of a layer.
-_STACKED = ("Mistral4ForCausalLM", "GraniteMoeSWAForCausalLM", "HYV4ForCausalLM")
+_STACKED = (
+    *("Mistral4ForCausalLM", "GraniteMoeSWAForCausalLM", "HYV4ForCausalLM"),
+    "LaraMiniForCausalLM",
+)
 
 
 def program_of(path: Path) -> Program:
@@ -119,7 +122,7 @@ def transformers_of(path: Path):
         path = with_names_of_m3(path)
     if config["architectures"] == ["DbrxForCausalLM"]:
         path = flat(path)
-    if config["architectures"] == ["Llama4ForCausalLM"]:
+    if config["architectures"] in (["Llama4ForCausalLM"], ["AriaTextForCausalLM"]):
         path = stacked(path, by_inputs=True)
     if config["architectures"] == ["LongcatFlashForCausalLM"]:
         path = stacked(path, unused=config["zero_expert_num"])

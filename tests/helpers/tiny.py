@@ -74,6 +74,7 @@ KINDS = (
     "opt",
     "opt-350m",
     "dbrx",
+    "diffllama",
 )
 # A few families with different layers, for slow tests of facts that hold for all families.
 SAMPLE = ("llama", "qwen3-next", "deepseek-v2", "gemma3n", "gpt-oss")
@@ -133,7 +134,7 @@ FAMILIES = (
         "longcat",
         "bailing-hybrid",
     ),
-    *("axk2", "gemma4-unified"),
+    *("axk2", "gemma4-unified", "aria", "lara-mini", "cohere-compass", "biogpt", "openai-gpt"),
     *("apertus1.5", "internlm3", "iquestcoder", "modernbert-decoder"),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )

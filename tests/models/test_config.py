@@ -378,6 +378,11 @@ BAD = {
         "swiglu_alpha is 1.7, but it must be 1.702, which the kernels are built for",
     ),
     "clipped-queries": ("olmoe", {"clip_qkv": 0}, "clip_qkv is 0, but it must be a number above 0"),
+    "one-value": (
+        "diffllama",
+        {"num_key_value_heads": 1},
+        "num_key_value_heads is 1, but it must be even: values of two heads are one",
+    ),
     "weights-by-another-norm": (
         "dbrx",
         {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
@@ -592,6 +597,10 @@ COUNTED |= {
         "minimax-m3": (
             *("num_local_experts", "num_experts_per_tok"),
             *("dense_intermediate_size", "shared_intermediate_size"),
+        ),
+        "lara-mini": (
+            *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+            "shared_expert_intermediate_size",
         ),
         "sarvam": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
         "sarvam-mla": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),

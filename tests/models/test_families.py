@@ -402,6 +402,34 @@ VARIANTS = {
         {"layer_types": None, "rope_scaling": None, "swiglu_limit": 7.0},
     ),
     "olmo2-more-heads": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True}),
+    "aria-biases": (
+        "aria",
+        {"attention_bias": True, "mlp_bias": True, "moe_num_shared_experts": 1},
+    ),
+    "lara-mini-defaults": (
+        "lara-mini",
+        {
+            "layer_types": None,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "num_hidden_layers": 6,
+        },
+    ),
+    "cohere-compass-one-rope": (
+        "cohere-compass",
+        {
+            "layer_types": None,
+            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 3e4}},
+            "logit_scale": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "biogpt-not-scaled": ("biogpt", {"scale_embedding": False, "hidden_act": "relu"}),
+    "diffllama-biases": (
+        "diffllama",
+        {"attention_bias": True, "head_dim": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-3},
+    ),
     "olmoe-clipped": ("olmoe", {"clip_qkv": 0.6}),
     "olmo-clipped": ("olmo", {"clip_qkv": 0.6}),
     "mpt-clipped": ("mpt", {"attn_config": {"alibi": True, "clip_qkv": 0.6}}),

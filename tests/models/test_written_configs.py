@@ -20,6 +20,8 @@ IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # A family for the part for text of models of images and text. Those whose part is an ordinary text
 # model are in tests/models/test_picture_models.py.
 PARTS = {
+    "AriaForConditionalGeneration": "aria",
+    "CohereCompassForConditionalGeneration": "cohere-compass",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForConditionalGeneration": "gemma3n",
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -163,6 +165,8 @@ OTHERWISE = {
         ),
         ("kv_heads", "head_dim"),
     ),
+    "diffllama": {"head_dim"},  # with the zeros after keys
+    "biogpt": {"norm_eps"},  # transformers does not read its layer_norm_eps
     "longcat": {"kv_heads", "head_dim", "layers"},  # there a layer has one attention
     "llama4": {"intermediate"},  # of its experts
     "minicpm3": {"kv_heads", "head_dim", "norm_eps"},  # the epsilon is of scaled residuals

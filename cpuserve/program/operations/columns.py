@@ -156,6 +156,37 @@ class Scale(Op, frozen=True):
         return (x if self.less is None else x - at.vector(self.less)) * at.vector(self.weight)
 
 
+class ScaleByLambda(Op, frozen=True):
+    """x *= exp(q1 . k1) - exp(q2 . k2) + plus, in place; negative: x is also negated.
+
+    weights: the vectors q1, k1, q2 and k2 [any width], by name.
+    Source: differential attention, Ye et al. 2024, as in transformers modeling_diffllama.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weights: tuple[str, str, str, str]
+    plus: float
+    negative: bool = False
+
+    def lower(self, to: Lowering) -> None:
+        key = ("lambda", self.weights, self.plus, self.negative)
+        to.add(self, "scale", factor=to.vector(key, 1, self._factor), less=-1)
+
+    def _factor(self, read: ReadFn) -> Float32:
+        import numpy as np
+
+        q1, k1, q2, k2 = (read(name).astype(np.float64) for name in self.weights)
+        value = np.exp(q1 @ k1) - np.exp(q2 @ k2) + self.plus
+        return np.array([-value if self.negative else value], np.float32)
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        q1, k1, q2, k2 = (at.vector(name) for name in self.weights)
+        value = (q1 @ k1).exp() - (q2 @ k2).exp() + self.plus
+        return x * (-value if self.negative else value)
+
+
 class Clip(Op, frozen=True):
     """out = x with each value limited to [low, high], numbers or weights of one element.
 
@@ -475,6 +506,19 @@ class ColumnsBuilder(BaseBuilder):
         if less is not None:
             self._need(less, (width,), "vector")
         self._ops.append(Scale(x, weight, width, by_column, less=less))
+
+    def scale_by_lambda(
+        self, x: ValueId, name: str, *, width: int, plus: float, negative: bool = False
+    ) -> None:
+        """Multiply x, in place, by a number made from four vectors (see `ScaleByLambda`).
+
+        name: the name of the module with the vectors [width], lambda_q1, _k1, _q2 and _k2.
+        """
+        q1, k1, q2, k2 = (
+            self._need(f"{name}.lambda_{part}", (width,), "vector")
+            for part in ("q1", "k1", "q2", "k2")
+        )
+        self._ops.append(ScaleByLambda(x, (q1, k1, q2, k2), plus, negative))
 
     def multiply_by(self, x: ValueId, factors: float | Sequence[tuple[int, float]]) -> None:
         """Multiply x by constants, in place. If all factors are 1, no op is appended.
