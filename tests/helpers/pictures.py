@@ -73,6 +73,15 @@ def _sections(*sizes: int, **more: Any) -> dict[str, Any]:
 
 # Values of text parts in addition to the sizes; sections are for the positions of three axes.
 _KINDS: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 24,
+        "rope_parameters": {
+            "full_attention": None,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "logit_scale": 0.5,
+    },
     "glm4v_text": _sections(1, 1, 2, partial_rotary_factor=0.5),
     "glm4v_moe_text": {
         **_sections(1, 1, 2, partial_rotary_factor=0.5),

@@ -30,6 +30,7 @@ ELSEWHERE = {
     "Apertus1p5ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "Glm5NextForConditionalGeneration",
     "InternVLChatModel",
     "KimiVLForConditionalGeneration",
