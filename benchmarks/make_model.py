@@ -1157,6 +1157,27 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-diffllama": _decoder(
         "DiffLlama", (512, 64, 96, 2, 8, 4), **_TINY_KEYS, model_type="diffllama"
     ),
+    "tiny-xglm": {
+        "architectures": ["XGLMForCausalLM"],
+        "model_type": "xglm",
+        "vocab_size": 512,
+        **_TINY_KEYS,
+        "d_model": 64,
+        "ffn_dim": 160,
+        "num_layers": 2,
+        "attention_heads": 4,
+    },
+    "tiny-ctrl": {
+        "architectures": ["CTRLLMHeadModel"],
+        "model_type": "ctrl",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "n_embd": 64,
+        "dff": 160,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+    },
     "tiny-dbrx": {
         "architectures": ["DbrxForCausalLM"],
         "model_type": "dbrx",

@@ -1,4 +1,4 @@
-"""Tables of constants for the ops: cos and sin of RoPE, factors of queries, and ALiBi slopes."""
+"""Tables of constants for the ops: RoPE, waves of places, factors of queries, ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -70,6 +70,20 @@ def plane_waves(side: int, width: int) -> Float32:
     one = np.concatenate([np.sin(waves), np.cos(waves)], axis=1)
     rows, columns = np.divmod(np.arange(side * side), side)
     return np.concatenate([one[columns], one[rows]], axis=1).astype(np.float32)
+
+
+def line_waves(rows: int, width: int, span: float) -> Float32:
+    """Return sines and then cosines of the places of a text, [rows, width].
+
+    The angle of place p in column j of a half is p * 10000^(-j / span), in fp32.
+
+    Source: modeling_xglm and modeling_ctrl of transformers.
+    """
+    import numpy as np
+
+    rates = (10000.0 ** -(np.arange(width // 2) / span)).astype(np.float32)
+    angles = np.outer(np.arange(rows, dtype=np.float32), rates)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 def alibi_slopes(heads: int) -> Float32:

@@ -87,6 +87,7 @@ PER_TOKEN = (
     "embed_out.weight",
     "output_projection.weight",
     "tokens_embed.weight",
+    "transformer.w.weight",
     "wte.weight",
     "word_embeddings.weight",
     "tok_embeddings.weight",

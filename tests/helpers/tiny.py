@@ -75,6 +75,7 @@ KINDS = (
     "opt-350m",
     "dbrx",
     "diffllama",
+    "xglm",
 )
 # A few families with different layers, for slow tests of facts that hold for all families.
 SAMPLE = ("llama", "qwen3-next", "deepseek-v2", "gemma3n", "gpt-oss")
@@ -135,6 +136,7 @@ FAMILIES = (
         "bailing-hybrid",
     ),
     *("axk2", "gemma4-unified", "aria", "lara-mini", "cohere-compass", "biogpt", "openai-gpt"),
+    "ctrl",
     *("apertus1.5", "internlm3", "iquestcoder", "modernbert-decoder"),
     *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
 )

@@ -425,6 +425,11 @@ VARIANTS = {
             "tie_word_embeddings": False,
         },
     ),
+    "xglm-untied": (
+        "xglm",
+        {"scale_embedding": False, "tie_word_embeddings": False, "activation_function": "relu"},
+    ),
+    "ctrl-large-epsilon": ("ctrl", {"layer_norm_epsilon": 1e-2, "tie_word_embeddings": False}),
     "biogpt-not-scaled": ("biogpt", {"scale_embedding": False, "hidden_act": "relu"}),
     "diffllama-biases": (
         "diffllama",

@@ -13,6 +13,7 @@ from cpuserve.program.operations.experts import ExpertsBuilder
 from cpuserve.program.ops import Op, Then, ValueId, split_then
 from cpuserve.program.program import Program
 from cpuserve.program.row_formats import WHOLE_ROW
+from cpuserve.program.tables import line_waves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +107,7 @@ class PositionEmbed(Op, frozen=True):
 
     types: a weight [kinds, D]; its row 0 is added as well (the token types of BERT).
       If `weight` is None, only this row is added.
+    span: above 0 = the weight is no tensor but `line_waves` of this span (XGLM, CTRL).
     axis: the token's place on this axis selects the row, at most the last row; -1 = its
       position does. The weight may then have more rows than `rows`.
     """
@@ -119,6 +121,7 @@ class PositionEmbed(Op, frozen=True):
     offset: int = 0
     types: str | None = None
     axis: int = -1
+    span: float = 0.0
 
     @property
     def num_axes(self) -> int:
@@ -129,12 +132,18 @@ class PositionEmbed(Op, frozen=True):
         if self.axis >= 0:
             key: tuple[object, ...] = ("first rows", self.weight, self.rows)
             table = to.vector(key, self.rows * self.width, self._first)
+        elif self.span:
+            key = ("waves", self.rows, self.width, self.span)
+            table = to.vector(key, self.rows * self.width, lambda _: self._waves())
         elif self.types is None:
             table = to.plain(self.weight, self.rows * self.width)
         else:
             key = ("positions", self.weight, self.types)
             table = to.vector(key, self.rows * self.width, self._rows)
         to.add(self, table=table)
+
+    def _waves(self) -> Float32:
+        return line_waves(self.rows, self.width, self.span)
 
     def _first(self, read: ReadFn) -> Float32:
         assert self.weight is not None
@@ -151,6 +160,8 @@ class PositionEmbed(Op, frozen=True):
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
 
+        if self.span:
+            x = x + torch.from_numpy(self._waves())[at.positions + self.offset]
         if self.weight is not None:
             places = at.positions + self.offset
             if self.axis >= 0:
@@ -397,8 +408,11 @@ class DenseBuilder(ExpertsBuilder):
         rows: int,
         offset: int = 0,
         types: tuple[str, int] | None = None,
+        span: float = 0.0,
     ) -> None:
         """Add row (position + offset) of the learned position table [rows, width] to x, in place.
+
+        span: the table is not learned (see `PositionEmbed`), and `name` is None.
 
         types: (name, rows) of the table of token types; its row 0 is added as well.
           If `name` is None, only this row is added.
@@ -408,7 +422,8 @@ class DenseBuilder(ExpertsBuilder):
         kinds = None
         if types is not None:
             kinds = self._need(f"{types[0]}.weight", (types[1], width), "table")
-        self._ops.append(PositionEmbed(x, weight, rows, width, offset, kinds))
+        place = (rows, width, offset, kinds)
+        self._ops.append(PositionEmbed(x, weight, *place, span=span))
 
     def place_row(self, x: ValueId, name: str, *, axis: int, rows: int, stored: int) -> None:
         """Add the row of each token's place on an axis to x, in place.
