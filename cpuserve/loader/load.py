@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     OpenTensors = Callable[[], SafetensorsStore]
 
 MAX_CONFIG_BYTES = 10_000_000
-HEADS = ("lm_head.weight", "embed_out.weight", "model.decoder.weight")  # output matrices
+# Output matrices.
+HEADS = (
+    *("lm_head.weight", "embed_out.weight", "model.decoder.weight"),
+    "output_projection.weight",  # BioGPT
+)
 # The keys of config.json that say that the weights are quantized.
 QUANTIZED_BY = ("quantization_config", "compression_config", "quantization")
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")

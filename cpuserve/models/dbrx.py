@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.config import read_architectures, read_int, read_object, refuse
+from cpuserve.models.config import read_architectures, read_bool, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import clip_values, finish_decoder, read_clip, read_decoder
 from cpuserve.models.spec import ModelSpec
@@ -38,6 +37,8 @@ class Dbrx:
             refuse("ffn_config.moe_normalize_expert_weights", norm, "1 or null")
         if (name := read_object(ffn, "ffn_act_fn").get("name", "silu")) != "silu":
             refuse("ffn_config.ffn_act_fn", name, "silu")
+        if read_bool(config, "tie_word_embeddings", False):
+            refuse("tie_word_embeddings", True, "false: DBRX has an output matrix of its own")
         width = read_int(ffn, "ffn_hidden_size", 3584, high=1 << 24)
         sizes = {"num_experts_per_tok": read_int(ffn, "moe_top_k", 1), "width": width}
         sizes[EXPERTS] = read_int(ffn, EXPERTS, 4, high=4096)
@@ -46,7 +47,7 @@ class Dbrx:
         given = {key: value for key, value in config.items() if value is not None}
         if (theta := attention.get("rope_theta")) is not None:  # published configs have it here
             given = {"rope_theta": theta, **given}
-        spec = read_decoder(
+        return read_decoder(
             {
                 "layer_norm_epsilon": 1e-5,
                 **given,
@@ -63,7 +64,6 @@ class Dbrx:
             eps="layer_norm_epsilon",
             extra=extra,
         )
-        return replace(spec, tied=False)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

@@ -85,7 +85,6 @@ PER_TOKEN = (
     "embed_in.weight",
     "model.embeddings.weight",
     "embed_out.weight",
-    "output_projection.weight",
     "tokens_embed.weight",
     "transformer.w.weight",
     "wte.weight",

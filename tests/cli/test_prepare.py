@@ -40,6 +40,7 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     store = SafetensorsStore(path)
     # These stay fp32, as vectors do.
     others = ("embed_positions.weight", "wpe.weight", "position_embeddings.weight")
+    others += ("positions_embed.weight",)
     others += ("token_type_embeddings.weight", "_coefs.weight")
     others += ("relative_attention_bias.weight", "rel_embeddings.weight")
     others += ("moe_statics.e_score_correction_bias", "index_kpool_compress_ape", ".A_log")

@@ -383,6 +383,11 @@ BAD = {
         {"num_key_value_heads": 1},
         "num_key_value_heads is 1, but it must be even: values of two heads are one",
     ),
+    "tied-dbrx": (
+        "dbrx",
+        {"tie_word_embeddings": True},
+        "tie_word_embeddings is True, but it must be false: DBRX has an output matrix of its own",
+    ),
     "weights-by-another-norm": (
         "dbrx",
         {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
