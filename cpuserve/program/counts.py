@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.entries import EntryAttention
 from cpuserve.program.operations.experts import ExpertLinear
+from cpuserve.program.ops import ValueId
 from cpuserve.program.program import Program
 
 
@@ -17,12 +19,19 @@ def weight_counts(program: Program) -> tuple[int, int]:
     return matrices, sum(math.prod(need.shape) for need in program.weights)
 
 
-def expert_weights_of(program: Program) -> tuple[int, int]:
-    """Return (number of weights in all experts, number of expert weights that one token reads)."""
+def expert_weights_of(program: Program) -> tuple[int, int, int]:
+    """Return the number of weights in all experts, in those that one token reads, and in one.
+
+    The last number counts all matrices of the largest expert.
+    """
     linears = [op for op in program.ops if isinstance(op, ExpertLinear)]
     sizes = [sum(op.features) * op.in_features for op in linears]
     every = sum(size * len(op.weights) for size, op in zip(sizes, linears, strict=True))
-    return every, sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
+    one: Counter[ValueId] = Counter()  # by routing: of a layer
+    for size, op in zip(sizes, linears, strict=True):
+        one[op.routing] += size
+    chosen = sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
+    return every, chosen, max(one.values(), default=0)
 
 
 def selected_floats(program: Program, positions: int) -> int:

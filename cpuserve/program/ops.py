@@ -4,10 +4,10 @@ Shapes: T = tokens of the step, D = model width. Every value is a float matrix w
 or, in the row space of a mixture of experts, with one row for each token and chosen expert.
 The residual stream is fp32; the native executor stores other values in the format that the ops
 that read them need (ActFormat in `csrc/kernels/table/rows.h`). Ops run in program order.
-`PositionEmbed`, `PartNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`,
-`StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
-as `ScaleQueries` does, and `Clip` if it has no `out`. `RopeStoreKV` changes qkv in place and writes
-the KV cache.
+`PositionEmbed`, `PartNorm`, `PartLayerNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`,
+`KeepTop`, `Limit`, `StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a
+value in place, as `ScaleQueries` does, and `Clip` if it has no `out`. `RopeStoreKV` changes qkv in
+place and writes the KV cache.
 
 Families that these ops cover, with ops that a family added:
 
@@ -23,6 +23,7 @@ Families that these ops cover, with ops that a family added:
   Granite 4 (ShortConv, Mamba2, GatedNorm), Mamba 1 and Jamba (ShortConv, SelectiveScan),
   LFM2 (ShortConv between two Gates; GridConv in the tower of LFM3-VL)
   gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
+  Persimmon, Command R+, StableLM 2 12B (PartLayerNorm)
   Gemma 4 (Scale, Route `factors`, layers that share a cache; Clip in its tower)
   Gemma 3n (Columns, MixParts, MatchRms, KeepTop)
   Qwen4-Exp (NgramEmbed, SpreadStreams), encoders (Attention without `causal`, Hidden),

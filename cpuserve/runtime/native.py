@@ -43,6 +43,7 @@ from cpuserve.runtime.executor import (
     rows_by_slot,
 )
 from cpuserve.runtime.expert_memory import ExpertMemory, pool_options
+from cpuserve.runtime.mapped_files import MappedFiles
 from cpuserve.runtime.packed_cache import PackedCache, PackedParts
 from cpuserve.runtime.threads import threads_on
 from cpuserve.runtime.tower import NativeTower, tower_config
@@ -105,8 +106,9 @@ class NativeExecutor:
                 report = None
 
         natives = self._loaded(parts, pack, **kv)
+        self._files = MappedFiles(getattr(self._cache, "check", None))
         for part, native in zip(parts, natives.all, strict=True):
-            load_tables(native, part.lowered, weights)
+            self._files.load_tables(native, part.lowered, weights)
             fill_vectors(native, part.lowered, weights)
         self._natives = natives
         self.native = natives.all[0]
@@ -166,10 +168,15 @@ class NativeExecutor:
         self.native.release(slot)
 
     def step(self, arrays: StepArrays) -> StepOutputs:
-        """Run a forward step in one C++ call. The next step overwrites the returned arrays."""
+        """Run a forward step in one C++ call. The next step overwrites the returned arrays.
+
+        Raises SourceChanged if a file that the step reads has changed.
+        """
         n, self._words = self.native, None
         fault("engine.step")
+        self._files.check()
         n.step(arrays.words, arrays.masks)
+        self._files.check()
         self._words = arrays.words
         rows = n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs
         return StepOutputs(*rows, n.vectors if self._pooled else None, *self._experts.without())
@@ -576,13 +583,6 @@ def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def load_tables(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
-    """Set the tables that the executor reads in the mapped files of the model."""
-    for table in lowered.tables:
-        tensor = weights.get(table.name)
-        native.load_table(table.id, tensor.data, tensor.source)
 
 
 def fill_vectors(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:

@@ -51,6 +51,7 @@ void ExpertPool::warm(Span<const float> heat) {
 void ExpertPool::guess(size_t route, Span<const int32_t> experts) noexcept {
   if (route >= by_route_.size()) return;
   const std::lock_guard lock(mutex_);
+  if (guesses_.pause > 0) return;  // it began in this step
   guesses_.route = route;
   guesses_.next = 0;
   guesses_.units.clear();
@@ -109,8 +110,9 @@ void ExpertPool::judge_guesses(size_t route, const Routing& routing) noexcept {
   for (const int32_t number : guesses_.begun) {
     const auto unit = static_cast<size_t>(number);
     const Group& g = groups_[static_cast<size_t>(group_of_unit_[unit])];
-    const bool right =
+    const bool used =
         g.of.route == route && routing.rows(static_cast<int64_t>(unit - g.first_unit)) > 0;
+    const bool right = used || units_[unit].held > 0;  // a parked sequence will use it
     guesses_.tried++;
     guesses_.right += right;
     counts_.guessed_right += right;

@@ -378,8 +378,7 @@ void ExpertPool::begin_step() noexcept {
   unpin();
   last_error_ = 0;
   age_ += 1 / kHalfLife;
-  guesses_.units.clear();  // of a cancelled step
-  guesses_.begun.clear();
+  guesses_.units.clear();  // of a cancelled step; those that have begun are judged by want()
   guesses_.pause -= guesses_.pause > 0;
 }
 

@@ -116,7 +116,7 @@ class ExpertPool {
   // The next call of want() drops the guesses that no read has begun for.
   void guess(size_t route, Span<const int32_t> experts) noexcept;
   // Whether guesses may pay: not if all units fit, and for kPause steps after less than kPays of
-  // the last guesses were right. Between steps.
+  // the last guesses were right. Between steps. A pause ends the guesses of its step, too.
   bool guesses() const noexcept;
   bool has_all() const noexcept;  // whether there is a slot for every unit
 

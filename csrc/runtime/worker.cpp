@@ -61,12 +61,13 @@ bool Worker::is_idle(const Op& op) const noexcept {
 // If sequences may be parked, the step can stop after any RouteOp, so no range is run alone.
 // If weights are mapped from a file, the range of ops ends before a DispatchOp, where threads
 // share the calls that ask the system to read the weights of the chosen experts.
+// Ops that the step skips belong to the range, because the op at its end is run.
 int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || e.parting_ || !e.team_->speeds().equal()) return first;
   const auto one_can_do = [&](size_t i) {
     const bool asks =
         e.weights_.mapped() && std::holds_alternative<DispatchOp>(e.program_->ops()[i]);
-    return e.barriers_.row_wise[i] && !asks;
+    return skips(i) || (e.barriers_.row_wise[i] && !asks);
   };
   while (first < last && one_can_do(static_cast<size_t>(first))) first++;
   return first;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <mutex>
 #include <stdexcept>
@@ -149,6 +150,98 @@ TEST(a_read_that_fails_is_tried_again_in_the_next_step) {
   EXPECT(pool.error().empty());
 }
 
+// Units of three pieces, of which a read can fail in the middle.
+struct LargeFile {
+  static constexpr size_t kBytes = 5 * ExpertPool::kPiece / 2;
+  std::FILE* stream = std::tmpfile();
+  std::vector<uint8_t> bytes = std::vector<uint8_t>(2 * kBytes);
+  LargeFile() {
+    for (size_t i = 0; i < bytes.size(); i++)
+      bytes[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
+    std::fwrite(bytes.data(), 1, bytes.size(), stream);
+    std::fflush(stream);
+  }
+  ~LargeFile() { std::fclose(stream); }
+  static std::vector<ExpertGroup> groups() {
+    ExpertGroup g{0, 2, 0, 0, {}};
+    for (size_t e = 0; e < 2; e++) g.parts.push_back({e * kBytes, kBytes, kBytes / 4, 0});
+    return {g};
+  }
+};
+
+// Does a step that uses this expert, and returns whether its bytes are those of the file.
+bool reads_whole(ExpertPool& pool, const LargeFile& file, int32_t expert) {
+  pool.begin_step();
+  pool.want(0, routing_of({expert}));
+  const uint8_t* data = pool.wait(0, expert, 0, kGoesOn);
+  const uint8_t* expected = file.bytes.data() + static_cast<size_t>(expert) * LargeFile::kBytes;
+  const bool right = data && std::equal(data, data + LargeFile::kBytes, expected);
+  pool.done(0, expert, 0, 1, 1);
+  return right;
+}
+
+TEST(a_unit_with_an_error_in_its_middle_is_read_again_whole) {
+  const LargeFile file;
+  for (const int error : {ENOMEM, EAGAIN, EIO, 0}) {  // 0: the file ends there
+    std::atomic<bool> fails{true};
+    const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+      // The piece in the middle gives some sectors, and then no more.
+      if (fails && offset == ExpertPool::kPiece) bytes = 12288;
+      if (!fails || offset != ExpertPool::kPiece + 12288)
+        return pread(fd, to, bytes, static_cast<off_t>(offset));
+      errno = error;
+      return error == 0 ? 0 : -1;
+    };
+    ExpertPool pool(LargeFile::groups(), 1, fileno(file.stream), 3 << 20, read);
+    EXPECT(pool.slots() == 1);
+    for (int i = 0; i < 3; i++) {
+      EXPECT(!reads_whole(pool, file, 0) && !pool.error().empty());
+      EXPECT(reads_whole(pool, file, 1) && pool.error().empty());  // in the same slot
+    }
+    fails = false;
+    EXPECT(reads_whole(pool, file, 0));
+    EXPECT(pool.counts().errors == 3);
+  }
+}
+
+TEST(interrupted_and_short_reads_of_a_unit_go_on_where_they_ended) {
+  const LargeFile file;
+  std::atomic<int> calls{0};
+  const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    if (calls++ % 3 == 1) {
+      errno = EINTR;
+      return -1;
+    }
+    // The rest of a sector that was read in part is read again.
+    return pread(fd, to, std::min<size_t>(bytes, 8192), static_cast<off_t>(offset)) -
+           (bytes > 8192 ? 100 : 0);
+  };
+  ExpertPool pool(LargeFile::groups(), 1, fileno(file.stream), 3 << 20, read);
+  EXPECT(reads_whole(pool, file, 0) && reads_whole(pool, file, 1));
+  EXPECT(pool.error().empty() && pool.counts().errors == 0);
+  EXPECT(calls > static_cast<int>(2 * LargeFile::kBytes / 8192));
+}
+
+TEST(a_pool_ends_after_the_reads_in_progress_and_begins_no_more) {
+  const File file;
+  std::atomic<int> begun{0};
+  std::atomic<bool> ends{false};
+  const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    begun++;
+    while (!ends) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the pool ends meanwhile
+    return pread(fd, to, bytes, static_cast<off_t>(offset));
+  };
+  {
+    ExpertPool pool(groups(), 1, file.fd(), 6 * ExpertPool::least_bytes(groups(), 1), read);
+    pool.begin_step();
+    pool.want(0, routing_of({0, 1, 2, 3, 4, 5}));  // 12 units
+    while (begun < ExpertPool::kReaders) std::this_thread::yield();
+    ends = true;
+  }
+  EXPECT(begun == ExpertPool::kReaders);
+}
+
 TEST(a_file_that_changes_is_found_out) {
   File file;
   ExpertPool pool(groups(), 1, file.fd(), ExpertPool::least_bytes(groups(), 1));
@@ -248,6 +341,47 @@ TEST(right_guesses_are_hits_and_wrong_ones_stop_for_a_while) {
   EXPECT(!pool.guesses());
   pool.begin_step();
   EXPECT(pool.guesses());
+}
+
+TEST(wrong_guesses_of_every_step_cost_few_reads) {
+  constexpr int kCold = static_cast<int>(3 * ExpertPool::kHalfLife);  // units are not used any more
+  const File file;
+  ExpertPool pool(groups(), 1, file.fd(), 2 * ExpertPool::least_bytes(groups(), 1));
+  int64_t steps = 0;
+  const auto guess_wrongly = [&] {  // three times, as in a step of four layers
+    for (int i = 0; i < kCold; i++, steps++) pool.begin_step();
+    for (int layer = 0; layer < 3; layer++) {
+      const std::vector<int32_t> guessed{(static_cast<int32_t>(steps) + layer) % 5};
+      const int64_t before = pool.counts().guessed;
+      const bool pauses = !pool.guesses();
+      pool.guess(0, guessed);  // a step that has begun with guesses goes on with them
+      // A reader begins them, unless they are in memory or displace a unit that was used more.
+      for (int n = pauses ? 20 : 200; n > 0 && pool.counts().guessed < before + 2; n--) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      pool.want(0, routing_of({5}));
+      for (const int32_t first : {0, kExperts}) pool.wait(first, 5, 0, kGoesOn);
+    }
+  };
+  while (pool.guesses()) guess_wrongly();
+  const int64_t trial = pool.counts().guessed;
+  EXPECT(trial >= ExpertPool::kTrial && trial <= ExpertPool::kTrial + 4);
+  const int64_t begun = steps;
+  while (steps < begun + ExpertPool::kPause - kCold) guess_wrongly();
+  EXPECT(pool.counts().guessed == trial && pool.counts().guessed_right == 0);
+}
+
+TEST(a_guess_of_a_cancelled_step_is_judged_and_one_of_a_parked_sequence_is_right) {
+  const File file;
+  ExpertPool pool(groups(), 1, file.fd(), 4 * ExpertPool::least_bytes(groups(), 1));
+  const std::vector<int32_t> guessed{1, 2};
+  pool.begin_step();
+  pool.guess(0, guessed);
+  while (pool.counts().guessed < 4) std::this_thread::yield();
+  EXPECT(pool.hold(0, {guessed.data(), 1}));  // by a sequence that is parked
+  EXPECT(step(pool, file, {3}, 1) == 2);
+  EXPECT(pool.counts().guessed_right == 2);
+  pool.release(0, {guessed.data(), 1});
 }
 
 TEST(wanted_units_are_read_before_guessed_ones) {

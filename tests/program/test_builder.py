@@ -105,6 +105,14 @@ WRONG = {
         lambda b, x: b.part_norm(x, "n", width=16, column=32, parts=3),
         "e is 64 wide, so it has no 48 columns from column 32 on",
     ),
+    "part-layer-norm-beyond-the-end": (
+        lambda b, x: b.part_layer_norm(x, "n", width=16, column=32, parts=3),
+        "e is 64 wide, so it has no 48 columns from column 32 on",
+    ),
+    "part-layer-norm-names": (
+        lambda b, x: b.part_layer_norm(x, ("n", "m"), width=16, parts=3),
+        "n: there are 2 weights for 3 parts",
+    ),
     "multiply-too-few": (
         lambda b, x: b.multiply(x, to=b.linear(x, "w", features=32), column=33),
         "e is 64 wide, so it has no 32 columns from column 33 on",

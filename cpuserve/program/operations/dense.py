@@ -110,6 +110,7 @@ class PositionEmbed(Op, frozen=True):
     span: above 0 = the weight is no tensor but `line_waves` of this span (XGLM, CTRL).
     axis: the token's place on this axis selects the row, at most the last row; -1 = its
       position does. The weight may then have more rows than `rows`.
+    of: (index, count): such a weight is [rows, count, D], and row `index` of a place is added.
     """
 
     write_of = "x"
@@ -122,6 +123,7 @@ class PositionEmbed(Op, frozen=True):
     types: str | None = None
     axis: int = -1
     span: float = 0.0
+    of: tuple[int, int] = (0, 1)
 
     @property
     def num_axes(self) -> int:
@@ -130,7 +132,7 @@ class PositionEmbed(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         if self.axis >= 0:
-            key: tuple[object, ...] = ("first rows", self.weight, self.rows)
+            key: tuple[object, ...] = ("first rows", self.weight, self.rows, self.of)
             table = to.vector(key, self.rows * self.width, self._first)
         elif self.span:
             key = ("waves", self.rows, self.width, self.span)
@@ -147,7 +149,8 @@ class PositionEmbed(Op, frozen=True):
 
     def _first(self, read: ReadFn) -> Float32:
         assert self.weight is not None
-        return read(self.weight)[: self.rows]
+        index, count = self.of
+        return read(self.weight).reshape(-1, count, self.width)[: self.rows, index]
 
     def _rows(self, read: ReadFn) -> Float32:
         """Return the rows [rows, width] to add at each position, with the row of token type 0."""
@@ -167,7 +170,9 @@ class PositionEmbed(Op, frozen=True):
             if self.axis >= 0:
                 assert at.step.token_angles is not None, "the step has no angles"
                 places = torch.from_numpy(at.step.token_angles[self.axis]).long()
-            x = x + at.vector(self.weight)[places.clamp(max=self.rows - 1)]
+            index, count = self.of
+            table = at.vector(self.weight).reshape(-1, count, self.width)[:, index]
+            x = x + table[places.clamp(max=self.rows - 1)]
         return x if self.types is None else x + at.vector(self.types)[0]
 
 
@@ -425,14 +430,25 @@ class DenseBuilder(ExpertsBuilder):
         place = (rows, width, offset, kinds)
         self._ops.append(PositionEmbed(x, weight, *place, span=span))
 
-    def place_row(self, x: ValueId, name: str, *, axis: int, rows: int, stored: int) -> None:
+    def place_row(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        axis: int,
+        rows: int,
+        stored: int,
+        of: tuple[int, int] = (0, 1),
+    ) -> None:
         """Add the row of each token's place on an axis to x, in place.
 
         name: the full name of the table [stored, width of x], with the first `rows` in use.
+        of: (index, count): the table [stored, count, width of x] has a row `index` of each place.
         """
-        width = self._width(x)
-        weight = self._need(name, (stored, width), "table")
-        self._ops.append(PositionEmbed(x, weight, rows, width, axis=axis))
+        width, (_, count) = self._width(x), of
+        shape = (stored, width) if count == 1 else (stored, count, width)
+        weight = self._need(name, shape, "table")
+        self._ops.append(PositionEmbed(x, weight, rows, width, axis=axis, of=of))
 
     def linear(
         self,

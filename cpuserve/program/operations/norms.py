@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
-from cpuserve.program.ops import Op, ValueId
+from cpuserve.program.ops import Joined, Op, ValueId
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +83,45 @@ class PartNorm(Op, frozen=True):
         weight = torch.ones(self.width) if self.weight is None else at.vector(self.weight)
         weight = weight + 1 if self.plus_one else weight
         out[:, where] = rms_norm(parts, weight, self.eps).reshape(len(x), -1)
+        return out
+
+
+class PartLayerNorm(Op, frozen=True):
+    """Apply a layer norm to each of `parts` parts of x, in place; other columns do not change.
+
+    A part has `width` columns, and a mean and variance of its own; the first begins at `column`.
+    weight, bias: one tensor [parts, width], or tensors [width] of the parts, in order.
+    In Persimmon, Command R+ and StableLM 2 12B, each head of q and k is a part.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weight: tuple[str, ...]
+    bias: tuple[str, ...] | None
+    width: int
+    eps: float
+    column: int = 0
+    parts: int = 1
+
+    def lower(self, to: Lowering) -> None:
+        weight, bias = (
+            to.norm_weight(name, self.parts * self.width, False)
+            for name in (self.weight, self.bias)
+        )
+        to.add(self, weight=weight, bias=bias)
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        where = slice(self.column, self.column + self.parts * self.width)
+        parts = x[:, where].reshape(len(x), self.parts, self.width)
+        normed = F.layer_norm(parts, (self.width,), eps=self.eps)
+        normed = normed * at.vector(self.weight).reshape(self.parts, self.width)
+        if self.bias is not None:
+            normed = normed + at.vector(self.bias).reshape(self.parts, self.width)
+        out = x.clone()
+        out[:, where] = normed.reshape(len(x), -1)
         return out
 
 
@@ -211,6 +250,31 @@ class NormsBuilder(BaseBuilder):
         self._check_columns(f"{name or 'norm'}: x", x, column, parts * width)
         weight = None if name is None else self._need(f"{name}.weight", (width,), "vector")
         self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts, plus_one))
+
+    def part_layer_norm(
+        self,
+        x: ValueId,
+        name: Joined,
+        *,
+        width: int,
+        column: int = 0,
+        parts: int = 1,
+        bias: bool = False,
+    ) -> None:
+        """Apply a layer norm to each of `parts` parts of x, in place; the first is at `column`.
+
+        name: the name of a weight [parts, width], or of the weight [width] of each part, in order.
+        """
+        joined = isinstance(name, str)
+        names = (name,) if isinstance(name, str) else name
+        shape, role = ((parts, width), "table") if joined else ((width,), "vector")
+        if not joined and len(names) != parts:
+            msg = f"{names[0]}: there are {len(names)} weights for {parts} parts"
+            raise ModelError(msg)
+        self._check_columns(f"{names[0]}: x", x, column, parts * width)
+        weights = tuple(self._need(f"{each}.weight", shape, role) for each in names)
+        biases = tuple(self._need(f"{each}.bias", shape, role) for each in names) if bias else None
+        self._ops.append(PartLayerNorm(x, weights, biases, width, self._eps(None), column, parts))
 
     def layer_norm(
         self,

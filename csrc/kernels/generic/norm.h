@@ -72,16 +72,22 @@ static inline void rms_norm(const NormArgs& a) noexcept {
   }
 }
 
+// y = (x - mean) / sqrt(var + eps) * weight + bias
+CPUSERVE_INLINE void scale_to_norm(float* y, const float* x, int n, const float* weight,
+                                   const float* bias, float eps) {
+  const float mean = sum_columns(x, n, [](F v) { return v; }) / static_cast<float>(n);
+  const F m = set1(mean);
+  const float square = sum_columns(x, n, [m](F v) { return mul(sub(v, m), sub(v, m)); });
+  const float inverse = 1.0f / sqrtf(square / static_cast<float>(n) + eps);
+  scale_columns(y, x, n, mean, inverse, weight, bias);
+}
+
 // out = (x - mean) / sqrt(var + eps) * weight + bias
 static inline void layer_norm(const NormArgs& a) noexcept {
   const int n = static_cast<int>(a.x.width);
   for (int64_t r = a.m0; r < a.m1; r++) {
     const float* x = f32_row(a.x, r);
-    const float mean = sum_columns(x, n, [](F v) { return v; }) / static_cast<float>(n);
-    const F m = set1(mean);
-    const float square = sum_columns(x, n, [m](F v) { return mul(sub(v, m), sub(v, m)); });
-    const float inverse = 1.0f / sqrtf(square / static_cast<float>(n) + a.eps);
-    scale_columns(a.scratch, x, n, mean, inverse, a.weight, a.bias);
+    scale_to_norm(a.scratch, x, n, a.weight, a.bias, a.eps);
     store_row(a.out, r, 0, a.scratch, n);
   }
 }

@@ -78,13 +78,8 @@ static CPUSERVE_NOINLINE void wkv6_dots(const Wkv6Args& a, const Recurrence& r, 
 
 // Normalizes the result of token t.
 static CPUSERVE_NOINLINE void wkv6_norm(const Wkv6Args& a, int64_t t) {
-  const int n = static_cast<int>(a.value_width);
   float* x = a.out + t * a.out_stride;
-  const float mean = sum_columns(x, n, [](F y) { return y; }) / static_cast<float>(n);
-  const F m = set1(mean);
-  const float square = sum_columns(x, n, [m](F y) { return mul(sub(y, m), sub(y, m)); });
-  const float inverse = 1.0f / sqrtf(square / static_cast<float>(n) + a.eps);
-  scale_columns(x, x, n, mean, inverse, a.norm, a.norm_bias);
+  scale_to_norm(x, x, static_cast<int>(a.value_width), a.norm, a.norm_bias, a.eps);
 }
 
 static inline void wkv6(const Wkv6Args& a) noexcept {

@@ -190,13 +190,7 @@ static CPUSERVE_NOINLINE void wkv7_write(const Wkv7Args& a, const Wkv7Rows& o, i
   const int n = static_cast<int>(a.value_width);
   float *x = o.out + t * o.value_row, *out = a.out + t * a.out_stride;
   const float* v = o.values + (a.num_open + t) * o.value_row;
-  if (a.norm != nullptr) {
-    const float mean = sum_columns(x, n, [](F y) { return y; }) / static_cast<float>(n);
-    const F m = set1(mean);
-    const float square = sum_columns(x, n, [m](F y) { return mul(sub(y, m), sub(y, m)); });
-    const float inverse = 1.0f / sqrtf(square / static_cast<float>(n) + a.eps);
-    scale_columns(x, x, n, mean, inverse, a.norm, a.norm_bias);
-  }
+  if (a.norm != nullptr) scale_to_norm(x, x, n, a.norm, a.norm_bias, a.eps);
   const F bonus = set1(o.bonus[t]);
   int c = 0;
   for (; c + kLanes <= n; c += kLanes) store(out + c, fma(bonus, load(v + c), load(x + c)));

@@ -73,6 +73,31 @@ void run(const PartNormOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const PartLayerNormOp& op, const Program& p) {
+  p.check_tokens("part_layer_norm", {op.x});
+  check_argument(op.weight != kNone, "part_layer_norm: the weight is missing");
+  const int64_t columns = p.vector(op.weight).count;
+  check_argument(op.parts >= 1 && columns % op.parts == 0, "part_layer_norm: ", columns,
+                 " columns cannot form ", op.parts, " equal parts");
+  p.check_vector(op.bias, columns, "part_layer_norm bias");
+  p.check_columns(op.x, op.column, columns, "part_layer_norm x");
+}
+
+void run(const PartLayerNormOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  if (rows.size() == 0) return;
+  Rows part = w.value(op.x);
+  part.width = w.program().vectors()[static_cast<size_t>(op.weight)].count / op.parts;
+  part.data = static_cast<float*>(part.data) + op.column;
+  const float *weight = w.vector(op.weight), *bias = w.vector(op.bias);
+  for (int32_t i = 0; i < op.parts; i++) {
+    const int64_t at = i * part.width;
+    w.kernels().layer_norm({part, part, weight + at, bias ? bias + at : nullptr, op.eps, rows.begin,
+                            rows.end, reinterpret_cast<float*>(w.scratch)});
+    part.data = static_cast<float*>(part.data) + part.width;
+  }
+}
+
 void prepare(const GatedNormOp& op, const Program& p) {
   p.check_tokens("gated_norm", {op.x, op.z, op.out});
   const int64_t width = p.f32_value(op.out, "gated_norm out").width;

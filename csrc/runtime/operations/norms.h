@@ -45,6 +45,20 @@ void prepare(const PartNormOp& op, const Program& p);
 void run(const PartNormOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PartNormOp& op, const Program&) { return changes({}, op.x); }
 
+// Applies layer norm, in place, to `parts` equal parts of the columns of x from `column` on.
+// `weight` and `bias` (if it is not kNone) have the columns of all parts, one after another.
+struct PartLayerNormOp {
+  static constexpr const char* kName = "part_layer_norm";
+  Id x, weight, bias;
+  int64_t column;
+  int32_t parts;
+  float eps;
+  CPUSERVE_FIELDS(x, weight, bias, column, parts, eps)
+};
+void prepare(const PartLayerNormOp& op, const Program& p);
+void run(const PartLayerNormOp& op, Worker& w) noexcept;
+inline Accesses accesses(const PartLayerNormOp& op, const Program&) { return changes({}, op.x); }
+
 // Computes the RMS norm of x * silu(z); the gates z begin at column `column` of the value z.
 // A row has `groups` equal parts, and the mean square of each part is computed separately.
 struct GatedNormOp {
@@ -61,6 +75,6 @@ inline Accesses accesses(const GatedNormOp& op, const Program&) {
   return {{own(op.x), own(op.z)}, {own(op.out)}};
 }
 
-using NormOps = Family<RmsNormOp, LayerNormOp, PartNormOp, GatedNormOp>;
+using NormOps = Family<RmsNormOp, LayerNormOp, PartNormOp, PartLayerNormOp, GatedNormOp>;
 
 }  // namespace cpuserve
