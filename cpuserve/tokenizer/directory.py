@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,15 @@ from cpuserve.tokenizer.parts import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
+    from cpuserve.tokenizer.vocabulary import Vocabulary
+
 MAX_TOKENIZER_BYTES = 200_000_000
 MAX_TEMPLATE_BYTES = 1_000_000
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TEMPLATES = 64
+RANKS = "tiktoken.model"  # of Kimi
+PIECES = "tokenizer.model"  # of SentencePiece
+ADDED = "added_tokens.json"  # {text: id}, of directories of 2023 and before
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -38,8 +44,13 @@ def directory_parts(path: Path) -> Parts:
         core, add_bos = _from_json(path / "tokenizer.json"), False
     elif (world := _world_of(path)) is not None:
         core, add_bos = _from_world(world, settings), False
-    else:
+    elif (path / RANKS).exists():
+        core, add_bos = _from_ranks(path / RANKS, settings), False
+    elif _has_pair(path):
         core, add_bos = _from_vocab(path, texts), bool(settings.get("add_bos_token", False))
+    else:
+        core, found = _from_pieces(path, settings)
+        texts, add_bos = {**found, **texts}, bool(settings.get("add_bos_token", True))
     scheme, strips = _scheme(core)
     bos = texts.get("bos_token")
     templates = _chat_templates(path, settings)
@@ -68,8 +79,12 @@ def find_tokenizer(path: Path) -> Path:
 
 
 def _has_files(path: Path) -> bool:
-    pair = (path / "vocab.json").exists() and (path / "merges.txt").exists()
-    return pair or (path / "tokenizer.json").exists() or _world_of(path) is not None
+    whole = any((path / name).exists() for name in ("tokenizer.json", RANKS, PIECES))
+    return _has_pair(path) or whole or _world_of(path) is not None
+
+
+def _has_pair(path: Path) -> bool:
+    return (path / "vocab.json").exists() and (path / "merges.txt").exists()
 
 
 def _world_of(path: Path) -> Path | None:
@@ -81,7 +96,8 @@ def check_files(path: Path) -> None:
     """Raise a ModelError if directory `path` has no tokenizer; reads no file."""
     if not _has_files(path):
         msg = (
-            f"{path} holds no tokenizer.json, no vocab.json with merges.txt and no rwkv_vocab*.txt"
+            f"{path} holds no tokenizer.json, no vocab.json with merges.txt, no {RANKS}, no "
+            f"{PIECES} and no rwkv_vocab*.txt"
         )
         raise ModelError(msg)
 
@@ -89,6 +105,11 @@ def check_files(path: Path) -> None:
 def special_tokens(path: Path) -> dict[str, str]:
     """Return the special tokens of a model directory: {"eos_token": text, ...}."""
     return _special_tokens(_settings(path))
+
+
+def piece_ids(path: Path) -> dict[str, int]:
+    """Return {text: id} of a directory with a tokenizer.model, which may have added tokens."""
+    return _read_pieces(path, _settings(path)).numbered()
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -157,17 +178,14 @@ def _from_world(path: Path, settings: dict[str, Any]) -> Core:
     from tokenizers import AddedToken
 
     from cpuserve.tokenizer.greedy import END_TEXT, longest_match, read_vocabulary
+    from cpuserve.tokenizer.ranks import control_tokens
 
     text = guarded_text(read_small(path, "vocabulary", MAX_TOKENIZER_BYTES), path)
 
     def build() -> Core:
         tokens = read_vocabulary(text.split("\n"))
         taken, added = set(tokens.values()), {0: END_TEXT}
-        listed = settings.get("added_tokens_decoder")
-        for key, entry in listed.items() if isinstance(listed, dict) else ():
-            content = entry.get("content") if isinstance(entry, dict) else None
-            if isinstance(content, str) and content and key.isdecimal():
-                added[int(key)] = content
+        added |= {i: content for i, (content, _) in control_tokens(settings)}
         special = {name: i for i, name in added.items() if i not in taken}
         core = longest_match(tokens, special)
         core.add_special_tokens(
@@ -176,6 +194,60 @@ def _from_world(path: Path, settings: dict[str, Any]) -> Core:
         return core
 
     return guarded(str(path), build)
+
+
+def _from_ranks(path: Path, settings: dict[str, Any]) -> Core:
+    """Return the tokenizer of a file of tiktoken, which does not say how texts are split."""
+    from cpuserve.tokenizer.ranks import by_rank, control_tokens, read_ranks
+
+    if settings.get("tokenizer_class") != "TikTokenTokenizer":
+        msg = (
+            f"{path} is of no Kimi: tokenizer_config.json says tokenizer_class "
+            f"{settings.get('tokenizer_class')!r:.60}, and only TikTokenTokenizer is known to "
+            "split texts as Kimi does. Add a tokenizer.json of the model"
+        )
+        raise ModelError(msg)
+    data = read_small(path, "vocabulary", MAX_TOKENIZER_BYTES)
+    return guarded(str(path), lambda: by_rank(read_ranks(data), dict(control_tokens(settings))))
+
+
+def _from_pieces(path: Path, settings: dict[str, Any]) -> tuple[Core, dict[str, str]]:
+    """Return the tokenizer of a model of SentencePiece, and the special tokens in it."""
+    import tokenizers  # noqa: F401  (before the vocabulary is read, see gguf_parts)
+
+    from cpuserve.tokenizer.pieces import by_pieces
+
+    vocab = _read_pieces(path, settings)
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token"}
+    texts = {names[n]: vocab.tokens[i] for n, i in vocab.ids.items() if n in names}
+    return guarded(str(path / PIECES), lambda: by_pieces(vocab)), texts
+
+
+def _read_pieces(path: Path, settings: dict[str, Any]) -> Vocabulary:
+    """Return the vocabulary of the tokenizer.model in a directory, with the added tokens."""
+    from cpuserve.tokenizer.pieces import read_pieces
+    from cpuserve.tokenizer.ranks import control_tokens
+
+    older = _older_added(path, settings)
+    data = read_small(path / PIECES, "vocabulary", MAX_TOKENIZER_BYTES)
+
+    def read() -> Vocabulary:
+        vocab = read_pieces(data, {**older, **dict(control_tokens(settings))}.items())
+        return replace(vocab, prefix_once=settings.get("legacy") is False)
+
+    return guarded(str(path / PIECES), read)
+
+
+def _older_added(path: Path, settings: dict[str, Any]) -> dict[int, tuple[str, bool]]:
+    """Return {id: (text, whether it is special)} of added_tokens.json; {} if there is none."""
+    if not (path / ADDED).exists():
+        return {}
+    more = settings.get("additional_special_tokens")
+    special = {*_special_tokens(settings).values()}
+    for entry in more if isinstance(more, list) else ():
+        special.add(str(entry.get("content") if isinstance(entry, dict) else entry))
+    listed = read_json(path / ADDED, "added tokens")
+    return {i: (text, text in special) for text, i in listed.items() if type(i) is int and i >= 0}
 
 
 def guarded_text(data: bytes, path: Path) -> str:

@@ -11,29 +11,15 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import read_small
-from cpuserve.tokenizer.directory import MAX_TOKENIZER_BYTES, find_tokenizer, special_tokens
+from cpuserve.tokenizer.directory import (
+    MAX_TOKENIZER_BYTES,
+    PIECES,
+    find_tokenizer,
+    piece_ids,
+    special_tokens,
+)
+from cpuserve.tokenizer.vocabulary import ENDS
 
-# Tokens that end a turn, a message or a text in common chat formats. The config.json of a fine-tune
-# often lacks the end token of its chat format, and a GGUF file may lack the key.
-ENDS = frozenset({
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|end_of_turn|>",
-    "<end_of_turn>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<end_of_utterance>",
-    "<|return|>",
-    "<|call|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<turn|>",
-    "<EOT>",
-    "[EOT]",
-    "[e~[",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-})  # fmt: skip
 # A model with both of these tokens uses the harmony format of OpenAI,
 # where a response consists of several messages and <|end|> ends only one of them.
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
@@ -89,6 +75,8 @@ def _in_directory(path: Path) -> dict[str, int]:
     elif (path / "vocab.json").exists():
         vocab = read_json(path / "vocab.json", "vocabulary", MAX_TOKENIZER_BYTES)
         ids = {text: i for text, i in vocab.items() if type(i) is int and i >= 0}
+    elif (path / PIECES).exists():
+        ids = piece_ids(path)
     else:
         return {}
     wanted = {*ENDS, special_tokens(path).get("eos_token")}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from cpuserve.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
+Built = TypeVar("Built")
 # How the text of a token becomes bytes:
 #   byte_level      the alphabet of GPT-2, a character for each byte
 #   byte_fallback   SentencePiece, where U+2581 is a space and <0xNN> a byte
@@ -42,7 +43,7 @@ class Parts:
     prompts: dict[str, str] = field(default_factory=dict)
 
 
-def guarded(what: str, build: Callable[[], Core]) -> Core:
+def guarded(what: str, build: Callable[[], Built]) -> Built:
     """Return the result of build(); every error of the tokenizers library becomes a ModelError."""
     try:
         return build()

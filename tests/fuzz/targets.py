@@ -13,6 +13,7 @@ from tests.fuzz.engine import EngineBench
 from tests.fuzz.files import FILES, FileBench
 from tests.fuzz.frames import FrameBench, UploadBench
 from tests.fuzz.operations import by_target
+from tests.fuzz.pieces import PiecesBench
 from tests.fuzz.texts import CallBench, ModelfileBench, SealedBench, TemplateBench
 
 
@@ -43,6 +44,7 @@ TARGETS: dict[str, Callable[[Path], Bench]] = {
     "engine": lambda _: EngineBench(),
     "frames": lambda _: FrameBench(),
     "modelfiles": lambda _: ModelfileBench(),
+    "pieces": PiecesBench,
     "sealed": lambda _: SealedBench(),
     "templates": lambda _: TemplateBench(),
     "uploads": lambda _: UploadBench(),

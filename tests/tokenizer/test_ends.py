@@ -8,7 +8,8 @@ from tokenizers import Tokenizer as Core
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
-from cpuserve.tokenizer.ends import ENDS, end_ids
+from cpuserve.tokenizer.ends import end_ids
+from cpuserve.tokenizer.vocabulary import ENDS
 from tests.helpers.gguf_file import ARRAY, STRING, gguf
 from tests.helpers.served import default_model
 
