@@ -20,6 +20,7 @@ from cpuserve.quant.packed import (
     IntWeights,
     column_floats,
     expect,
+    floats,
     groups_of_columns,
     some_floats,
     unpack,
@@ -30,7 +31,7 @@ from cpuserve.quant.registry import weight_format
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import Weights
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Words = npt.NDArray[np.uint32]
@@ -107,6 +108,21 @@ class GemvWeights(IntWeights):
             )
             raise ModelError(msg)
         return n, k, groups
+
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
+        """Return the matrix; ModelError if its scales show groups of another size.
+
+        Places of no group have scales of 0, and each group has one other than 0.
+        """
+        _, _, groups = self.layout(stem)
+        used = (floats(self.part(stem, "scales")) != 0).sum(axis=0) > 0
+        if not used[:groups].all() or used[groups:].any():
+            msg = (
+                f"{stem}scales are of {int(used.sum())} groups, but group_size = {self._group} "
+                f"makes {groups}; correct group_size in config.json"
+            )
+            raise ModelError(msg)
+        return super().rebuild(name, stem)
 
     def packed(self, stem: str, rows: slice) -> npt.NDArray[np.uint8]:
         """Return the 4-bit codes as bytes [rows, k / 2]; the file stores them in this order."""

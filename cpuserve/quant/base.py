@@ -30,6 +30,7 @@ class QuantTensor:
     column_order: weight i of a stored row multiplies input column_order[i] (None = input i).
       column_order is for inputs that share a scale but are not neighbours (act-order of GPTQ).
     release: a function that removes the pages of `data` from this process (MADV_DONTNEED).
+    check: a function that raises SourceChanged if the file has changed since its first call.
     """
 
     name: str
@@ -39,6 +40,7 @@ class QuantTensor:
     row_order: npt.NDArray[np.int32] | None = None
     release: Callable[[], None] | None = None
     column_order: npt.NDArray[np.int64] | None = None
+    check: Callable[[], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +85,7 @@ class BuiltTensor(QuantTensor):
 
         Rows are counted over all matrices of a stack.
         """
-        fields = {"name": name, "shape": shape, "source": source, "row_order": None}
+        fields = {"name": name, "shape": shape, "source": source, "row_order": None, "check": None}
         own = {"release": release, "column_order": column_order, "_build": build, "_size": size}
         for field, value in {**fields, **own}.items():
             object.__setattr__(self, field, value)  # a frozen dataclass refuses plain assignments

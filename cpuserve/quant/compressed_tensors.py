@@ -21,14 +21,14 @@ mxfp6             the same with weight_packed uint8 [n, 3 * k / 4] of E2M3, four
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
-from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape, mxfp4_matrix
+from cpuserve.quant.fp8 import FP8, block_sizes, fp8_matrix, matrix_shape, mxfp4_matrix
 from cpuserve.quant.mx import mx_matrix
 from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import (
@@ -39,6 +39,7 @@ from cpuserve.quant.packed import (
     floats,
     group_order,
     rebuilt,
+    shown,
     some_floats,
     unpack,
     words,
@@ -82,14 +83,22 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
         msg = f"compressed-tensors without config_groups is not supported; {REMEDY}"
         raise ModelError(msg)
     _refuse_transforms(settings.get("transform_config"))
-    sparse = (settings.get("sparsity_config") or {}).get("format", "dense")
-    if sparse != "dense":
+    sparsity = settings.get("sparsity_config")
+    sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
+    if sparse not in ("dense", None):
         msg = f"compressed-tensors of sparse format {sparse!r:.60} is not supported; {REMEDY}"
         raise ModelError(msg)
     block = None
     given: set[int] = set()
-    for scheme in groups.values():
-        weights = scheme.get("weights") or {}
+    for name, scheme in groups.items():
+        weights = scheme.get("weights") if isinstance(scheme, Mapping) else scheme
+        if not isinstance(scheme, Mapping) or not isinstance(weights, Mapping | None):
+            msg = (
+                f"compressed-tensors with {weights!r:.40} instead of settings of weights in "
+                f"config_groups.{name:.40} is not supported; {REMEDY}"
+            )
+            raise ModelError(msg)
+        weights = weights or {}
         if type(bits := weights.get("num_bits")) is int:
             given.add(bits)
         for named in (settings.get("format"), scheme.get("format")):
@@ -100,22 +109,25 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
                 )
                 raise ModelError(msg)
         if weights.get("strategy") == "block":
-            block = tuple(weights.get("block_structure") or (128, 128))
+            block = block_sizes("block_structure", weights.get("block_structure") or [128, 128])
     return CompressedWeights(store, block, given)
 
 
-def _refuse_transforms(transforms: dict[str, Any] | None) -> None:
+def _refuse_transforms(transforms: Any) -> None:
     """Raise a ModelError for transforms of activations, which every step would have to compute.
 
     Transforms of weights were applied before the file was written.
     """
-    for name, scheme in ((transforms or {}).get("config_groups") or {}).items():
-        places = [each.get("location") for each in scheme.get("apply") or []]
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else transforms
+    for name, scheme in groups.items() if isinstance(groups, Mapping) else ():
+        applied = scheme.get("apply") or [] if isinstance(scheme, Mapping) else scheme
+        each = applied if isinstance(applied, list) else [applied]
+        places = [one.get("location") if isinstance(one, Mapping) else one for one in each]
         online = [place for place in places if not str(place).startswith("weight_")]
         if online:
             msg = (
                 f"compressed-tensors with transform {name!r:.40} of activations (location "
-                f"{online[0]!s:.20}) is not supported; {REMEDY}"
+                f"{shown(online[0], 20)}) is not supported; {REMEDY}"
             )
             raise ModelError(msg)
 

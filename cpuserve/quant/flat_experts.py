@@ -52,12 +52,17 @@ class FlatExperts:
         return self._names
 
     def get(self, name: str) -> QuantTensor:
-        """Return the tensor; matrices of experts are views of the file, or are built when read."""
+        """Return the tensor; matrices of experts are views of the file, or are built when read.
+
+        A flat matrix without an equal number of rows for each expert is returned as it is.
+        """
         stored = self._flat.get(name)
         match = _EXPERT.fullmatch(name)
         if stored is None or match is None:
             return self._weights.get(name)
         whole = self._weights.get(stored)
+        if len(whole.shape) != 2 or whole.shape[0] % self._count:
+            return whole
         each, number = whole.shape[0] // self._count, int(match["number"])
         rows = slice(number * each, (number + 1) * each)
         part = part_of(name, whole, rows, vector=False)

@@ -42,12 +42,19 @@ def fp8_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Return the weights of an FP8 checkpoint; ModelError if weight_block_size is wrong."""
     settings = config.get("quantization_config") or {}
     block = settings.get("weight_block_size")
-    if block is not None:
-        ok = isinstance(block, list) and len(block) == 2
-        if not ok or not all(type(size) is int and size > 0 for size in block):
-            msg = f"weight_block_size is {block!r:.60}, but it must be two positive numbers"
-            raise ModelError(msg)
-    return Fp8Weights(store, None if block is None else (block[0], block[1]))
+    return Fp8Weights(store, None if block is None else block_sizes("weight_block_size", block))
+
+
+def block_sizes(setting: str, found: Any) -> tuple[int, int]:
+    """Return the (outputs, inputs) of a setting; ModelError if they are not two positive numbers.
+
+    setting: its name, for the message.
+    """
+    ok = isinstance(found, list) and len(found) == 2
+    if not ok or not all(type(size) is int and 0 < size < 1 << 31 for size in found):
+        msg = f"{setting} is {found!r:.60}, but it must be two positive numbers below 2^31"
+        raise ModelError(msg)
+    return found[0], found[1]
 
 
 class Fp8Weights(PackedWeights):

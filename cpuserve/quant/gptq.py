@@ -3,7 +3,12 @@
 A matrix of n outputs and k inputs is stored as qweight int32 [k * bits / 32, n]
 (codes of consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32],
 scales fp16 [groups, n] and g_idx int32 [k], the group of each input; w = scale * (q - zero).
-In the checkpoint format "gptq", qzeros has zero - 1 instead of zero.
+In the checkpoint format "gptq", qzeros has zero - 1 instead of zero. GPTQModel calls the setting
+"format" as well as "checkpoint_format", and "format" decides, as in that library.
+
+By rules of GPTQModel ("dynamic") and of AutoRound ("extra_config"), some matrices have another
+number of bits, or none. Patterns there fit the tensors of the original code, so the shapes of the
+tensors decide which of these numbers a matrix has, and a dense matrix needs no rule.
 
 AutoRound (Intel) packs matrices as GPTQ or as AWQ. Its packing_format says how:
 "auto_round:auto_gptq" as GPTQ, "auto_round:gptqmodel" and "auto_round" as GPTQ with plain
@@ -12,12 +17,11 @@ zero points, "auto_round:auto_awq" as AWQ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
 from cpuserve.quant.awq import AwqWeights
 from cpuserve.quant.packed import (
     IntWeights,
@@ -25,6 +29,7 @@ from cpuserve.quant.packed import (
     expect,
     group_order,
     groups_of_columns,
+    shown,
     unpack,
     words,
 )
@@ -49,14 +54,32 @@ def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Return the weights of a GPTQ checkpoint; ModelError for an unsupported number of bits."""
     settings = config.get("quantization_config") or {}
     bits = settings.get("bits", 4)
-    if bits not in BITS:
+    if type(bits) is not int or bits not in BITS:
         expect(settings, "a GPTQ", bits="2, 3, 4 or 8")
     if settings.get("is_marlin_format"):
         expect(settings, "a GPTQ", is_marlin_format=False)
-    if (layout := settings.get("checkpoint_format")) not in (None, "gptq", "gptq_v2"):
-        expect({"checkpoint_format": layout}, "a GPTQ", checkpoint_format="gptq or gptq_v2")
-    offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-    return GptqWeights(store, bits=bits, zero_offset=offset)
+    key = "checkpoint_format" if settings.get("format") is None else "format"
+    if (layout := settings.get(key)) not in (None, "gptq", "gptq_v2"):
+        expect({key: layout}, "a GPTQ", **{key: "gptq or gptq_v2"})
+    others = _other_bits(settings.get("dynamic"), bits, "a GPTQ")
+    return GptqWeights(store, bits=(bits, *others), zero_offset=0 if layout == "gptq_v2" else 1)
+
+
+def _other_bits(rules: Any, bits: int, method: str) -> list[int]:
+    """Return the further numbers of bits in rules {matrices: settings}; ModelError for others."""
+    found: list[int] = []
+    for name, each in rules.items() if isinstance(rules, Mapping) else ():
+        number = each.get("bits", bits) if isinstance(each, Mapping) else bits
+        if str(name).startswith("-:") or number in (bits, WHOLE):
+            continue
+        if type(number) is not int or number not in BITS:
+            expect(
+                {f"bits in {shown(name, 60)}": number},
+                method,
+                **{f"bits in {shown(name, 60)}": "2, 3, 4 or 8"},
+            )
+        found.append(number)
+    return sorted(set(found))
 
 
 class GptqWeights(IntWeights):
@@ -65,18 +88,28 @@ class GptqWeights(IntWeights):
     leaders = (("qweight", "I32"),)
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
-    def __init__(self, store: TensorStore, *, bits: int, zero_offset: int) -> None:
-        """zero_offset: a number to add to the stored zero points."""
+    def __init__(self, store: TensorStore, *, bits: Iterable[int], zero_offset: int) -> None:
+        """Wrap a store.
+
+        bits: the numbers of bits that a matrix may have, the usual one first.
+        zero_offset: a number to add to the stored zero points.
+        """
         super().__init__(store)
-        self._bits = bits
+        self._given = tuple(bits)
         self._zero_offset = zero_offset
+
+    def _bits(self, stem: str) -> int:
+        """Return the bits of a code, by the words of the zero points; the usual if none fits."""
+        n, zeros = self.part(stem, "qweight").shape[-1], self.part(stem, "qzeros").shape[-1]
+        return next((b for b in self._given if zeros == -(-n * b // 32)), self._given[0])
 
     def layout(self, stem: str) -> tuple[int, int, int]:
         """Return the number of outputs, of inputs, and of groups of inputs of a matrix."""
         packed, n = self.part(stem, "qweight").shape
         scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
-        groups = groups_of_columns(scales, zeros, n, -(-n * self._bits // 32))
-        return n, packed * 32 // self._bits, groups
+        bits = self._bits(stem)
+        groups = groups_of_columns(scales, zeros, n, -(-n * bits // 32))
+        return n, packed * 32 // bits, groups
 
     def packed(self, stem: str, rows: slice) -> Bytes:
         """Return the codes as bytes [rows, k * bits / 8]; the file has a column for each output."""
@@ -88,8 +121,9 @@ class GptqWeights(IntWeights):
 
     def zero(self, stem: str, rows: slice) -> Float32:
         """The zero points [rows, groups]."""
-        columns = slice(rows.start * self._bits // 32, -(-rows.stop * self._bits // 32))
-        stored = unpack(words(self.part(stem, "qzeros"))[:, columns], self._bits)
+        bits = self._bits(stem)
+        columns = slice(rows.start * bits // 32, -(-rows.stop * bits // 32))
+        stored = unpack(words(self.part(stem, "qzeros"))[:, columns], bits)
         stored = stored[:, : rows.stop - rows.start].T
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
@@ -100,10 +134,12 @@ class GptqWeights(IntWeights):
             _, k, groups = self.layout(stem)
             order = group_order(self.part(stem, "g_idx"), k, groups)
 
-        def codes(rows: slice) -> Bytes:
-            return spread_bits(self.packed(stem, rows), self._bits)
+        bits = self._bits(stem)
 
-        return self.from_codes(name, stem, codes, order, self._bits)
+        def codes(rows: slice) -> Bytes:
+            return spread_bits(self.packed(stem, rows), bits)
+
+        return self.from_codes(name, stem, codes, order, bits)
 
 
 @weight_format("auto-round")
@@ -112,26 +148,14 @@ def auto_round_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     settings = config.get("quantization_config") or {}
     expect(settings, "an AutoRound", data_type="int")
     bits = settings.get("bits", 4)
-    if bits not in BITS:
+    if type(bits) is not int or bits not in BITS:
         expect(settings, "an AutoRound", bits="2, 3, 4 or 8")
-    own = settings.get("extra_config") or {}
-    others = {
-        name: each.get("bits")
-        for name, each in (own.items() if isinstance(own, Mapping) else ())
-        if isinstance(each, Mapping) and each.get("bits", bits) not in (bits, WHOLE)
-    }
-    if others:
-        name, other = next(iter(others.items()))
-        msg = (
-            f"AutoRound checkpoint with {bits} bits and {other!s:.20} bits in {name!s:.60} is not "
-            "supported; use the unquantized checkpoint with --quantization int4 or int8"
-        )
-        raise ModelError(msg)
+    others = _other_bits(settings.get("extra_config"), bits, "an AutoRound")
     packing = settings.get("packing_format", "auto_round:auto_gptq")
-    if packing in ("auto_round", "auto_round:gptqmodel"):
-        return GptqWeights(store, bits=bits, zero_offset=0)
-    if packing == "auto_round:auto_gptq":
-        return GptqWeights(store, bits=bits, zero_offset=1)
+    if packing in ("auto_round", "auto_round:gptqmodel", "auto_round:auto_gptq"):
+        offset = 1 if packing == "auto_round:auto_gptq" else 0
+        return GptqWeights(store, bits=(bits, *others), zero_offset=offset)
     expect({"packing_format": packing}, "an AutoRound", packing_format="auto_round:auto_awq")
     expect(settings, "an AutoRound", bits=4)
+    expect({"bits": [bits, *others]}, "an AutoRound", bits=[4])
     return AwqWeights(store)

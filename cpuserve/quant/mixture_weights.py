@@ -107,14 +107,14 @@ class FinchWeights:
         self._stored = {_name(name): name for name in weights.names()}
 
     def names(self) -> set[str]:
-        """Return the name of each tensor in the Program."""
+        """Return the name of each tensor, as a Program calls it."""
         return set(self._stored)
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor; small matrices are transposed, rows of factors are vectors."""
         stored = self._stored.get(name, name)
         whole = self._weights.get(stored)
-        if stored.endswith(_TRANSPOSED):
+        if stored.endswith(_TRANSPOSED) and len(whole.shape) > 1:
             return transposed(whole)
         rows = math.prod(whole.shape[:-1]) == 1
         return replace(whole, name=name, shape=whole.shape[-1:] if rows else whole.shape)
@@ -125,7 +125,7 @@ class FinchWeights:
 
 
 def _name(stored: str) -> str:
-    """Return the name of a stored tensor in a Program; an unknown one keeps its own."""
+    """Return the name that a Program has for a tensor of a file; others keep their names."""
     match = _BLOCK.fullmatch(stored)
     if match is None:
         return _TOP.get(stored, stored)

@@ -24,7 +24,7 @@ import numpy as np
 from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import matrix_shape
-from cpuserve.quant.packed import PackedWeights, floats, rebuilt, some_floats
+from cpuserve.quant.packed import PackedWeights, floats, rebuilt, shown, some_floats
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, affine_rows, mxfp4_rows, spread_bits
 
@@ -71,16 +71,17 @@ def _read_mode(settings: Mapping[str, Any], default: Mapping[str, Any]) -> MlxMo
     """Return how a matrix with these settings is stored; ModelError if it is not supported."""
     name = settings.get("mode", default.get("mode", "affine"))
     bits, group = (settings.get(key, default.get(key)) for key in ("bits", "group_size"))
-    if name == "affine":
-        bits, group = bits or 4, group or 64
-    elif name in GROUPS:
-        bits, group = bits or 4, group or GROUPS[name][0]
+    sizes = GROUPS.get(name, ()) if isinstance(name, str) else ()
+    if sizes:
+        bits = 4 if bits is None else bits
+        group = (64 if name == "affine" else sizes[0]) if group is None else group
     known = BITS if name == "affine" else (4,)
-    if bits not in known or group not in GROUPS.get(name, ()):
+    whole = type(bits) is int and type(group) is int
+    if not whole or bits not in known or group not in sizes:
         msg = (
-            f"an MLX matrix of mode {name!s:.20} with {bits!s:.20} bits in groups of "
-            f"{group!s:.20} is not supported; supported are affine codes of 2 to 8 bits in groups "
-            "of 32, 64 or 128, mxfp4 and nvfp4"
+            f"an MLX matrix of mode {shown(name, 20)} with {shown(bits, 20)} bits in groups of "
+            f"{shown(group, 20)} is not supported; supported are affine codes of 2 to 8 bits in "
+            "groups of 32, 64 or 128, mxfp4 and nvfp4"
         )
         raise ModelError(msg)
     return MlxMode(name, bits, group)

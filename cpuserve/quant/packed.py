@@ -405,11 +405,17 @@ class IntWeights(PackedWeights):
         return self.converted(name, stem, (n, k), values, why)
 
 
+def shown(setting: Any, most: int = 40) -> str:
+    """Return a setting for a message of one line, cut after `most` characters."""
+    text = str(setting)
+    return (text if text.isprintable() else repr(text))[:most]
+
+
 def expect(config: dict[str, Any], method: str, **wanted: Any) -> None:
     """Raise a ModelError that lists each setting of quantization_config that is not as wanted."""
     bad = {k: config.get(k) for k, v in wanted.items() if config.get(k, v) != v}
     if bad:
-        got = ", ".join(f"{k} = {str(v)[:40]}" for k, v in bad.items())
+        got = ", ".join(f"{k} = {shown(v)}" for k, v in bad.items())
         need = ", ".join(f"{k} = {wanted[k]}" for k in bad)
         msg = (
             f"{method} checkpoint with {got} is not supported, only {need}; "

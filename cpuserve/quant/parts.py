@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
+_DENSE = ("f32", "f16", "bf16")
+
 
 def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> QuantTensor:
     """Return some rows of a tensor: a view if they are contiguous in the file, else a copy.
@@ -44,13 +46,21 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
     if not vector and span.step == 1 and not built:
         data = whole.data.reshape(-1, row_bytes)[span.start : span.stop]
         order = whole.column_order
-        return QuantTensor(name, shape, whole.source, data, None, whole.release, order)
+        release, check = whole.release, whole.check
+        return QuantTensor(name, shape, whole.source, data, None, release, order, check)
     size = count * row_bytes
     return BuiltTensor(name, shape, whole.source, size, build, whole.release, whole.column_order)
 
 
 def transposed(stored: QuantTensor) -> BuiltTensor:
-    """Return a dense matrix [in, out], or each matrix of a stack, transposed to [out, in]."""
+    """Return a dense matrix [in, out], or each matrix of a stack, transposed to [out, in].
+
+    Raises:
+      ModelError: it is quantized.
+    """
+    if stored.source not in _DENSE:
+        msg = f"{stored.name} is quantized, but only a dense matrix can be transposed"
+        raise ModelError(msg)
     *outer, n_in, n_out = stored.shape
     count = math.prod(outer)
     element = f"u{stored.nbytes // math.prod(stored.shape)}"
@@ -68,9 +78,12 @@ def transposed(stored: QuantTensor) -> BuiltTensor:
     return BuiltTensor(stored.name, shape, stored.source, stored.nbytes, build, stored.release)
 
 
+# The stacks that have two matrices of each expert.
+_PAIRS = {"gate_up_proj": ("gate_proj", "up_proj"), "w13": ("w1", "w3")}
 # The matrices or biases of all experts in one tensor, with or without a suffix such as ".weight".
-_STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>\w+?_proj|w[123])(?P<kind>\.weight|[._]bias)?")
-_DENSE = ("f32", "f16", "bf16")
+_STACK = re.compile(
+    r"(?P<at>.*\.experts)\.(?P<part>\w+?_proj|w(?:[123]|13))(?P<kind>\.weight|[._]bias)?"
+)
 
 
 class PartWeights:
@@ -81,6 +94,7 @@ class PartWeights:
     The biases of experts have such names as well.
 
     Dense stacks of [in, out] are recognized by their shapes (Qwen3-VL with experts).
+    A stack of gates and ups is called gate_up_proj, or w13 where the matrices are called w1 and w3.
     If the biases of `experts.down_proj` are called `experts.down_proj_bias`, the layout is
     as in gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
     """
@@ -159,14 +173,14 @@ class PartWeights:
     def _part(self, name: str, part: TensorPart) -> QuantTensor:
         whole = self._whole(part.tensor)
         if part.columns and len(whole.shape) > 1:
-            if whole.source not in _DENSE:
-                msg = f"{part.tensor} is quantized, but only a dense matrix can be transposed"
-                raise ModelError(msg)
             whole = transposed(whole)
         found = part.of(whole.shape)
         if found is None:
             raise ModelError(_lacks(part, whole.shape))
         vector = len(whole.shape) == (1 if part.index is None else 2)
+        if vector and whole.source not in _DENSE:
+            msg = f"{part.tensor} is quantized, but the model reads parts of dense vectors only"
+            raise ModelError(msg)
         return part_of(name, whole, found, vector=vector)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
@@ -187,7 +201,7 @@ def _experts(
 
     alternate: whether gate and up are one matrix with alternating rows.
     """
-    matrices = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    matrices = _PAIRS.get(part, (part,))
     suffix = "bias" if len(shape) == _dims("bias") else "weight"
     each = shape[1] // len(matrices)
     first, step = (1, len(matrices)) if alternate else (each, 1)

@@ -19,8 +19,9 @@ has its settings; without one, global_quant_config has them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from fnmatch import fnmatch
+from fnmatch import translate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ import numpy as np
 from cpuserve.errors import ModelError
 from cpuserve.quant.awq import ORDER, transposed_nibbles
 from cpuserve.quant.float_rows import MX_TYPES
-from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape, mxfp4_matrix
+from cpuserve.quant.fp8 import FP8, block_sizes, fp8_matrix, matrix_shape, mxfp4_matrix
 from cpuserve.quant.mx import mx_matrix
 from cpuserve.quant.packed import (
     EIGHT,
@@ -39,6 +40,7 @@ from cpuserve.quant.packed import (
     expect,
     floats,
     rebuilt,
+    shown,
     unpack,
     words,
 )
@@ -106,6 +108,13 @@ class QuarkWeights(IntWeights):
 
     def __init__(self, store: TensorStore, settings: Settings, *, reorder: bool) -> None:
         """settings: quantization_config. reorder: words have their codes in the order of AWQ."""
+        own = settings.get("layer_quant_config")
+        # Programs call the text part of a model of images as a model of its own.
+        self._own = [
+            (re.compile(translate(pattern.replace("model.language_model.", "model."))), each)
+            for pattern, each in (own.items() if isinstance(own, Mapping) else ())
+        ]
+        self._specs: dict[str, Settings] = {}
         self._settings = settings
         self._reorder = reorder
         super().__init__(store)
@@ -119,22 +128,19 @@ class QuarkWeights(IntWeights):
             return mx_matrix(self, name, stem, "weight", dtype)
         if dtype == "fp8_e4m3":
             sizes = self._spec(stem).get("block_size")
-            block = tuple(sizes) if isinstance(sizes, list) and len(sizes) == 2 else None
+            block = None if sizes is None else block_sizes("block_size", sizes)
             return fp8_matrix(self, name, stem, "weight_scale", block)
         return self._int(name, stem)
 
     def _spec(self, stem: str) -> Settings:
         """Return the settings of the weight of a matrix."""
-        own = self._settings.get("layer_quant_config")
-        name = stem.removesuffix(".")
-        layer = self._settings.get("global_quant_config")
-        for pattern, each in (own or {}).items() if isinstance(own, Mapping) else ():
-            # Programs call the text part of a model of images as a model of its own.
-            if fnmatch(name, pattern.replace("model.language_model.", "model.")):
-                layer = each
-                break
-        found = layer.get("weight") if isinstance(layer, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+        if stem not in self._specs:
+            name = stem.removesuffix(".")
+            own = (each for pattern, each in self._own if pattern.match(name))
+            layer = next(own, self._settings.get("global_quant_config"))
+            found = layer.get("weight") if isinstance(layer, Mapping) else None
+            self._specs[stem] = found if isinstance(found, Mapping) else {}
+        return self._specs[stem]
 
     def _dtype(self, stem: str) -> str:
         """Return the dtype in the settings; ModelError if it is not supported, or not stored."""
@@ -149,10 +155,10 @@ class QuarkWeights(IntWeights):
         axis = (0, None) if scheme == "per_channel" else (1, -1, None)
         if not known or wanted != stored.dtype or spec.get("ch_axis") not in axis:
             msg = (
-                f"{stored.name} is stored as {stored.dtype}, with quark's dtype {dtype:.20}, "
-                f"qscheme {scheme!s:.20}, ch_axis {spec.get('ch_axis')!s:.20} and scales "
-                f"{scales!s:.20}, which is not supported; supported are {', '.join(STORED)}; "
-                f"{REMEDY}"
+                f"{stored.name} is stored as {stored.dtype}, with quark's dtype "
+                f"{shown(dtype, 20)}, qscheme {shown(scheme, 20)}, ch_axis "
+                f"{shown(spec.get('ch_axis'), 20)} and scales {shown(scales, 20)}, which is not "
+                f"supported; supported are {', '.join(STORED)}; {REMEDY}"
             )
             raise ModelError(msg)
         return dtype

@@ -37,6 +37,7 @@ class StoredTensor:
     data: a flat uint8 view of the mapped file.
     row_order: row i is row row_order[i] of the file (None = the same order).
     release: a function that removes the pages of `data` from this process.
+    check: a function that raises SourceChanged if the file has changed since its first call.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StoredTensor:
     data: npt.NDArray[np.uint8]
     row_order: npt.NDArray[np.int32] | None = None
     release: Callable[[], None] | None = None
+    check: Callable[[], None] | None = None
 
 
 class TensorStore(Protocol):
@@ -100,6 +102,7 @@ class StoredWeights:
             data=stored.data.reshape(rows, -1),
             row_order=stored.row_order,
             release=stored.release,
+            check=stored.check,
         )
 
     def kind(self, name: str, dtype: str) -> WeightKind:

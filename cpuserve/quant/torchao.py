@@ -41,6 +41,7 @@ from cpuserve.quant.packed import (
     column_floats,
     floats,
     rebuilt,
+    shown,
     unpack,
     words,
 )
@@ -109,7 +110,7 @@ def _types(metadata: dict[str, str]) -> dict[str, dict[str, Any]]:
         data = about.get("_data")
         if kind not in KINDS or not name.endswith(".weight") or not isinstance(data, dict):
             msg = (
-                f"torchao tensor {name:.80} of type {kind!s:.40} is not supported; supported are "
+                f"torchao tensor {name:.80} of type {shown(kind)} is not supported; supported are "
                 f"linear weights of type {', '.join(KINDS)}; {REMEDY}"
             )
             raise ModelError(msg)
@@ -205,7 +206,7 @@ class TorchaoWeights(IntWeights):
         target = about.get("_data") if isinstance(about, dict) else None
         match = re.fullmatch(r"int([1-8])", str(target or "int8"))
         if match is None:
-            raise self._refuse(stem, f"of target_dtype {target!s:.20}")
+            raise self._refuse(stem, f"of target_dtype {shown(target, 20)}")
         return next(bits for bits in (2, 3, 4, EIGHT) if bits >= int(match[1]))
 
     def _codes(self, stem: str, rows: slice) -> Bytes:
@@ -276,7 +277,7 @@ class TorchaoWeights(IntWeights):
         about, tiles = self._types[stem], stored.shape
         sizes = (*(about.get("shape") or ()), *(about.get("block_size") or ()))
         if len(sizes) != 4 or not all(map(_natural, sizes)) or len(tiles) != 4:
-            raise self._refuse(stem, f"of shape and block_size {sizes!s:.60}")
+            raise self._refuse(stem, f"of shape and block_size {shown(sizes, 60)}")
         n, k, _, group = sizes
         rows, width = tiles[0] * LANES[0], tiles[1] * tiles[3] * 2 * TILE_INPUTS
         fits = tiles[2] == math.prod(LANES) and n <= rows and k <= width
@@ -300,7 +301,7 @@ class TorchaoWeights(IntWeights):
         n, k = matrix_shape(self.part(stem, "_weight_qdata"))
         block = self._types[stem].get("block_size")
         if not isinstance(block, list) or len(block) != 2 or not all(map(_natural, block)):
-            raise self._refuse(stem, f"in blocks of {block!s:.40}")
+            raise self._refuse(stem, f"in blocks of {shown(block)}")
         if self.leader(stem)[1] != FP8:
             raise self._refuse(stem, f"which must be {FP8}")
         sizes = min(block[0], n), min(block[1], k)
@@ -358,10 +359,10 @@ class TorchaoWeights(IntWeights):
         group = self._types[stem].get("block_size")
         fits = scales.dtype in ("F8_E8M0", "U8") and group == MX_GROUP and k % MX_GROUP == 0
         if not fits or stored.dtype not in (FP8, "U8"):
-            why = f"with scales {scales.dtype} for {group!s:.20} inputs"
+            why = f"with scales {scales.dtype} for {shown(group, 20)} inputs"
             raise self._refuse(stem, why)
         if stored.dtype == "U8" and "float4" not in str(self._types[stem].get("elem_dtype")):
-            raise self._refuse(stem, f"of {self._types[stem].get('elem_dtype')!s:.60}")
+            raise self._refuse(stem, f"of {shown(self._types[stem].get('elem_dtype'), 60)}")
 
         def exponents(rows: slice) -> Bytes:
             return self._small_scales(stem, k // MX_GROUP)[rows]

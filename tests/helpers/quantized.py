@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,22 @@ def mlx(w, bits=4, group=64):
     return {"weight": _words(codes, bits).view(torch.uint32), "scales": scale, "biases": bias}
 
 
+def mlx_mxfp4(w):
+    """MLX's mxfp4: the codes of compressed-tensors' MXFP4, in words."""
+    found = mxfp4(w)
+    return {"weight": found["weight_packed"].view(torch.uint32), "scales": found["weight_scale"]}
+
+
+def mlx_nvfp4(w):
+    """MLX's nvfp4: FP8 scales of 16 weights, and none of the matrix."""
+    n, k = w.shape
+    parts = w.reshape(n, k // 16, 16)
+    scale = (parts.abs().amax(dim=2) / 6).to(torch.float8_e4m3fn)
+    near = (parts / scale.float()[..., None])[..., None] - E2M1
+    codes = near.abs().argmin(dim=-1).reshape(n, k)
+    return {"weight": _words(codes).view(torch.uint32), "scales": scale.view(torch.uint8)}
+
+
 def modelopt_fp8(w):
     """modelopt's FP8: one scale of the matrix, and one of its inputs, which is not used."""
     scale = w.abs().amax() / 448
@@ -154,6 +171,12 @@ def modelopt_int4(w, scaled=False, group=GROUP):
     nibbles = codes.view(torch.uint8) & 15
     found = {"weight": nibbles[::2] | nibbles[1::2] << 4, "weight_scale": scale}
     return {**found, **({"pre_quant_scale": factors} if scaled else {})}
+
+
+def modelopt_blocks(w):
+    """modelopt's FP8 in blocks, whose scales keep the axes that its quantizer reduced."""
+    found = fp8(w)
+    return {"weight": found["weight"], "weight_scale": found["weight_scale_inv"][:, None, :, None]}
 
 
 def plain_zeros(w, of):
@@ -468,6 +491,7 @@ ORDERED = {
     "gptq of 3 bits": inputs_of,
     "gptq of 3 bits in groups of 64": inputs_of,
     "gptq, each matrix in its own order": str,
+    "gptq with rules": inputs_of,
     "auto-round as gptq": inputs_of,
     "auto-round with plain zero points": inputs_of,
 }
@@ -486,6 +510,15 @@ FORMATS = {
     "gptq, each matrix in its own order": (
         gptq,
         {"quant_method": "gptq", "bits": 4, "desc_act": True},
+    ),
+    "gptq with rules": (
+        lambda w, of: gptq(w, of, *((8, 32) if "down" in of else (4,))),
+        {
+            "quant_method": "gptq",
+            "bits": 4,
+            "desc_act": True,
+            "dynamic": {"+:.*down_proj": {"bits": 8, "group_size": 32}, "-:lm_head": {}},
+        },
     ),
     "gptq of 8 bits in groups of 64": (
         lambda w, of: gptq(w, of, 8, 64),
@@ -561,6 +594,12 @@ FORMATS = {
     "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "mlx": (mlx, {"bits": 4, "group_size": 64}),
     "mlx of 6 bits": (lambda w: mlx(w, 6, 32), {"bits": 6, "group_size": 32, "mode": "affine"}),
+    "mlx of 2 bits": (lambda w: mlx(w, 2), {"bits": 2, "group_size": 64}),
+    "mlx of 3 bits": (lambda w: mlx(w, 3), {"bits": 3, "group_size": 64}),
+    "mlx of 5 bits": (lambda w: mlx(w, 5), {"bits": 5, "group_size": 64}),
+    "mlx of 8 bits": (lambda w: mlx(w, 8), {"bits": 8, "group_size": 64}),
+    "mlx mxfp4": (mlx_mxfp4, {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
+    "mlx nvfp4": (mlx_nvfp4, {"bits": 4, "group_size": 16, "mode": "nvfp4"}),
     "modelopt fp8": (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "modelopt nvfp4": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "modelopt_fp4": (modelopt_nvfp4, {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4"}),
@@ -568,6 +607,22 @@ FORMATS = {
     "modelopt int4 awq": (
         lambda w: modelopt_int4(w, scaled=True),
         {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "ignore": ["lm_head"]},
+    ),
+    "modelopt int4 with fp8": (
+        lambda w: {**modelopt_int4(w), "weight_scale_2": torch.tensor(0.01)},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+    ),
+    "modelopt fp8 in blocks": (
+        modelopt_blocks,
+        {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo", "ignore": ["lm_head"]},
+    ),
+    "modelopt mxfp8": (
+        mxfp8,
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+    ),
+    "modelopt mxfp4": (
+        lambda w: _as_quark(mxfp4(w)),
+        {"quant_method": "modelopt", "quant_algo": "mxfp4"},
     ),
     "fbgemm_fp8": (
         lambda w: {
@@ -632,6 +687,17 @@ FORMATS |= {
 FORMATS |= {
     "hqq": (hqq, {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}),
     "hqq of 3 bits": (lambda w: hqq(w, 3), {"quant_method": "hqq", "skip_modules": ["lm_head"]}),
+    **{
+        f"hqq of {bits} bits": (
+            partial(hqq, bits=bits),
+            {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": bits}}},
+        )
+        for bits in (1, 2, 8)
+    },
+    "hqq with groups of outputs": (
+        partial(hqq, axis=0),
+        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "axis": 0}}},
+    ),
 }
 # Of these formats, embeddings and output heads are quantized as well.
 WHOLE = ("mlx",)

@@ -51,6 +51,9 @@ def test_awq_in_the_packing_gemv_keeps_its_codes(group):
     check(weights, values, KINDS[each, False])
     with pytest.raises(ModelError, match="do not fit groups of 96"):
         opened("awq", store, bits=4, version="gemv", group_size=96).get("q.weight")
+    if each < K:  # scales of groups that the settings do not have
+        with pytest.raises(ModelError, match=f"scales are of {K // each} groups, but group_size"):
+            opened("awq", store, bits=4, version="gemv", group_size=-1).get("q.weight")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,52 @@ def test_gptq(checkpoint_format):
     named = {} if checkpoint_format is None else {"checkpoint_format": checkpoint_format}
     weights = opened("gptq", store, bits=4, **named)
     check(weights, values, "w4m_g128")
+
+
+@pytest.mark.parametrize("key", ["format", "checkpoint_format"])
+def test_plain_zero_points_are_told_by_either_key(key):
+    codes, zeros, scales, values = random_codes()
+    named = {"checkpoint_format": "gptq", key: "gptq_v2"}
+    weights = opened("gptq", gptq_store(codes, zeros, scales), bits=4, **named)
+    check(weights, values, "w4m_g128")
+
+
+RULES = {
+    "gptq": {
+        "dynamic": {
+            "-:.*k_proj": {},
+            "+:model\\.layers\\.0\\.up": {"bits": 8, "group_size": 64},
+            "model.*v_proj": {"bits": 2},
+        }
+    },
+    "auto-round": {
+        "extra_config": {
+            "k_proj": {"bits": 16, "data_type": "float"},
+            "up_proj": {"bits": 8, "group_size": 64},
+            "v_proj": {"bits": 2},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_rules_give_matrices_other_numbers_of_bits_and_groups(method):
+    wanted, tensors = {}, {"norm.weight": NORM, "k.weight": np.ones((N, K), np.float16)}
+    for name, bits, group in (("q", 4, 128), ("u", 8, 64), ("v", 2, 128)):
+        codes, zeros, scales, wanted[name] = random_codes(group, bits)
+        tensors |= {
+            f"{name}{each[1:]}": values
+            for each, values in gptq_store(codes, zeros - 1, scales, bits).tensors.items()
+            if each != "norm.weight"
+        }
+    store = Store()
+    store.tensors = tensors
+    weights = opened(method, store, bits=4, **RULES[method])
+    for name, values in wanted.items():
+        assert np.abs(dequantize(weights.get(f"{name}.weight")) - values).max() <= 2e-4
+    assert np.array_equal(dequantize(weights.get("k.weight")), np.ones((N, K)))
+    with pytest.raises(ModelError, match=r"u\.scales and u\.qzeros are .* convert the checkpoint"):
+        opened(method, store, bits=4).get("u.weight")
 
 
 @pytest.mark.parametrize("bits", [2, 3])

@@ -249,6 +249,21 @@ def test_modelopt_keeps_int8_with_a_scale_for_each_row():
         ({"weight_scale_2": np.ones((), np.float32)}, "and weight_scale_2"),
         ({"pre_quant_scale": np.ones(3, np.float32)}, "has 3 numbers for 256 inputs"),
         ({"weight": np.zeros((N, K), np.int8)}, "of int8 has 2 groups of scales"),
+        ({"weight_scale": np.zeros((N, K // 32), np.uint8)}, "does not fit its weight_scale"),
+        (
+            {
+                "weight_scale": np.zeros((N // 2, K // 16), np.uint8),
+                "pre_quant_scale": np.ones(2 * K, np.float32),
+            },
+            "or pre_quant_scale",
+        ),
+        (
+            {
+                "weight": Fp8(np.ones((N, K))),
+                "weight_scale": np.ones((2, 1, 2, 1), np.float32),
+            },
+            "its scales are .2, 2.; they must be one number, one for each row",
+        ),
         (
             {"weight": Fp8(np.ones((N, K))), "pre_quant_scale": np.ones(K, np.float32)},
             "of an FP8 matrix is not supported",
@@ -259,19 +274,30 @@ def test_modelopt_matrices_that_do_not_fit_are_refused(more, message):
     parts = {**modelopt_codes(4, 2)[0], **more}
     store = Store(norm__weight=NORM, **{f"q__{name}": part for name, part in parts.items()})
     with pytest.raises(ModelError, match=message):
-        opened("modelopt", store, quant_algo="W4A16_AWQ").get("q.weight")
+        dequantize(opened("modelopt", store, quant_algo="W4A16_AWQ").get("q.weight"))
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo W4A8_AWQ is not supported"),
+        ("modelopt", {"quant_algo": "NVFP4_SVD"}, "quant_algo NVFP4_SVD is not supported"),
         ("auto-round", {"bits": 5}, "bits = 5 is not supported"),
         ("auto-round", {"data_type": "mx_fp"}, "data_type = mx_fp is not supported"),
         ("auto-round", {"packing_format": "auto_round:llm"}, "auto_round:llm is not supported"),
-        ("auto-round", {"extra_config": {"a": {"bits": 8}}}, "4 bits and 8 bits in a is not"),
+        ("auto-round", {"extra_config": {"a": {"bits": 5}}}, "bits in a = 5 is not supported"),
+        (
+            "auto-round",
+            {"packing_format": "auto_round:auto_awq", "extra_config": {"a": {"bits": 8}}},
+            "bits = .4, 8. is not supported",
+        ),
         ("auto-round", {"packing_format": "auto_round:auto_awq", "bits": 8}, "bits = 8"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = marlin is not supported"),
+        ("gptq", {"format": "bitblas", "checkpoint_format": "gptq"}, "format = bitblas is not"),
+        (
+            "gptq",
+            {"dynamic": {"+:.*up.*": {"bits": 5}}},
+            "5 is not supported, only .* 2, 3, 4 or 8",
+        ),
         ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not supported"),
     ],
 )

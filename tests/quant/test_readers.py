@@ -369,6 +369,8 @@ def test_a_broken_state_of_bitsandbytes_is_named(state):
 @pytest.mark.parametrize(
     ("method", "settings", "needle"),
     [
+        ("compressed-tensors", {"config_groups": {"a": 1}}, "with 1 instead of settings"),
+        ("compressed-tensors", {"config_groups": {"a": {"weights": 4}}}, "with 4 instead of"),
         ("awq", {"bits": 8}, "bits = 8"),
         ("awq", {"bits": 4, "version": "marlin"}, "version = marlin"),
         ("gptq", {"bits": 5}, "bits = 5"),
