@@ -86,7 +86,8 @@ def _supported(wanted: str = "") -> str:
     """Return the end of an error: architectures almost like `wanted`, and where all are listed."""
     ending = "ForCausalLM"
     names: dict[str, str] = {}
-    for name in MODELS.names():  # PhiMoE is registered in two ways of writing
+    # Some have two ways of writing (PhiMoE). The usual one is shown.
+    for name in sorted(MODELS.names(), key=SAME.__contains__):
         key = name.removesuffix(ending).lower()
         names[name if key in names else key] = name
     return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
@@ -124,7 +125,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     and for a value that is missing or out of range.
     """
     architecture, whole = architecture_of(config), config
-    if (name := config["architectures"][0]) in TEXT_PARTS:
+    if (name := read_architectures(config)[0]) in TEXT_PARTS:
         config = text_config(name, config)
     spec = _family(architecture).spec(config)
     if name in TEXT_PARTS:

@@ -24,6 +24,7 @@ from cpuserve.models.experts import (
     read_experts,
     read_first_dense,
     read_groups,
+    read_limits,
 )
 from cpuserve.models.kimi_linear import KINDS, gated_rows, read_row_delta, with_keys
 from cpuserve.models.llama import (
@@ -126,14 +127,29 @@ _HYBRID = {
 }
 
 
+# The limits of chosen and of shared experts in each layer, and their keys in published configs.
+_LIMITS = {
+    "limits": "expert_swiglu_limit_list",
+    "shared_limits": "share_expert_swiglu_limit_list",
+}
+
+
 class BailingHybrid:
-    """Ling 3 Flash. Source: transformers modeling_bailing_hybrid."""
+    """Ling 3 Flash. Source: transformers modeling_bailing_hybrid.
+
+    transformers leaves out the limits of experts, but the model was trained with them.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Ling 3 config."""
+        """Return the hyperparameters in a Ling 3 config.
+
+        All of qk_rope_head_dim is rotated; partial_rotary_factor is its share of head_dim.
+        """
         read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
-        config = {**_HYBRID, **with_keys(_given(config))}
+        config = {**_HYBRID, **with_keys(_given(config)), "partial_rotary_factor": None}
+        if isinstance(rope := config.get("rope_parameters"), dict):
+            config["rope_parameters"] = {**rope, "partial_rotary_factor": None}
         every = read_int(config, "layer_group_size", 6)
         kinds = read_kinds(config, "layer_types", KINDS, lambda i: KINDS[(i + 1) % every == 0])
         dense = read_dense_layers(config, first=read_int(config, "first_k_dense_replace", 2, low=0))
@@ -143,10 +159,11 @@ class BailingHybrid:
             dense=dense,
             groups=read_groups(config, (8, 4), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
+            interleaved=read_bool(config, "rope_interleave", True),
         )
         bound = 0.0
         if read_bool(config, "kda_safe_gate", True):
-            bound = -read_float({"bound": -config.get("kda_lower_bound", -5.0)}, "bound")
+            bound = read_float(config, "kda_lower_bound", -5.0, low=-1e6, high=-1e-6)
         delta = {  # transformers writes head_dim as the width of the RoPE
             "linear_num_heads": spec.q_heads,
             "linear_head_dim": read_int(config, "head_dim", 128, high=1024),
@@ -159,6 +176,8 @@ class BailingHybrid:
             "attends": tuple(kind == "full_attention" for kind in kinds),
             "delta": read_row_delta({**delta, **config}),
             "bound": bound,
+            **{key: read_limits(config, name, spec.layers) for key, name in _LIMITS.items()},
+            "guess": dict.fromkeys(_LIMITS, (0.0,)),
         }
         return replace(spec, extra=extra)
 
@@ -166,6 +185,41 @@ class BailingHybrid:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         _build(b, s, _mix)
+
+
+# Switches of published configs of Ling 3, with the values that the layers here have.
+_LAYERS = {
+    "no_kda_lora": True,
+    "use_kda_lora": False,
+    "linear_silu": True,
+    "use_mla_nope": False,
+    "up_proj_norm": False,
+    "value_norm": False,
+    "use_nGPT": False,
+    "use_bias": False,
+    "pregate_inference": False,
+}
+
+
+class BailingMoeV3(BailingHybrid):
+    """Ling 3 tiny and Flash. Source: configs of the published checkpoints, which transformers
+    reads as BailingHybrid, and vLLM bailing_moe_v3 for the layers after the last whole group.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a published config of Ling 3."""
+        for key, value in _LAYERS.items():
+            if read_bool(config, key, value) is not value:
+                refuse(key, not value, str(value).lower())
+        gate = "gated_attention_proj_granularity_type"
+        read_choice(config, gate, "head_wise", {"head_wise": "head_wise"})
+        read_int(config, "group_norm_size", 1, high=1)
+        layers = read_int(config, "num_hidden_layers", high=4096)
+        every = read_int(config, "layer_group_size", 6)
+        whole = layers // every * every
+        kinds = [KINDS[(i + 1) % every == 0 or i >= whole] for i in range(layers)]
+        return BailingHybrid.spec({**config, "layer_types": kinds})
 
 
 def _build(
@@ -237,7 +291,9 @@ def _routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
     at = f"model.layers.{layer}.mlp"
     bias = "gate.expert_bias" if s.extra["expert_bias"] else None
     score = cast("RouterScore", s.extra["score"])
-    add_shared_mixture(b, s, at, h, x, score=score, bias=bias)
+    limits = [cast("tuple[float, ...]", s.extra[key])[layer] for key in _LIMITS if key in s.extra]
+    chosen, shared = limits or (0.0, 0.0)
+    add_shared_mixture(b, s, at, h, x, score=score, bias=bias, silu_limits=(chosen, shared))
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

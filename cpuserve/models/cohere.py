@@ -14,10 +14,17 @@ from cpuserve.models.config import (
     read_int,
     read_object,
     read_windows,
-    refuse,
 )
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
-from cpuserve.models.llama import build_decoder, gated_mlp, paired_attention, read_decoder, rms_norm
+from cpuserve.models.head_norms import head_norm_attention
+from cpuserve.models.llama import (
+    LayerPart,
+    build_decoder,
+    gated_mlp,
+    paired_attention,
+    read_decoder,
+    rms_norm,
+)
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -30,14 +37,13 @@ class Cohere:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Cohere config."""
-        if read_bool(config, "use_qk_norm", False):
-            refuse("use_qk_norm", True, "false: norms of each head (Command R+) are not supported")
-        return read_cohere({"rope_theta": 500000.0, **config}, {})
+        extra: dict[str, object] = {"head_norm": read_bool(config, "use_qk_norm", False)}
+        return read_cohere({"rope_theta": 500000.0, **config}, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        _build(b, s)
+        _build(b, s, _normed_attention if s.extra["head_norm"] else paired_attention)
 
 
 class Cohere2:
@@ -122,8 +128,14 @@ def cohere_norm(b: Builder, x: ValueId, name: str) -> ValueId:
     return b.layer_norm(x, name, bias=False)
 
 
-def _build(b: Builder, s: ModelSpec) -> None:
-    build_decoder(b, s, attention=paired_attention, norm=cohere_norm, parallel=True)
+def _build(b: Builder, s: ModelSpec, attention: LayerPart = paired_attention) -> None:
+    build_decoder(b, s, attention=attention, norm=cohere_norm, parallel=True)
+
+
+def _normed_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention of h to x; each head of q and k has a layer norm (Command R+)."""
+    at = f"model.layers.{layer}.self_attn"
+    head_norm_attention(b, s, layer, h, x, q=f"{at}.q_norm", k=f"{at}.k_norm", paired=True)
 
 
 class Cohere2Moe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -60,7 +61,7 @@ def read_float(
     above = f"a number above {low:g}" + ("" if high == math.inf else f" and at most {high:g}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(key, value, above)
-    if not math.isfinite(value) or not low < value <= high:
+    if not low < value <= min(high, sys.float_info.max):
         refuse(key, value, above)
     return float(value)
 
@@ -154,11 +155,14 @@ def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def read_architectures(config: Mapping[str, Any]) -> Sequence[str]:
-    """Return the list "architectures"; () if it is missing or does not begin with a string."""
+    """Return the list "architectures"; () if it is missing or does not begin with a string.
+
+    Some published configs have the module of their code before a name (Sarvam 30B).
+    """
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         return ()
-    return names
+    return [name.rpartition(".")[2] for name in names if isinstance(name, str)]
 
 
 def read_dtype(config: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpuserve.models.config import read_int
+from cpuserve.models.config import read_int, refuse
 from cpuserve.models.gpt2 import Gpt2
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -24,6 +24,8 @@ class Ctrl:
         fixed = {"scale_attn_weights": None, "scale_attn_by_inverse_layer_idx": None}
         own = {"n_inner": read_int(config, "dff", high=1 << 24), "activation_function": "relu"}
         spec = Gpt2.spec({"layer_norm_epsilon": 1e-6, **usual, **fixed, **own})
+        if spec.width % 2:
+            refuse("n_embd", spec.width, "even: half of the columns of a place are sines")
         return replace(spec, embed_scale=spec.width**0.5)
 
     @staticmethod

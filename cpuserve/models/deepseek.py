@@ -207,7 +207,8 @@ class MiniCpm3:
         )
         residual = 1.0
         if config.get("scale_depth", 1.4) is not None:
-            residual = read_float(config, "scale_depth", 1.4) / spec.layers**0.5
+            depth = read_float(config, "scale_depth", 1.4, low=1e-6, high=1e6)
+            residual = depth / spec.layers**0.5
         base = spec.width
         if config.get("dim_model_base", 256) is not None:
             base = read_int(config, "dim_model_base", 256)

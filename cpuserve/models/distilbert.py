@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.bert import WORDS, LayerNames, MaskedHead, encoder_layer, word_weights
+from cpuserve.models.bert import (
+    WORDS,
+    LayerNames,
+    MaskedHead,
+    encoder_layer,
+    leave_linears,
+    word_weights,
+)
 from cpuserve.models.config import read_bool, read_choice, read_dtype, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
@@ -61,4 +68,5 @@ class DistilBert:
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
             x = encoder_layer(b, s, f"transformer.layer.{i}", x, LAYER)
+        leave_linears(b, "pre_classifier", "classifier")
         b.hidden(word_weights(b, s, x, HEAD, cast("Then", s.activation)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_int, refuse
-from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.config import read_architectures, read_bool, read_int, refuse
+from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import (
     build_decoder,
     dense_mlp,
@@ -17,7 +18,11 @@ from cpuserve.models.llama import (
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
-from cpuserve.program.parts import rows
+from cpuserve.program.parts import columns, rows
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+BIAS = "moe_statics.e_score_correction_bias"
+VL = "Ernie4_5_VLMoeForConditionalGeneration"
 
 
 class Ernie45:
@@ -47,7 +52,7 @@ class Ernie45Moe:
         if isinstance(config.get("moe_intermediate_size"), list):
             refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
         named = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
-        config = {**config, **{a: config[b] for a, b in named.items() if config.get(a) is None}}
+        config = {**config, **{a: config.get(b) for a, b in named.items() if config.get(a) is None}}
         extra = {
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
@@ -62,6 +67,48 @@ class Ernie45Moe:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=paired_attention, mlp=_mixture)
+
+
+class Ernie45VlMoe:
+    """ERNIE 4.5 VL 28B-A3B and 424B-A47B (text): pictures have experts of their own.
+
+    Source: transformers modeling_ernie4_5_vl_moe. Routers are stored by their inputs.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a config, where lists have a value for text first."""
+        usual = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
+        given = {**usual, **{key: value for key, value in config.items() if value is not None}}
+        every = (*usual, "moe_layer_start_index", "moe_layer_end_index")
+        lists = {key: given[key] for key in every if isinstance(given.get(key), list)}
+        text = {key: each[0] for key, each in lists.items() if each}
+        spec = Ernie45Moe.spec({**given, **text})
+        dense = (
+            read_dense_layers(given) if "mlp_layer_types" in given else spec.extra["dense_layers"]
+        )
+        experts = cast("int", spec.extra["experts"])
+        more = {"dense_layers": dense, "router": columns("gate", 0, experts)}
+        return replace(spec, extra={**spec.extra, **more})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        experts = cast("int", s.extra["experts"])
+        for layer in range(s.layers):
+            at = f"model.layers.{layer}.mlp"
+            b.leave(
+                f"{at}.experts.{expert}.{part}.weight"
+                for expert in range(experts, 2 * experts)
+                for part in PARTS
+            )
+            b.leave((f"{at}.gate.weight_1",))
+        Ernie45Moe.build(b, s)
+
+
+def biases_pictures(config: Mapping[str, Any]) -> bool:
+    """Return whether biases of experts have a second row, for pictures (quant/first_rows.py)."""
+    return VL in read_architectures(config)
 
 
 def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -80,7 +127,7 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
-    bias = f"{at}.moe_statics.e_score_correction_bias"
+    bias = f"{at}.{BIAS}"
     if not s.extra["flat_bias"]:
         bias = rows(bias, 0, cast("int", s.extra["experts"]), index=0)
     add_mixture(
@@ -89,9 +136,10 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         at,
         h,
         x,
-        parts=("gate_proj", "up_proj", "down_proj"),
+        parts=PARTS,
         renormalize=True,
         bias=bias,
+        router=cast("str", s.extra.get("router", "gate")),
     )
     shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
     if shared:

@@ -7,11 +7,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
+from cpuserve.models.config import (
+    read_bool,
+    read_flags,
+    read_float,
+    read_int,
+    read_windows,
+    refuse,
+)
 from cpuserve.models.experts import (
     read_dense_layers,
     read_experts,
     read_groups,
+    read_limits,
     sigmoid_mixture,
 )
 from cpuserve.models.llama import (
@@ -23,6 +31,7 @@ from cpuserve.models.llama import (
 )
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
 
 NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
@@ -45,9 +54,10 @@ class Exaone4:
 
 
 class ExaoneMoe:
-    """K-EXAONE 236B-A23B: EXAONE 4 with norms before each part, and experts.
+    """K-EXAONE 236B-A23B and 2.0: EXAONE 4 with norms before each part, and experts.
 
-    Source: transformers modeling_exaone_moe.
+    Source: transformers modeling_exaone_moe, and vLLM exaone_moe for what 2.0 adds: a size for the
+    window of each layer, and a limit of the gates and ups of some layers.
     """
 
     @staticmethod
@@ -56,8 +66,9 @@ class ExaoneMoe:
         extra = {
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "num_shared_experts", 1),
-            "dense_layers": read_dense_layers(
-                config, first=read_int(config, "first_k_dense_replace", 1, low=0)
+            "dense_layers": _read_dense(config),
+            "limits": read_limits(
+                config, "swiglu_limits", read_int(config, "num_hidden_layers", high=4096)
             ),
             "groups": read_groups(config, (1, 1), best=2),
             "expert_scale": read_float(config, "routed_scaling_factor", 2.5),
@@ -69,29 +80,62 @@ class ExaoneMoe:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=qk_norm_attention, mlp=sigmoid_mixture)
+        build_decoder(b, s, attention=qk_norm_attention, mlp=_mlp)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts or its plain MLP of h to x, with the limit of the layer."""
+    limit = cast("tuple[float, ...]", s.extra["limits"])[layer]
+    sigmoid_mixture(b, replace(s, extra={**s.extra, "gate_limit": limit}), layer, h, x)
+
+
+def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the layers without experts; older copies of K-EXAONE have the key is_moe_layer."""
+    first = read_int(config, "first_k_dense_replace", 1, low=0)
+    if config.get("mlp_layer_types") is not None:
+        return read_dense_layers(config)
+    routed = read_flags(config, "is_moe_layer", lambda i: i >= first)
+    return tuple(i for i, flag in enumerate(routed) if not flag)
 
 
 def _head(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, object]:
     """Return what differs in a head: its layer has a RoPE and no experts.
 
     It has a window if the first layer of the model has one, or as mtp_layer_types says.
-    Source: ExaoneMoeAttention in vLLM.
+    Source: ExaoneMoeAttention and ExaoneMoeDecoderLayer in vLLM.
     """
-    found: dict[str, object] = {"dense_layers": (0,)}
+    limits = cast("tuple[float, ...]", spec.extra["limits"])
+    found: dict[str, object] = {"dense_layers": (0,), "limits": limits[:1]}
     windows = cast("tuple[int, ...]", spec.extra.get("windows", ()))
     if windows:
-        kinds = config.get("mtp_layer_types")
-        first = kinds[0] if isinstance(kinds, list) and kinds else ""
-        own = max(windows) if first == "sliding_attention" else 0
-        found |= {"windows": (own if first else windows[0],), "no_rope": ()}
+        kinds, sizes = config.get("mtp_layer_types"), config.get("mtp_sliding_windows")
+        own = windows[0]
+        if isinstance(kinds, list) and kinds:
+            own = (own or max(windows)) if kinds[0] == "sliding_attention" else 0
+        if own and isinstance(sizes, list) and sizes:
+            own = read_int({"mtp_sliding_windows": sizes[0]}, "mtp_sliding_windows")
+        found |= {"windows": (own,), "no_rope": ()}
     return found
 
 
-def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
-    if config.get("sliding_window", 4096) is not None:
+def _read_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the window of each layer, by sliding_windows or else by sliding_window; 0 = none."""
+    sizes = config.get("sliding_windows")
+    if sizes is None:
         window = read_int(config, "sliding_window", 4096, low=0)
-        windows = read_windows(config, window, default=_pattern(config))
+        return read_windows(config, window, default=_pattern(config))
+    kinds = read_windows({**config, "sliding_window": None}, 1, default=_pattern(config))
+    if not isinstance(sizes, list) or len(sizes) != len(kinds):
+        refuse("sliding_windows", sizes, f"{len(kinds)} numbers, one for a layer")
+    return tuple(
+        read_int({"sliding_windows": size}, "sliding_windows") if kind else 0
+        for kind, size in zip(kinds, sizes, strict=True)
+    )
+
+
+def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+    if config.get("sliding_windows") or config.get("sliding_window", 4096) is not None:
+        windows = _read_windows(config)
         full = tuple(i for i, keys in enumerate(windows) if not keys)
         extra = {**extra, "windows": windows, "no_rope": full}
     return read_decoder({"rms_norm_eps": 1e-5, **config}, positions=2048, extra=extra)

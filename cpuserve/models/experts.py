@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cpuserve.models.config import read_int, read_kinds, refuse
-from cpuserve.models.llama import dense_mlp, gated_mlp
+from cpuserve.models.config import read_float, read_int, read_kinds, refuse
+from cpuserve.models.llama import before_silu, dense_mlp, gated_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
@@ -52,6 +52,14 @@ def read_first_dense(config: Mapping[str, Any], default: int) -> tuple[int, ...]
     return tuple(range(min(layers, read_int(config, "first_k_dense_replace", default, low=0))))
 
 
+def read_limits(config: Mapping[str, Any], key: str, layers: int) -> tuple[float, ...]:
+    """Return the limit of the gates and ups of each layer; 0, null or no list: there is none."""
+    found = config.get(key) or [0.0] * layers
+    if not isinstance(found, list) or len(found) < layers:
+        refuse(key, found, f"{layers} numbers")
+    return tuple(read_float({key: n}, key) if n else 0.0 for n in found[:layers])
+
+
 def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
     """Return the groups of experts of a router; None if tokens use experts of all groups.
 
@@ -94,6 +102,7 @@ def add_mixture(
     near: float = 0.0,
     identities: int = 0,
     weigh_inputs: bool = False,
+    silu_limit: float = 0.0,
 ) -> ValueId:
     """Return x plus the mixture of experts of h; if x is None, only the mixture.
 
@@ -104,10 +113,12 @@ def add_mixture(
     biased: whether the router and all matrices of experts have biases.
     near: for the score "near_softmax", see `Route`.
     identities, weigh_inputs: see `Builder.mixture`.
+    silu_limit: as in `gated_mlp`.
 
     If there is extra["expert_limit"] or extra["gate_limit"], it limits gates and ups.
     """
     experts = range(cast("int", s.extra["experts"]))
+    limit = cast("float", s.extra.get("expert_limit", s.extra.get("gate_limit", 0.0)))
     return b.mixture(
         h,
         f"{at}.{router}",
@@ -125,7 +136,8 @@ def add_mixture(
         near=near,
         identities=identities,
         weigh_inputs=weigh_inputs,
-        limit=cast("float", s.extra.get("expert_limit", s.extra.get("gate_limit", 0.0))),
+        limit=silu_limit or limit,
+        gate_limit=before_silu(silu_limit),
     )
 
 
@@ -139,6 +151,7 @@ def add_shared_mixture(
     score: RouterScore,
     parts: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
     bias: str | None = "gate.e_score_correction_bias",
+    silu_limits: tuple[float, float] = (0.0, 0.0),
 ) -> ValueId:
     """Return x plus the chosen experts of h plus the shared experts (one wide expert).
 
@@ -147,6 +160,7 @@ def add_shared_mixture(
 
     parts: as in add_mixture.
     bias: the suffix of the biases that a sigmoid router adds to choose; None = it has none.
+    silu_limits: of chosen and of shared experts, as in `gated_mlp`.
     """
     out = add_mixture(
         b,
@@ -160,11 +174,12 @@ def add_shared_mixture(
         scale=cast("float", s.extra["expert_scale"]),
         bias=f"{at}.{bias}" if bias is not None and score == "sigmoid" else None,
         groups=cast("Groups | None", s.extra["groups"]),
+        silu_limit=silu_limits[0],
     )
     shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
     if not shared:
         return out
-    return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out)
+    return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out, silu_limit=silu_limits[1])
 
 
 def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

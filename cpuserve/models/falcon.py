@@ -12,6 +12,13 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
+# Keys of transformers, each with the key of the first published configs.
+_FIRST = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_kv_heads": "n_head_kv",
+}
+
 
 class Falcon:
     """Falcon with RoPE: 7B has one KV head, 40B and 180B a norm for attention and one for the MLP.
@@ -22,7 +29,12 @@ class Falcon:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Falcon config."""
+        """Return the hyperparameters in a config of Falcon or RefinedWeb, its first spelling.
+
+        In that one, only models with the new architecture have n_head_kv.
+        """
+        first = {new: config[old] for new, old in _FIRST.items() if config.get(old) is not None}
+        config = {**first, "new_decoder_architecture": "num_kv_heads" in first, **config}
         if read_bool(config, "alibi", False):
             refuse("alibi", True, "false: only Falcon models with RoPE are supported")
         width = read_int(config, "hidden_size", high=1 << 20)

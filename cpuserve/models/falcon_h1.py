@@ -39,7 +39,7 @@ class FalconH1:
         """Return the hyperparameters in a Falcon-H1 config."""
         config = {"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, **config}
         bias = read_bool(config, "attention_bias", False)
-        into = read_float(config, "attention_in_multiplier", 1.0)
+        into = read_float(config, "attention_in_multiplier", 1.0, high=1e9)
         if bias and into != 1.0:
             refuse("attention_in_multiplier", into, "1 if attention_bias is true")
         mamba = read_mamba2(config)

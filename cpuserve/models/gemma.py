@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from cpuserve.models.base import DECODER_HEAD
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.llama import (
     SandwichNorms,
@@ -76,6 +77,7 @@ class Gemma2:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
+        b.leave(DECODER_HEAD)
         _build(b, s, qk_norm=False)
 
 

@@ -1,6 +1,8 @@
 """The tower of Gemma 4: patches with places on two axes, and rows that are means of 3 x 3 of them.
 
-Source: transformers modeling_gemma4.
+Gemma 4 Unified has no layers: a row is a product of the pixels of one large patch.
+
+Source: transformers modeling_gemma4 and modeling_gemma4_unified.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from cpuserve.program.parts import rows
 
 _AT, _JOIN = "vision_tower", "model.embed_vision"
 _EMBEDDER = f"{_AT}.patch_embedder"
+_UNIFIED = "model.vision_embedder"
+_EPS = 1e-5  # the default of torch.nn.LayerNorm; the config of Gemma 4 Unified has no key for it
 
 
 class Gemma4Tower:
@@ -106,6 +110,70 @@ class Gemma4Tower:
         b.multiply_by(x, float(s.width**0.5))
         if s.family["standardized"]:
             b.scale(x, f"{_AT}.std_scale", by_column=True, less=f"{_AT}.std_bias")
+        x = b.rms_norm(x, f"{_JOIN}.embedding_pre_projection_norm", weightless=True)
+        b.hidden(b.linear(x, f"{_JOIN}.embedding_projection", features=s.out_width))
+
+
+class Gemma4UnifiedTower:
+    """The encoder of Gemma 4 Unified: norms, two products, and the places of large patches.
+
+    Key of family: eps, the epsilon of the norm of a patch's bytes.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own, most = read_object(config, "vision_config"), GEMMA4_BUDGETS[-1]
+        both = read_object(config, "text_config").get("use_bidirectional_attention", "vision")
+        if both == "vision":  # a step has whole pictures, so requests cannot ask for more tokens
+            most = read_int(pictures, "max_soft_tokens", 280, high=most)
+        hidden = read_int(own, "mm_embed_dim", 3840, high=1 << 20)
+        if read_int(own, "output_proj_dims", hidden) != hidden:
+            refuse("vision_config.output_proj_dims", own["output_proj_dims"], f"{hidden}")
+        table = read_int(own, "mm_posemb_size", 1120, high=1 << 20)
+        if table < most:
+            least = f"at least {most}, the patches of the longest side of a picture"
+            refuse("vision_config.mm_posemb_size", table, least)
+        pixels = read_pixels(pictures)
+        if len({*pixels.mean}) > 1 or len({*pixels.deviation}) > 1:
+            # Then the norm of a patch would not be the norm of its bytes.
+            refuse("image_mean", list(pixels.mean), "three equal numbers, as in image_std")
+        patch = read_int(own, "patch_size", 16, high=1024)
+        patch *= read_int(own, "pooling_kernel_size", 3, high=64)
+        return TowerSpec(
+            width=hidden,
+            layers=0,
+            q_heads=1,
+            kv_heads=1,
+            head_dim=16,
+            intermediate=0,
+            norm_eps=read_float(own, "rms_norm_eps", 1e-6),
+            activation="gelu_tanh",
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=1,
+            spans="sliding" if both == "vision" else "",
+            most=most,
+            out_width=width,
+            side=0,
+            table=table,
+            pixels=pixels,
+            patch_weight="",
+            names=(f"{_UNIFIED}.", f"{_JOIN}."),
+            family={"eps": _EPS * (pixels.deviation[0] / pixels.scale) ** 2},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        eps = cast("float", s.family["eps"])
+        x = b.layer_norm(b.patches(s.patch_width), f"{_UNIFIED}.patch_ln1", eps=eps)
+        x = b.linear(x, f"{_UNIFIED}.patch_dense", features=s.width, bias=True)
+        x = b.layer_norm(x, f"{_UNIFIED}.patch_ln2", eps=_EPS)
+        for index, axis in enumerate((1, 0)):  # the first row of a place is for columns
+            name, of = f"{_UNIFIED}.pos_embedding", (index, 2)
+            b.place_row(x, name, axis=axis, rows=s.most, stored=s.table, of=of)
+        x = b.layer_norm(x, f"{_UNIFIED}.pos_norm", eps=_EPS)
         x = b.rms_norm(x, f"{_JOIN}.embedding_pre_projection_norm", weightless=True)
         b.hidden(b.linear(x, f"{_JOIN}.embedding_projection", features=s.out_width))
 

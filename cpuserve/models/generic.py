@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cpuserve.config.nearest import nearest_and_all
 from cpuserve.config.speculation import ASSISTANTS, EAGLE3, MTP
 from cpuserve.errors import ModelError
 from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
@@ -24,8 +25,10 @@ from cpuserve.models.config import (
     read_heads,
     read_ids,
     read_int,
+    read_object,
 )
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.text_parts import THINKER
 
 TORCH = "cpuserve[torch] (pip install 'cpuserve[torch]')"
 
@@ -81,9 +84,9 @@ def _ways_out(config: Mapping[str, Any]) -> str:
     """Return how a model could run that cpuserve does not implement."""
     parts = parts_beside_text(config)
     if parts is not None:
-        known = ", ".join(sorted(TEXT_PARTS))
         return (
-            f"it has a part for {parts}, and cpuserve runs the text parts of: {known}. "
+            f"it has a part for {parts}. The text parts of some such models are implemented, of "
+            f"{USUAL} and others; {_near_whole(architecture_of(config))}. "
             "A GGUF file of its text part may run: give its path"
         )
     if same_head := _same_head(architecture_of(config)):
@@ -96,6 +99,20 @@ def _ways_out(config: Mapping[str, Any]) -> str:
         "causal language model"
     )
     return f"{slowly}; or give a GGUF file of the same model, if llama.cpp has its architecture"
+
+
+USUAL = ", ".join(f"{name}ForConditionalGeneration" for name in ("Gemma3", "Llava", "Qwen3VL"))
+
+
+def _near_whole(architecture: str) -> str:
+    """Return the end of an error: models of images and text almost like this, and who lists all."""
+    ending = "ForConditionalGeneration"
+    known: dict[str, str] = {}
+    for name in TEXT_PARTS:  # LightOnOCR is there in two ways of writing
+        key = name.removesuffix(ending).lower()
+        known[name if key in known else key] = name
+    wanted = architecture.removesuffix(ending).lower()
+    return nearest_and_all(wanted, known, "cpuserve models --supported")
 
 
 def _same_head(architecture: str) -> list[str]:
@@ -225,6 +242,8 @@ _ENCODER_DECODERS = frozenset([
     "pegasus_x", "plbart", "prophetnet", "switch_transformers", "t5", "t5gemma", "t5gemma2",
     "udop", "umt5", "xlm-prophetnet", "xlnet-prophetnet",
 ])  # fmt: skip
+# The tokens of a picture and of the prompt see each other, and only the answer is causal.
+_BOTH_DIRECTIONS = frozenset(["colpali", "paligemma", "pi0"])
 # Ends of architectures, for model types that the lists lack.
 _SPEECH_ENDS = (
     *("ForCTC", "ForSpeechSeq2Seq", "ForAudioClassification", "ForTextToSpeech"),
@@ -240,7 +259,7 @@ _PICTURE_ENDS = (
         "ForKeypointDetection",
     ),
 )
-_PARTS = ("vision_config", "audio_config")
+_PARTS = ("vision_config", "audio_config", "sound_config")
 
 
 def head_kind(config: Mapping[str, Any]) -> str | None:
@@ -278,6 +297,11 @@ def other_kind(config: Mapping[str, Any], architecture: str) -> str | None:
             "decoder such as Qwen3 or Gemma 3, or an encoder such as BGE-M3; transformers and "
             "CTranslate2 run this model"
         )
+    if kind in _BOTH_DIRECTIONS:
+        return (
+            "is a model that reads its prompt in both directions, and cpuserve reads it in one: "
+            "serve Gemma 3 or Qwen3-VL, which read pictures too; transformers runs this model"
+        )
     if kind in _PICTURES or architecture.endswith(_PICTURE_ENDS):
         return (
             "is a model of images, and cpuserve reads and writes texts: transformers, or a server "
@@ -291,18 +315,25 @@ def parts_beside_text(config: Mapping[str, Any], *, pictures: bool = False) -> s
 
     pictures: whether cpuserve runs the part for images, which the text then leaves out.
     """
+    config = read_object(config, THINKER) or config
     parts = [part for part in _PARTS if not (pictures and part == "vision_config")]
     found = [part.removesuffix("_config") for part in parts if config.get(part)]
     return " and ".join(found) if found else None
 
 
-def unserved_notes(name: str, parts: str | None, why: str = "") -> list[str]:
+def unserved_notes(name: str, parts: str | None, why: str = "", tower: object = None) -> list[str]:
     """Return a line for the start about the parts that `parts_beside_text` found in a model.
 
     why: why they are not read.
+    tower: its tower for pictures; None = it reads texts only.
     """
     if parts is None:
         return []
+    if tower is not None:
+        return [
+            f"{name} reads texts and pictures: its part for {parts} is not read, and requests with "
+            "sound are refused"
+        ]
     reason = f" ({why})" if why else ""
     return [
         f"{name} is served as a text model: its part for {parts} is not read{reason}, and requests "

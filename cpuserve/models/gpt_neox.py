@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_choice
+from cpuserve.models.head_norms import norm_heads
 from cpuserve.models.llama import read_decoder
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
@@ -74,6 +75,7 @@ def grouped_attention(
     x: ValueId,
     *,
     alibi: bool = False,
+    head_norm: bool = False,
 ) -> None:
     """Add the layer's attention of h to x, with the matrices below the name `at`.
 
@@ -81,6 +83,7 @@ def grouped_attention(
     and then the same for the next KV head.
 
     alibi: as in `Builder.attention`.
+    head_norm: all q heads have one layer norm, and all k heads another (Persimmon).
     """
     d, each = s.head_dim, s.q_heads // s.kv_heads
     parts = {}
@@ -89,6 +92,9 @@ def grouped_attention(
             begin = (group * (each + 2) + first) * d
             parts[rows(f"{at}.query_key_value", begin, count * d)] = count * d
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    if head_norm:
+        q, k = f"{at}.q_layernorm", f"{at}.k_layernorm"
+        norm_heads(b, s, qkv, (q,) * s.q_heads, (k,) * s.kv_heads, bias=True)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
     a = b.attention(qkv, layer=layer, alibi=alibi)
     b.linear(a, f"{at}.dense", bias=s.out_bias, add_to=x)

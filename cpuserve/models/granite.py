@@ -212,9 +212,10 @@ class MiniCpm:
         width = read_int(config, "hidden_size", high=1 << 20)
         heads = read_int(config, "num_attention_heads", high=65536)
         head_dim = read_int(config, "head_dim", max(width // heads, 1), high=1024)
+        depth = read_float(config, "scale_depth", 1.0, low=1e-6, high=1e6)
         constants = {
             "embedding_multiplier": read_float(config, "scale_emb", 1.0),
-            "residual_multiplier": read_float(config, "scale_depth", 1.0) / layers**0.5,
+            "residual_multiplier": depth / layers**0.5,
             "logits_scaling": width / read_int(config, "dim_model_base", 1),
             "attention_multiplier": head_dim**-0.5,
         }
@@ -259,7 +260,7 @@ def _spec(
         mlp_bias=mlp_bias,
         extra=extra,
     )
-    residual = read_float(config, "residual_multiplier", 1.0)
+    residual = read_float(config, "residual_multiplier", 1.0, low=1e-9, high=1e9)
     return replace(
         spec,
         norm_eps=spec.norm_eps / residual**2,

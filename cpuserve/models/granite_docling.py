@@ -53,7 +53,7 @@ class GraniteDoclingTower:
         if read_int(own, "out_hidden_size", 1024, high=1 << 20) != width or width % 4:
             refuse("vision_config.out_hidden_size", own.get("out_hidden_size"), f"{width}")
         text = text_config(_WHOLE, config)
-        residual = read_float(text, "residual_multiplier", 1.0)
+        residual = read_float(text, "residual_multiplier", 1.0, low=1e-9, high=1e9)
         return replace(
             found,
             level_layers=read_layers(own, "deepstack_visual_indexes", (3, 7, 10), found.layers),

@@ -82,9 +82,13 @@ def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
 
 
 def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config, where `alpha` of a "dynamic" RoPE has become a factor of its base."""
+    """Return the config, where `alpha` of a "dynamic" RoPE has become a factor of its base.
+
+    In Hunyuan OCR such a RoPE is called "xdrope".
+    """
     given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
-    if given.get("rope_type", given.get("type")) != "dynamic" or not given.get("alpha"):
+    kind = given.get("rope_type", given.get("type"))
+    if kind not in ("dynamic", "xdrope") or not given.get("alpha"):
         return config
     width = read_int(config, "hidden_size", high=1 << 20)
     head_dim = read_heads(config, width)[2]

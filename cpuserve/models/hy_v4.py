@@ -55,12 +55,15 @@ class HunYuan4:
         if types[0] != "full":
             refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
         first = read_int(config, "first_k_dense_replace", 1, low=0)
+        norm_eps = read_float(config, "rms_norm_eps", 1e-5)
         spec = read_latent(
             config,
             positions=262144,
             dense=read_dense_layers(config, first=first),
             groups=read_groups(config, (1, 1), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
+            # In Hunyuan 4 of images and text, the norms inside attention have the usual epsilon.
+            eps=norm_eps if read_bool(config, "shares_norm_eps", False) else 1e-6,
         )
         extra = {
             **spec.extra,

@@ -158,7 +158,9 @@ def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """
     indexer = cast("Indexer", s.extra["indexer"])
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
-    queries = b.linear(h, f"{at}.indexer.index_qk_proj", features=(heads + 1) * width)
+    names = cast("tuple[str, ...]", s.extra["index_parts"])
+    features = [(heads + 1) * width] if len(names) == 1 else [heads * width, width]
+    queries = b.linear(h, [f"{at}.indexer.index_{n}_proj" for n in names], features=features)
     keys = b.columns(queries, width, column=heads * width)
     layer = b.store_index_keys(keys)
     layer = b.pool_index_keys(

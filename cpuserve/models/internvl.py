@@ -95,8 +95,8 @@ class InternVLTower:
         heads = read_int(own, "num_attention_heads", 16, high=65536)
         if hidden % heads:
             refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
-        ratio = read_float(config, "downsample_ratio", 0.5)
-        merge, patch = int(1 / ratio) if ratio > 0 else 0, _side(own, "patch_size", 14)
+        ratio = read_float(config, "downsample_ratio", 0.5, low=1e-3)
+        merge, patch = int(1 / ratio), _side(own, "patch_size", 14)
         side = _side(own, "image_size", 448) // patch
         if merge < 1 or side < 1 or side % merge:
             refuse("downsample_ratio", ratio, f"1 / n, with n a divisor of {side} patches")

@@ -1,17 +1,18 @@
-"""The tower of Kimi-VL: MoonViT over pictures of any size, and a projector of merged patches.
+"""The towers of Kimi-VL and Kimi K2.5: MoonViT over any size, and a projector of merged patches.
 
-Source: modeling_kimi_vl of the published models, and modeling_kimi_k25 of transformers 5.24, which
-has the same tower.
+Source: modeling_kimi_vl of the published models, and modeling_kimi_k25 of transformers 5.24.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
     read_choice,
     read_dtype,
+    read_float,
     read_int,
     read_object,
     refuse,
@@ -28,6 +29,9 @@ _AT, _JOIN = "vision_tower", "multi_modal_projector"
 _PATCHES, _PLACES = f"{_AT}.patch_embed.proj", f"{_AT}.patch_embed.pos_emb"
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for it
 _THETA = 1e4  # likewise of the RoPE
+_K25_JOIN = "mm_projector"
+# The place of a frame in a video, which follows from its number; a picture has one frame.
+_FRAMES = f"{_AT}.patch_embed.pos_emb.time_weight"
 
 
 class KimiVLTower:
@@ -77,16 +81,55 @@ class KimiVLTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
-        shape = cast("tuple[int, ...]", s.family["places"])
-        b.grid_embed(x, _PLACES, side=s.table, shape=shape, cubic=True)
-        for i in range(s.layers):
-            _layer(b, s, f"{_AT}.encoder.blocks.{i}", x)
-        x = b.layer_norm(x, f"{_AT}.encoder.final_layernorm")
-        x = b.fold(b.layer_norm(x, f"{_JOIN}.pre_norm"), s.merge**2)
-        folded = s.merge**2 * s.width
-        x = b.linear(x, f"{_JOIN}.linear_1", features=folded, bias=True, then="gelu")
-        b.hidden(b.linear(x, f"{_JOIN}.linear_2", features=s.out_width, bias=True))
+        x = b.layer_norm(_encoded(b, s), f"{_JOIN}.pre_norm")
+        _project(b, s, x, f"{_JOIN}.linear_1", f"{_JOIN}.linear_2")
+
+
+class KimiK25Tower:
+    """The same for Kimi K2.5, with other keys of the config and other tensors of the projector.
+
+    Key of family: join_eps, the epsilon of the projector's norm.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        given = read_object(config, "vision_config")
+        # transformers writes these keys without their beginnings.
+        own = {k.removeprefix("vt_"): v for k, v in given.items()}
+        own |= {f"init_{k}": v for k, v in own.items() if k.startswith("pos_emb_")}
+        inner = read_object(pictures, "media_proc_cfg") or pictures
+        found = KimiVLTower.spec({**config, "vision_config": own}, inner, width)
+        eps = read_float(
+            config, "projection_layer_norm_eps", read_float(given, "projector_ln_eps", _EPS)
+        )
+        names = (f"{_AT}.", f"{_K25_JOIN}.")
+        return replace(found, names=names, family={**found.family, "join_eps": eps})
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        b.leave([_FRAMES])
+        eps = cast("float", s.family["join_eps"])
+        x = b.layer_norm(_encoded(b, s), f"{_K25_JOIN}.pre_norm", eps=eps)
+        _project(b, s, x, f"{_K25_JOIN}.proj.0", f"{_K25_JOIN}.proj.2")
+
+
+def _encoded(b: Builder, s: TowerSpec) -> ValueId:
+    """Return the rows of all patches of the step after the last layer and its norm: [T, width]."""
+    x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
+    shape = cast("tuple[int, ...]", s.family["places"])
+    b.grid_embed(x, _PLACES, side=s.table, shape=shape, cubic=True)
+    for i in range(s.layers):
+        _layer(b, s, f"{_AT}.encoder.blocks.{i}", x)
+    return b.layer_norm(x, f"{_AT}.encoder.final_layernorm")
+
+
+def _project(b: Builder, s: TowerSpec, x: ValueId, first: str, last: str) -> None:
+    """Append the matrices of the projector of the normed rows x, and the end of the program."""
+    folded = s.merge**2 * s.width
+    x = b.linear(b.fold(x, s.merge**2), first, features=folded, bias=True, then="gelu")
+    b.hidden(b.linear(x, last, features=s.out_width, bias=True))
 
 
 def _table(own: Mapping[str, Any], side: int) -> tuple[int, ...]:

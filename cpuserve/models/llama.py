@@ -5,6 +5,7 @@ EuroBERT and LlamaBidirectional are Llama as an encoder: all tokens see each oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -89,6 +90,7 @@ class Mistral:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
+        b.leave(DECODER_HEAD)
         build_decoder(b, s)
 
 
@@ -264,11 +266,13 @@ def gated_mlp(
     *,
     fused: bool = False,
     to: ValueId | None = None,
+    silu_limit: float = 0.0,
 ) -> ValueId:
     """Return down(act(gate(h)) * up(h)) with the matrices below the name `at`.
 
     to: a value that the result is added to and that is returned; None: a new value.
     fused: the checkpoint stores gate and up as one tensor, gate_up_proj.
+    silu_limit: the largest SiLU of a gate, and the largest absolute value of an up; 0 = no limit.
 
     If there is extra["gate_limit"], it limits gates and ups.
     """
@@ -276,13 +280,24 @@ def gated_mlp(
     if fused:
         both = [rows(f"{at}.gate_up_proj", i * features, features) for i in range(2)]
     then = cast("Then", f"{s.activation}_mul")
-    if limit := cast("float", s.extra.get("gate_limit", 0.0)):
+    if limit := silu_limit or cast("float", s.extra.get("gate_limit", 0.0)):
         values = b.linear(h, both, features=features, bias=s.mlp_bias)
-        b.limit(values, limit)
+        b.limit(values, limit, before_silu(silu_limit))
         g = b.activation(values, then)
     else:
         g = b.linear(h, both, features=features, bias=s.mlp_bias, then=then)
     return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to)
+
+
+def before_silu(limit: float) -> float:
+    """Return the gate with `limit` as its SiLU, because the limit is for gates after the SiLU.
+
+    SiLU grows where it is positive, so the gates with a larger SiLU are those above this one.
+    """
+    gate = limit
+    for _ in range(100):  # converges: the step is at most the limit, and becomes ever smaller
+        gate = limit * (1.0 + math.exp(-gate))
+    return gate
 
 
 def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

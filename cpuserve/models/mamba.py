@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -236,13 +236,25 @@ def _states_alone(config: Mapping[str, Any], sizes: Mamba1Sizes | Mamba2Sizes) -
     )
 
 
+def _read_channels(config: Mapping[str, Any], norms: str, eps: float) -> Mamba1Sizes:
+    """Return the sizes in a config of Mamba 1 alone, where intermediate_size counts the channels.
+
+    It counts before `expand`, which is another number in the config of Falcon Mamba 7B. GGUF files
+    have 0 instead.
+    """
+    sizes = read_mamba1(config, {}, norms, eps)
+    given = config.get("intermediate_size") or sizes.channels
+    channels = read_int({"intermediate_size": given}, "intermediate_size", high=1 << 24)
+    return replace(sizes, channels=channels)
+
+
 class MambaModel:
     """Mamba 1 130M to 2.8B: no attention. Source: transformers modeling_mamba."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Mamba config."""
-        return _states_alone(config, read_mamba1(config, {}, "none", 0.0))
+        return _states_alone(config, _read_channels(config, "none", 0.0))
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -266,7 +278,7 @@ class FalconMamba(MambaModel):
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Falcon Mamba config."""
         eps = read_float(config, "mixer_rms_eps", 1e-6)
-        return _states_alone(config, read_mamba1(config, {}, "plain", eps))
+        return _states_alone(config, _read_channels(config, "plain", eps))
 
 
 class Mamba2Model(MambaModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -10,7 +11,9 @@ from cpuserve.models.config import (
     read_flags,
     read_float,
     read_int,
+    read_object,
     read_windows,
+    refuse,
 )
 from cpuserve.models.experts import (
     read_dense_layers,
@@ -23,6 +26,7 @@ from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
 
 _DEFAULTS = {
     "rms_norm_eps": 1e-5,
@@ -63,6 +67,7 @@ class MiMoV2Flash:
             "local_kv_heads": read_int(given, "swa_num_key_value_heads", 2 * kv_heads),
             "values": read_int(given, "v_head_dim", high=head_dim),
             "value_scale": scale,
+            "fused": False,
             **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": 0,
             "dense_layers": _read_dense(given),
@@ -82,6 +87,27 @@ class MiMoV2Flash:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=_attention, mlp=sigmoid_mixture)
+
+
+class MiMoV2:
+    """MiMo V2.5 and V2.5 Pro: V2-Flash with q, k and v in one matrix. Source: vLLM mimo_v2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a MiMo V2.5 config.
+
+        Raises ModelError for its FP8 files, which have rows and scales in the order of their ranks.
+        """
+        method = read_object(config, "quantization_config").get("quant_method")
+        if method == "fp8":
+            refuse("quant_method", method, "absent: a GGUF file of this model runs")
+        spec = MiMoV2Flash.spec(config)
+        return replace(spec, extra={**spec.extra, "fused": True})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        MiMoV2Flash.build(b, s)
 
 
 def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -112,6 +138,10 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     kv_heads = cast("int", s.extra["local_kv_heads"]) if window else s.kv_heads
     parts = {"q": s.q_heads * d, "k": kv_heads * d, "v": kv_heads * values}
     names = [f"{at}.{part}_proj" for part in parts]
+    if s.extra["fused"]:
+        firsts = (0, parts["q"], parts["q"] + parts["k"])
+        sizes = zip(firsts, parts.values(), strict=True)
+        names = [rows(f"{at}.qkv_proj", first, count) for first, count in sizes]
     qkv = b.linear(h, names, features=list(parts.values()), bias=s.qkv_bias)
     if values < d:
         qkv = b.resize_heads(qkv, begin=parts["q"] + parts["k"], heads=kv_heads, to=d)

@@ -50,7 +50,7 @@ class Mistral4:
         """Return the hyperparameters in a Mistral Small 4 config."""
         rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
         if read_groups(config, (1, 1), best=2) is not None:
-            refuse("topk_group", config["topk_group"], "n_group: no limit to groups of experts")
+            refuse("topk_group", config.get("topk_group"), "n_group: no limit to groups of experts")
         # partial_rotary_factor, the share of a head's dims that are rotated, is not needed:
         # qk_rope_head_dim is the number of these dims.
         rope["partial_rotary_factor"] = None

@@ -36,7 +36,9 @@ class NanoChat:
         if spec.rope is None:
             return spec
         backwards = tuple(-freq for freq in spec.rope.inv_freq)
-        return replace(spec, rope=msgspec.structs.replace(spec.rope, inv_freq=backwards))
+        # The norms after the RoPE undo the factor of YaRN.
+        made = msgspec.structs.replace(spec.rope, inv_freq=backwards, attention_factor=1.0)
+        return replace(spec, rope=made)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""Nemotron H and Nemotron 3 Nano: each layer is Mamba2, attention, an MLP or experts."""
+"""Nemotron H and Nemotron 3: each layer is Mamba2, attention, an MLP or experts."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ class NemotronH:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Nemotron H config."""
+        blocks = _read_blocks(config)
+        if blocks:
+            config = {**config, "layers_block_type": [each.get("block_type") for each in blocks]}
         kinds = _read_kinds(config)
         config = {**config, "num_hidden_layers": len(kinds)}
         read_choice(config, "mlp_hidden_act", "relu2", {"relu2": "relu2"})
@@ -53,9 +56,9 @@ class NemotronH:
         if "mamba" in kinds:
             extra["mamba"] = _read_mamba(config)
         if "moe" in kinds:
-            extra |= _read_mixture(config)
+            extra |= _read_mixture(config, kinds, blocks)
         head = _read_head(config)
-        if set(head) <= {"attention", "mlp", *kinds} - {"mamba"}:
+        if set(head) <= {"attention", "mlp", *kinds} - {"mamba"} and not blocks:
             extra["guess"] = {"kinds": head}
         bias = read_bool(config, "attention_bias", False)
         spec = read_decoder(
@@ -95,8 +98,16 @@ class NemotronH:
             elif kind == "mlp":
                 squared_mlp(b, s, f"{at}.mixer", h, s.intermediate, x)
             else:
-                _add_experts(b, s, f"{at}.mixer", h, x)
+                _add_experts(b, s, i, h, x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding=table)
+
+
+def _read_blocks(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the settings of each layer of a Puzzle model; [] for other models."""
+    blocks = config.get("block_configs") or []
+    if not isinstance(blocks, list) or not all(isinstance(each, Mapping) for each in blocks):
+        refuse("block_configs", blocks, "a list with an object for each layer")
+    return blocks
 
 
 def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -114,7 +125,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_head(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kind of each layer of a head that guesses tokens; () if it is not known."""
+    """Return the kind of each layer of a head that guesses tokens; "" for an unknown kind."""
     names, pattern = config.get("mtp_layers_block_type"), config.get("mtp_hybrid_override_pattern")
     if isinstance(names, list):
         return tuple(_NAMES.get(str(name), "") for name in names)
@@ -148,10 +159,20 @@ def _either(config: Mapping[str, Any], key: str, older: str, default: int) -> in
     return read_int(config, key if config.get(key) is not None else older, default, high=65536)
 
 
-def _read_mixture(config: Mapping[str, Any]) -> dict[str, object]:
+def _read_mixture(
+    config: Mapping[str, Any], kinds: tuple[str, ...], blocks: list[Mapping[str, Any]]
+) -> dict[str, object]:
+    """Return the settings of mixtures; with `blocks`, "sizes" has the sizes of each layer."""
     latent = config.get("moe_latent_size")
+    keys = {"count": "n_routed_experts", "width": "moe_intermediate_size"}
+    sizes: dict[str, object]
+    if blocks:
+        own = {i: {**config, **blocks[i]} for i, kind in enumerate(kinds) if kind == "moe"}
+        sizes = {"sizes": {i: read_experts(each, **keys) for i, each in own.items()}}
+    else:
+        sizes = read_experts(config, **keys)
     return {
-        **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+        **sizes,
         "shared_width": read_int(config, "moe_shared_expert_intermediate_size"),
         "latent": 0 if latent is None else read_int(config, "moe_latent_size"),
         "groups": read_groups(config, (1, 1), best=2),
@@ -160,8 +181,11 @@ def _read_mixture(config: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _add_experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+def _add_experts(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h plus the shared expert; experts may work in a smaller width."""
+    at = f"model.layers.{layer}.mixer"
+    sizes = cast("dict[int, dict[str, int]]", s.extra.get("sizes", {})).get(layer)
+    sizes = cast("dict[str, int]", s.extra) if sizes is None else sizes
     latent = cast("int", s.extra["latent"])
     low = b.linear(h, f"{at}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
     total = b.mixture(
@@ -169,10 +193,10 @@ def _add_experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> N
         f"{at}.gate",
         [
             [f"{at}.experts.{e}.up_proj", f"{at}.experts.{e}.down_proj"]
-            for e in range(cast("int", s.extra["experts"]))
+            for e in range(sizes["experts"])
         ],
-        features=cast("int", s.extra["expert_width"]),
-        chosen=cast("int", s.extra["chosen"]),
+        features=sizes["expert_width"],
+        chosen=sizes["chosen"],
         to=None if latent else x,
         then="relu2",
         score="sigmoid",

@@ -1,11 +1,12 @@
-"""The towers of Qwen2-VL and Qwen2.5-VL: pictures of any size, 2-D RoPE, in 2.5 with windows.
+"""The towers of Qwen2-VL, 2.5-VL and 2.5-Omni: any size, 2-D RoPE, in 2.5 with windows.
 
-Source: transformers modeling_qwen2_vl and modeling_qwen2_5_vl.
+Source: transformers modeling_qwen2_vl, modeling_qwen2_5_vl and modeling_qwen2_5_omni.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import read_choice, read_dtype, read_int, read_object, refuse
@@ -72,13 +73,32 @@ class Qwen25VLTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = _patches(b, s)
-        for i in range(s.layers):
-            at = f"{_AT}.blocks.{i}"
-            h = b.rms_norm(x, f"{at}.norm1")
-            tower_attention(b, s, at, x, h, windowed=i not in s.whole_layers)
-            gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.norm2"), x)
-        _merge(b, s, b.rms_norm(x, f"{_AT}.merger.ln_q"))
+        _build_windowed(b, s)
+
+
+class Qwen25OmniTower:
+    """The vision model of Qwen2.5-Omni: Qwen2.5-VL with queries, keys and values in matrices."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        return replace(Qwen25VLTower.spec(config, pictures, width), family={"apart": True})
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        _build_windowed(b, s)
+
+
+def _build_windowed(b: Builder, s: TowerSpec) -> None:
+    """Append the operations of a tower with windows and gates to its builder `b`."""
+    x = _patches(b, s)
+    for i in range(s.layers):
+        at = f"{_AT}.blocks.{i}"
+        h = b.rms_norm(x, f"{at}.norm1")
+        tower_attention(b, s, at, x, h, windowed=i not in s.whole_layers)
+        gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.norm2"), x)
+    _merge(b, s, b.rms_norm(x, f"{_AT}.merger.ln_q"))
 
 
 def _shared(

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_int, read_kinds, read_taps, refuse
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_int,
+    read_kinds,
+    read_taps,
+    refuse,
+)
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
 from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
@@ -82,6 +89,8 @@ class Qwen35Moe:
 
 def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
     bias = read_bool(config, "attention_bias", False)
+    # The convolutions of delta nets have this activation as well, and a kernel only for SiLU.
+    read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
     return read_decoder(
         {
             "partial_rotary_factor": 0.25,

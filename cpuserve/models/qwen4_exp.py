@@ -22,7 +22,10 @@ from cpuserve.program.operations.streams import MOST_STREAMS
 from cpuserve.program.ops import ValueId
 
 KINDS = ("linear_attention", "indexed_attention", "full_attention")
-INDEXER = ("index_qk_proj.weight", "q_layernorm.weight", "k_layernorm.weight")
+INDEXER = (
+    *("index_qk_proj.weight", "index_q_proj.weight", "index_k_proj.weight"),
+    *("q_layernorm.weight", "k_layernorm.weight"),
+)
 INDEXER_KEYS = (
     "indexer_n_heads",
     "indexer_kv_heads",
@@ -30,6 +33,7 @@ INDEXER_KEYS = (
     "indexer_budget",
     "indexer_compress_ratio",
 )
+SEED = 1234  # the default of the key "seed", from which the multipliers of hashes follow
 
 
 class Ngrams(TypedDict):
@@ -57,6 +61,8 @@ class Qwen4Exp:
     stream_rank: the rank of the product of two matrices that gates the streams.
     ngrams: the tables of n-grams.
     sigmoid: whether the gates of delta nets are sigmoids.
+    tiled: whether their value heads are in the order of llama.cpp.
+    index_parts: how the matrices with the queries and the keys of an indexer are called.
     """
 
     @staticmethod
@@ -85,6 +91,9 @@ class Qwen4Exp:
             "attends": tuple(kind != "linear_attention" for kind in kinds),
             "delta": read_delta(config),
             "sigmoid": read_choice(config, "output_gate_type", "silu", gates) == "sigmoid",
+            # Only configs of GGUF files have these two keys.
+            "tiled": read_bool(config, "linear_value_heads_tiled", False),
+            "index_parts": ("q", "k") if read_bool(config, "indexer_qk_split", False) else ("qk",),
             "streams": read_int(config, "hc_count", 4, low=2, high=MOST_STREAMS),
             "stream_rank": read_int(config, "hc_lowrank", 320, high=1 << 20),
             "ngrams": _read_ngrams(config, spec, kinds),
@@ -123,6 +132,7 @@ def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, .
     if width % heads:
         refuse("ple_embed_dim", width, f"a multiple of the {heads} heads of n-grams")
     taps = read_taps(config, "ple_conv_kernel_size", 4)
+    eos = spec.eos_ids[0] if spec.eos_ids else 0
     return {
         "layers": layers,
         "width": width,
@@ -131,8 +141,9 @@ def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, .
         "least": read_int(config, "ngram_vocab_size_base", 20_000_000, high=1 << 30),
         "unit": read_int(config, "make_ngram_vocab_size_divisible_by", 128),
         "parts": read_int(config, "split_ngram_parts", 512, high=1 << 16),
-        "seed": read_int(config, "seed", 1234, low=0),
-        "end": spec.eos_ids[0] if spec.eos_ids else 0,
+        "seed": read_int(config, "seed", SEED, low=0),
+        # Only configs of GGUF files have this key.
+        "end": read_int(config, "ple_eos_token_id", eos, low=0),
         "taps": taps,
     }
 
@@ -230,7 +241,8 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias)
     at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
     inputs, gates = project_parts(b, sizes, at, h)
-    out = b.gated_delta(inputs, gates, at, sigmoid=cast("bool", s.extra["sigmoid"]), **sizes)
+    sigmoid, tiled = cast("bool", s.extra["sigmoid"]), cast("bool", s.extra["tiled"])
+    out = b.gated_delta(inputs, gates, at, sigmoid=sigmoid, tiled=tiled, **sizes)
     return b.linear(out, f"{at}.out_proj", features=s.width)
 
 

@@ -1,6 +1,6 @@
-"""The towers of Qwen3-VL, and of Qwen3.5, 3.6 and 3.8: pictures of any size, 2-D RoPE.
+"""The towers of Qwen3-VL, Qwen3-Omni, and Qwen3.5, 3.6 and 3.8: any size, 2-D RoPE.
 
-Source: transformers modeling_qwen3_vl and modeling_qwen3_5.
+Source: transformers modeling_qwen3_vl, modeling_qwen3_omni_moe and modeling_qwen3_5.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from cpuserve.program.ops import Rope, Then, ValueId
 _AT = "model.visual"
 PATCHES = f"{_AT}.patch_embed.proj"
 NORM_EPS = 1e-6  # their configs have no key for it
+# The parts of a merger, its norm first, and the beginnings of the mergers of levels.
+_MERGER = ("norm", "linear_fc1", "linear_fc2")
+_LEVELS, _OMNI_LEVELS = f"{_AT}.deepstack_merger_list", f"{_AT}.merger_list"
+_OMNI_MERGER = ("ln_q", "mlp.0", "mlp.2")
 
 
 class Qwen3VLTower:
@@ -44,6 +48,20 @@ class Qwen3VLTower:
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         build_tower(b, s)
+
+
+class Qwen3OmniTower:
+    """The vision model of Qwen3-Omni: as in Qwen3-VL, with other tensors of the mergers."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        return Qwen3VLTower.spec(config, pictures, width)
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        build_tower(b, s, _OMNI_LEVELS, _OMNI_MERGER)
 
 
 class Qwen35Tower:
@@ -118,18 +136,25 @@ def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[
     return tuple(listed)
 
 
-def build_tower(b: Builder, s: TowerSpec) -> None:
-    """Append the operations of the tower to its builder `b`."""
+def build_tower(
+    b: Builder, s: TowerSpec, lists: str = _LEVELS, parts: tuple[str, str, str] = _MERGER
+) -> None:
+    """Append the operations of the tower to its builder `b`.
+
+    lists: the beginning of the mergers of levels. parts: see _MERGER.
+    """
+    norm = parts[0]
     x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
     b.grid_embed(x, f"{_AT}.pos_embed", side=s.table)
     levels = list[ValueId]()
     for i in range(s.layers):
         tower_layer(b, s, f"{_AT}.blocks.{i}", x)
         if i in s.level_layers:
-            at = f"{_AT}.deepstack_merger_list.{s.level_layers.index(i)}"
-            levels.append(_merged(b, s, at, b.layer_norm(b.fold(x, s.merge**2), f"{at}.norm")))
+            at = f"{lists}.{s.level_layers.index(i)}"
+            folded = b.layer_norm(b.fold(x, s.merge**2), f"{at}.{norm}")
+            levels.append(_merged(b, s, at, folded, parts))
     at = f"{_AT}.merger"
-    rows = _merged(b, s, at, b.fold(b.layer_norm(x, f"{at}.norm"), s.merge**2))
+    rows = _merged(b, s, at, b.fold(b.layer_norm(x, f"{at}.{norm}"), s.merge**2), parts)
     for count, level in enumerate(levels, 1):
         rows = b.columns(rows, s.out_width * count, more=level)
     b.hidden(rows)
@@ -145,8 +170,15 @@ def axial_rope(head_dim: int, theta: float = 10000.0) -> Rope:
 def tower_attention(
     b: Builder, s: TowerSpec, at: str, x: ValueId, h: ValueId, *, bias: bool = True, **how: Any
 ) -> None:
-    """Add to x the attention of the normalized rows h. how: arguments of attend_both_sides."""
-    qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=bias)
+    """Add to x the attention of the normalized rows h. how: arguments of attend_both_sides.
+
+    Key of family: apart, whether queries, keys and values have matrices of their own.
+    """
+    if s.family.get("apart"):
+        names = [f"{at}.attn.{part}" for part in "qkv"]
+        qkv = b.linear(h, names, features=s.width, bias=bias)
+    else:
+        qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=bias)
     out = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim), **how)
     b.linear(out, f"{at}.attn.proj", bias=bias, add_to=x)
 
@@ -167,7 +199,7 @@ def gated_mlp(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId, bias: b
     b.linear(g, f"{at}.down_proj", bias=bias, add_to=x)
 
 
-def _merged(b: Builder, s: TowerSpec, at: str, x: ValueId) -> ValueId:
-    width = s.merge**2 * s.width
-    g = b.linear(x, f"{at}.linear_fc1", features=width, bias=True, then="gelu")
-    return b.linear(g, f"{at}.linear_fc2", features=s.out_width, bias=True)
+def _merged(b: Builder, s: TowerSpec, at: str, x: ValueId, parts: tuple[str, str, str]) -> ValueId:
+    width, (_, first, last) = s.merge**2 * s.width, parts
+    g = b.linear(x, f"{at}.{first}", features=width, bias=True, then="gelu")
+    return b.linear(g, f"{at}.{last}", features=s.out_width, bias=True)

@@ -222,7 +222,7 @@ def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rop
     The KV cache has keys that are already rotated,
     so a server needs one set of factors for all sequences (`long_rope` of EngineConfig).
     """
-    original = read_int(params, ORIGINAL)
+    original = read_int(params, ORIGINAL, low=2)
     short = _divided(params, "short_factor", base)
     long = _divided(params, "long_factor", base)
     factor = read_float(params, "factor", max_position / original)
@@ -235,8 +235,8 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
     """Return a YaRN RoPE: NTK-by-parts over dimensions; cos and sin times an attention factor."""
     original = read_int(params, ORIGINAL, max_position)
     factor = read_float(params, "factor", max(max_position / original, 1.0))
-    fast = read_float(params, "beta_fast", 32.0)
-    slow = read_float(params, "beta_slow", 1.0)
+    fast = read_float(params, "beta_fast", 32.0, high=1e6)
+    slow = read_float(params, "beta_slow", 1.0, high=1e6)
     half, theta = len(base), read_float(params, "rope_theta", 10000.0)
 
     def dim_of(turns: float) -> float:
@@ -254,6 +254,12 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
 
     rope = _rope([scale(i, f) for i, f in enumerate(base)], _yarn_attention(params, factor))
     return rope, max(max_position, int(min(original * factor, MAX_INT32)))
+
+
+def _telechat3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """Return the YaRN RoPE of TeleChat3, with another factor of cos and sin. Source: vLLM."""
+    attention = 0.07 * math.log(read_float(params, "factor", low=1.0)) + 1.0
+    return _yarn({**params, "attention_factor": attention}, base, max_position)
 
 
 def _yarn_attention(params: Params, factor: float) -> float:
@@ -277,5 +283,6 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "ntk": _ntk,
     "proportional": _proportional,
     "su": _longrope,  # the name of LongRoPE in the first Phi-3 configs
+    "telechat3-yarn": _telechat3,
     "yarn": _yarn,
 }

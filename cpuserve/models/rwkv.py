@@ -63,18 +63,9 @@ class Rwkv7:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an RWKV 7 config of flash-linear-attention."""
-        if config.get("attn") is not None:
-            refuse("attn", config["attn"], "null: no layer may attend")
-        read_choice(config, "hidden_act", "sqrelu", {"sqrelu": "relu2"})
         width = read_int(config, "hidden_size", high=1 << 20)
-        sizes = _read_sizes(config, width)
-        ratio = read_float(config, "hidden_ratio", 4.0)
-        inner = config.get("intermediate_size")
-        if inner is None:
-            inner = -(-int(width * ratio) // 32) * 32
-        else:
-            inner = read_int(config, "intermediate_size", high=1 << 22)
-        return states_alone(config, sizes, {"inner": inner})
+        inner = read_inner(config, width, 4.0)
+        return states_alone(config, _read_sizes(config, width), {"inner": inner})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -110,9 +101,7 @@ class Arwkv7(Rwkv7):
         if not read_bool(config, STACKED, False):
             refuse(STACKED, None, "true, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        spec = states_alone(config, _read_sizes(config, width), {})
-        spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
-        return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
+        return states_in_qwen(config, _read_sizes(config, width))
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -170,6 +159,30 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv7Sizes:
         norm_first=read_bool(config, "norm_first", True),
         stacked=read_bool(config, STACKED, False),
     )
+
+
+def read_inner(config: Mapping[str, Any], width: int, ratio: float) -> int:
+    """Return the columns of the mixture of channels in a config of flash-linear-attention.
+
+    ratio: the default of hidden_ratio.
+
+    Raises:
+        ModelError: a layer attends, or has another activation.
+    """
+    if config.get("attn") is not None:
+        refuse("attn", config["attn"], "null: no layer may attend")
+    read_choice(config, "hidden_act", "sqrelu", {"sqrelu": "relu2"})
+    ratio = read_float(config, "hidden_ratio", ratio, high=1024)
+    if config.get("intermediate_size") is None:
+        return -(-int(width * ratio) // 32) * 32
+    return read_int(config, "intermediate_size", high=1 << 22)
+
+
+def states_in_qwen(config: Mapping[str, Any], sizes: object) -> ModelSpec:
+    """Return the hyperparameters of a Qwen2.5 with recurrent layers instead of attention."""
+    spec = states_alone(config, sizes, {})
+    spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
+    return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
 
 
 def states_alone(config: Mapping[str, Any], sizes: object, extra: dict[str, Any]) -> ModelSpec:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
 from cpuserve.models.llama import dense_mlp, finish_decoder
-from cpuserve.models.rwkv import states_alone
+from cpuserve.models.rwkv import read_inner, states_alone, states_in_qwen
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
@@ -58,16 +58,8 @@ class Rwkv6:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an RWKV 6 config of flash-linear-attention."""
-        if config.get("attn") is not None:
-            refuse("attn", config["attn"], "null: no layer may attend")
-        read_choice(config, "hidden_act", "sqrelu", {"sqrelu": "relu2"})
         width = read_int(config, "hidden_size", high=1 << 20)
-        ratio = read_float(config, "hidden_ratio", 3.5)
-        inner = config.get("intermediate_size")
-        if inner is None:
-            inner = -(-int(width * ratio) // 32) * 32
-        else:
-            inner = read_int(config, "intermediate_size", high=1 << 22)
+        inner = read_inner(config, width, 3.5)
         extra = {"inner": inner, RESCALE: read_int(config, RESCALE, 0, low=0, high=4096)}
         return states_alone(config, _read_sizes(config, width), extra)
 
@@ -137,9 +129,7 @@ class Rwkv6Qwen2(Rwkv6):
         if ORDER not in config:
             refuse(ORDER, None, "wkvrg, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        spec = states_alone(config, _read_sizes(config, width), {})
-        spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
-        return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
+        return states_in_qwen(config, _read_sizes(config, width))
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -165,7 +155,7 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:
     kv_heads = read_int(config, "num_kv_heads", heads, high=65536)
     widths = {}
     for key, default in (("expand_k", 0.5), ("expand_v", 1.0)):
-        total = int(width * read_float(config, key, default))
+        total = int(width * read_float(config, key, default, high=1024))
         if total < 1 or total % heads:
             refuse("num_heads", heads, f"a divisor of hidden_size * {key} ({total})")
         widths[key] = total // heads

@@ -42,7 +42,8 @@ class TowerSpec:
     `spans`: the layers of the text part in which the tokens of a picture see each other in both
       directions: "" = none, "sliding" = those with a window, "all".
     `most`: the most patches of a tile if `side` is 0, in whole blocks at most; 0 = MOST_PATCHES.
-    `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
+    `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution;
+      "" = the bytes of pixels are normed first (Gemma 4 Unified).
     `patch_axes`: the axes of its columns if it is stored as a matrix, the first one outermost: the
       channel "c", the frame "t", the row "y" and the column "x" of a pixel.
     `merge_weight`: a convolution over the patches of a block; "" = there is none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -16,9 +15,11 @@ from cpuserve.models.config import (
     read_windows,
     refuse,
 )
-from cpuserve.models.experts import read_dense_layers, read_experts
+from cpuserve.models.experts import read_dense_layers, read_experts, read_limits
 from cpuserve.models.llama import (
+    before_silu,
     finish_decoder,
+    gated_mlp,
     guess_inputs,
     layer_rope,
     layer_window,
@@ -46,7 +47,6 @@ _DEFAULTS = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 1280,
 }
-_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class Step35:
@@ -82,8 +82,10 @@ class Step35:
             "shared_width": read_int(given, "share_expert_dim", 1280, high=1 << 24),
             "dense_layers": _read_dense(given, layers),
             "expert_scale": read_float(given, "moe_router_scaling_factor", 1.0),
-            "limits": _read_limits(given, "swiglu_limits", layers),
-            "shared_limits": _read_limits(given, "swiglu_limits_shared", layers),
+            # Only configs of GGUF files have this key.
+            "joined": read_bool(given, "moe_gate_up_joined", False),
+            "limits": read_limits(given, "swiglu_limits", layers),
+            "shared_limits": read_limits(given, "swiglu_limits_shared", layers),
         }
         slides = after == "sliding_attention" and window > 0
         extra["guess"] = {
@@ -154,31 +156,35 @@ def _read_dense(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if layer not in sparse)
 
 
-def _read_limits(config: Mapping[str, Any], key: str, layers: int) -> tuple[float, ...]:
-    """Return the limit of the gates and ups of each layer; 0 = none."""
-    found = config.get(key) or [0.0] * layers
-    if not isinstance(found, list) or len(found) != layers:
-        refuse(key, found, f"{layers} numbers")
-    return tuple(read_float({key: n}, key) if n else 0.0 for n in found)
-
-
 def _ropes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with rope_parameters by the kind of layer.
 
     Published configs have lists of bases and shares by layer, and a scaling for full attention.
     """
     kinds = config.get("layer_types") or ["full_attention"]
-    thetas, shares = config.get("rope_theta", 1e4), config.get("partial_rotary_factors", 1.0)
+    given = {"rope_theta": 1e4, "partial_rotary_factors": 1.0, **config}
     known = read_object(config, "rope_parameters")
     ropes: dict[str, Any] = {}
     for kind in ("full_attention", "sliding_attention"):
         at = kinds.index(kind) if kind in kinds else 0
-        theta, share = (v[at] if isinstance(v, list) and v else v for v in (thetas, shares))
+        theta, share = (
+            _of_layer(given, key, at) for key in ("rope_theta", "partial_rotary_factors")
+        )
         scaling = read_object(config, "rope_scaling") if kind == "full_attention" else {}
         made = {"rope_theta": theta, "partial_rotary_factor": share, **scaling}
         ropes[kind] = {**made, **read_object(known, kind)}
     mine = ("rope_theta", "partial_rotary_factors", "rope_scaling")
     return {k: v for k, v in config.items() if k not in mine} | {"rope_parameters": ropes}
+
+
+def _of_layer(config: Mapping[str, Any], key: str, layer: int) -> object:
+    """Return config[key], or its value for a layer if it is a list."""
+    value = config[key]
+    if not isinstance(value, list) or not value:
+        return value
+    if layer >= len(value):
+        refuse(key, value, "one number, or a list with a number for each layer")
+    return value[layer]
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -210,15 +216,14 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
         _mlp(b, s, layer, f"{at}.mlp", h, s.intermediate, x)
         return
     width, count = (cast("int", s.extra[key]) for key in ("expert_width", "experts"))
-    lines = (width, width, s.width)
+    parts = [("gate_proj", 0, width), ("up_proj", 0, width), ("down_proj", 0, s.width)]
+    if s.extra["joined"]:
+        parts[:2] = [("gate_up_proj", 0, width), ("gate_up_proj", width, width)]
     limit = cast("tuple[float, ...]", s.extra["limits"])[layer]
     b.mixture(
         h,
         f"{at}.moe.gate",
-        [
-            [rows(f"{at}.moe.{p}", 0, n, index=e) for p, n in zip(_PARTS, lines, strict=True)]
-            for e in range(count)
-        ],
+        [[rows(f"{at}.moe.{p}", i, n, index=e) for p, i, n in parts] for e in range(count)],
         features=width,
         chosen=cast("int", s.extra["chosen"]),
         to=x,
@@ -227,7 +232,7 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
         scale=cast("float", s.extra["expert_scale"]),
         bias=f"{at}.moe.router_bias",
         limit=limit,
-        gate_limit=_before_silu(limit),
+        gate_limit=before_silu(limit),
     )
     _mlp(b, s, layer, f"{at}.share_expert", h, cast("int", s.extra["shared_width"]), x)
 
@@ -237,22 +242,4 @@ def _mlp(
 ) -> None:
     """Add the gated MLP of h to x; some layers have limits."""
     limit = cast("tuple[float, ...]", s.extra["shared_limits"])[layer]
-    both = [f"{at}.gate_proj", f"{at}.up_proj"]
-    values = b.linear(
-        h, both, features=features, bias=s.mlp_bias, then="none" if limit else "silu_mul"
-    )
-    if limit:
-        b.limit(values, limit, _before_silu(limit))
-        values = b.activation(values, "silu_mul")
-    b.linear(values, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=x)
-
-
-def _before_silu(limit: float) -> float:
-    """Return the gate with `limit` as its SiLU, because the limit is for gates after the SiLU.
-
-    SiLU grows where it is positive, so the gates with a larger SiLU are those above this one.
-    """
-    gate = limit
-    for _ in range(100):  # converges: the step is at most the limit, and becomes ever smaller
-        gate = limit * (1.0 + math.exp(-gate))
-    return gate
+    gated_mlp(b, s, at, h, features, to=x, silu_limit=limit)

@@ -16,6 +16,8 @@ from cpuserve.models.config import read_int, read_object
 
 # The config of the text part: the key of transformers, and the key of InternVL's own code.
 KEYS = ("text_config", "llm_config")
+# The config of the part of Qwen-Omni that reads and writes texts, which has a text config.
+THINKER = "thinker_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,18 @@ TEXT_TYPES = {
         "Apertus1p5TextForCausalLM", _sizes(266752, 4096, 14336, 32, 32, 65536, hidden_act="xielu")
     ),
     "aria_text": TextPart("AriaTextForCausalLM", _sizes(32000, 4096, 4096, 32, 32, 2048)),
+    "bailing_hybrid": TextPart("BailingMoeV3ForCausalLM"),  # Ling 3
     "cohere_compass_text": TextPart(
         "CohereCompassForCausalLM", _sizes(256000, 8192, 22528, 40, 64, 8192)
     ),
     "cohere2": TextPart("Cohere2ForCausalLM", _sizes(256000, 8192, 22528, 40, 64, 8192)),
     "deepseek_v3": TextPart("DeepseekV3ForCausalLM"),
+    "ernie4_5_vl_moe_text": TextPart(
+        "Ernie4_5_VLMoeForCausalLM",
+        _sizes(103424, 2560, 12288, 28, 20, 131072, num_key_value_heads=4, rope_theta=5e5),
+        splits_width=True,
+    ),
+    "exaone4": TextPart("Exaone4ForCausalLM", _sizes(102400, 4096, 16384, 32, 32, 2048)),
     "gemma3_text": TextPart("Gemma3ForCausalLM"),
     "gemma3n_text": TextPart("Gemma3nForCausalLM"),
     "gemma4_text": TextPart("Gemma4ForCausalLM"),
@@ -128,6 +137,16 @@ TEXT_TYPES = {
         splits_width=True,
     ),
     "gpt_oss": TextPart("GptOssForCausalLM"),
+    "granite4_vision_text": TextPart(
+        "GraniteForCausalLM",
+        _sizes(
+            *(32000, 4096, 11008, 32, 32, 2048),
+            embedding_multiplier=1.0,
+            logits_scaling=1.0,
+            residual_multiplier=1.0,
+            attention_multiplier=1.0,
+        ),
+    ),
     "granite_docling_text": TextPart(
         "GraniteForCausalLM",
         _sizes(
@@ -141,6 +160,20 @@ TEXT_TYPES = {
             attention_multiplier=0.015625,
         ),
     ),
+    "hunyuan_vl_text": TextPart(
+        "HunYuanDenseV1ForCausalLM", _sizes(290943, 4096, 11008, 32, 32, 2048)
+    ),
+    "hy_v4_vl_text": TextPart(
+        "HYV4ForCausalLM",
+        _sizes(
+            *(120832, 6144, 18432, 78, 64, 262144),
+            moe_intermediate_size=2048,
+            q_lora_rank=2048,
+            index_n_heads=32,
+            shares_norm_eps=True,
+        ),
+    ),
+    "hyperclovax": TextPart("HyperCLOVAXForCausalLM", _sizes(32000, 4096, 11008, 32, 32, 2048)),
     "internlm2": TextPart("InternLM2ForCausalLM"),
     "kimi_k2": TextPart("DeepseekV3ForCausalLM"),
     "lfm2": TextPart(
@@ -167,6 +200,14 @@ TEXT_TYPES = {
         "MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8)
     ),
     "mistral4": TextPart("Mistral4ForCausalLM"),
+    "molmo2_text": TextPart(
+        "Molmo2ForCausalLM", _sizes(151936, 4096, 12288, 36, 32, 36864, num_key_value_heads=8)
+    ),
+    "muse_glimmer_text": TextPart(
+        "MuseGlimmerForCausalLM",
+        _sizes(202048, 6656, 19968, 52, 32, 131072, num_key_value_heads=2, head_dim=128),
+    ),
+    "nemotron_h": TextPart("NemotronHForCausalLM"),
     "paddleocr_vl_text": TextPart(
         "LlamaForCausalLM",
         _sizes(
@@ -182,6 +223,10 @@ TEXT_TYPES = {
     "qwen2": TextPart(
         "Qwen2ForCausalLM", _sizes(151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32)
     ),
+    "qwen2_5_omni_text": TextPart(
+        "Qwen2ForCausalLM",
+        _sizes(*(152064, 3584, 18944, 28, 28, 32768), num_key_value_heads=4, rope_theta=1e6),
+    ),
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen3": TextPart(
@@ -190,6 +235,18 @@ TEXT_TYPES = {
     "qwen3_5_moe_text": TextPart("Qwen3_5MoeForCausalLM"),
     "qwen3_5_text": TextPart("Qwen3_5ForCausalLM"),
     "qwen3_moe": TextPart("Qwen3MoeForCausalLM"),
+    "qwen3_omni_moe_text": TextPart(
+        "Qwen3MoeForCausalLM",
+        _sizes(
+            *(3584, 2048, 18944, 28, 28, 32768),
+            num_key_value_heads=4,
+            rope_theta=1e6,
+            norm_topk_prob=True,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+        ),
+    ),
     "qwen3_vl_moe_text": TextPart(
         "Qwen3MoeForCausalLM",
         _sizes(
@@ -221,20 +278,33 @@ TEXT_PARTS = {
     "Apertus1p5ForConditionalGeneration": Whole("apertus1p5_text", tied=False),
     "AriaForConditionalGeneration": Whole("aria_text", tied=False),
     "AyaVisionForConditionalGeneration": Whole("cohere2", tied=True),
+    "BailingMoeV3VLForConditionalGeneration": Whole("bailing_hybrid"),
     "Cohere2VisionForConditionalGeneration": Whole("cohere2", tied=True),
     "CohereCompassForConditionalGeneration": Whole("cohere_compass_text", tied=False),
+    "Cosmos3OmniForConditionalGeneration": Whole("qwen3_vl_text", tied=False),
     "DeepseekVLForConditionalGeneration": Whole("llama", tied=True),
+    "DeepseekVLHybridForConditionalGeneration": Whole("llama", tied=True),
+    "DotsOCRForCausalLM": Whole("qwen2"),  # published files
+    "Ernie4_5_VLMoeForConditionalGeneration": Whole("ernie4_5_vl_moe_text", tied=True),
+    "Exaone4_5_ForConditionalGeneration": Whole("exaone4", tied=False),
+    "FastVlmForConditionalGeneration": Whole("qwen2", tied=False),
     "Gemma3ForConditionalGeneration": Whole("gemma3_text"),
     "Gemma3nForConditionalGeneration": Whole("gemma3n_text"),
     "Gemma4ForConditionalGeneration": Whole("gemma4_text"),
-    "Gemma4UnifiedForConditionalGeneration": Whole("gemma4_unified_text"),
+    # GGUF files of the unified model have a text part of the other kind.
+    "Gemma4UnifiedForConditionalGeneration": Whole("gemma4_unified_text", ("gemma4_text",)),
     "Glm46VForConditionalGeneration": Whole("glm4v_text", ("glm4v_moe_text",), tied=False),
     "Glm4vForConditionalGeneration": Whole("glm4v_text", tied=False),
     "Glm4vMoeForConditionalGeneration": Whole("glm4v_moe_text", tied=False),
     "Glm5NextForConditionalGeneration": Whole("glm5_next_text"),
     "GlmOcrForConditionalGeneration": Whole("glm_ocr_text", tied=False),
     "GotOcr2ForConditionalGeneration": Whole("qwen2", tied=True),
+    "Granite4VisionForConditionalGeneration": Whole("granite4_vision_text", tied=False),
     "GraniteDoclingForConditionalGeneration": Whole("granite_docling_text", tied=True),
+    "HCXVisionV2ForCausalLM": Whole("hyperclovax", tied=True),  # published files
+    "HunYuanVLForConditionalGeneration": Whole("hunyuan_vl_text", tied=True),
+    "HYV4VLForConditionalGeneration": Whole("hy_v4_vl_text", tied=False),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Whole("hyperclovax", tied=True),
     "Idefics2ForConditionalGeneration": Whole("mistral", tied=False),
     "Idefics3ForConditionalGeneration": Whole("llama", tied=False),
     "InternVLChatModel": Whole("qwen2", (*_DENSE, "internlm2", "qwen3_moe", "gpt_oss")),
@@ -243,6 +313,7 @@ TEXT_PARTS = {
     ),
     "JanusForConditionalGeneration": Whole("llama", tied=True),
     "KimiVLForConditionalGeneration": Whole("deepseek_v3"),
+    "KimiK25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),  # published files
     "Kimi_K25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),
     "Lfm2VlForConditionalGeneration": Whole("lfm2", ("lfm2_moe",), tied=True),
     "Lfm3VlForConditionalGeneration": Whole("lfm3", tied=True),
@@ -258,11 +329,23 @@ TEXT_PARTS = {
     "MiniCPMV4_7ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
     "MiniMaxM3SparseForConditionalGeneration": Whole("minimax_m3_vl_text", tied=False),
     "Mistral3ForConditionalGeneration": Whole("mistral", ("ministral3", "mistral4", "llama")),
+    "Molmo2ForConditionalGeneration": Whole("molmo2_text", tied=False),
+    "MuseGlimmerForConditionalGeneration": Whole("muse_glimmer_text"),
+    "NemotronH_Nano_Omni_Reasoning_V3": Whole("nemotron_h"),  # published files
+    "NemotronH_Nano_VL_V2": Whole("nemotron_h"),
+    "NemotronH_Omni_Reasoning_V3": Whole("nemotron_h"),
+    "NemotronH_Super_Omni_Reasoning_V3": Whole("nemotron_h"),
     "Ovis2ForConditionalGeneration": Whole("qwen2", tied=True),
     "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl_text", tied=True),
+    "PerceptionLMForConditionalGeneration": Whole("llama"),
     "QianfanOCRForConditionalGeneration": Whole("qwen3", tied=False),
     "Qwen2VLForConditionalGeneration": Whole("qwen2_vl_text", tied=False),
+    "Qwen2_5OmniForConditionalGeneration": Whole("qwen2_5_omni_text", tied=False),
+    "Qwen2_5OmniModel": Whole("qwen2_5_omni_text", tied=False),  # published files
+    "Qwen2_5OmniThinkerForConditionalGeneration": Whole("qwen2_5_omni_text", tied=False),
     "Qwen2_5_VLForConditionalGeneration": Whole("qwen2_5_vl_text", tied=False),
+    "Qwen3OmniMoeForConditionalGeneration": Whole("qwen3_omni_moe_text", tied=False),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Whole("qwen3_omni_moe_text", tied=False),
     "Qwen3VLForConditionalGeneration": Whole("qwen3_vl_text", tied=False),
     "Qwen3VLMoeForConditionalGeneration": Whole("qwen3_vl_moe_text", tied=False),
     "Qwen3_5ForConditionalGeneration": Whole("qwen3_5_text"),
@@ -270,6 +353,8 @@ TEXT_PARTS = {
     "Qwen4ExpForConditionalGeneration": Whole("qwen4_exp_text"),
     "SmolVLMForConditionalGeneration": Whole("llama", tied=False),
     "Step3p7ForConditionalGeneration": Whole("step3p5"),
+    "VideoLlama3ForConditionalGeneration": Whole("qwen2", tied=False),
+    "VideoLlavaForConditionalGeneration": Whole("llama", tied=False),
     "VipLlavaForConditionalGeneration": Whole("llama", tied=False),
 }
 
@@ -315,6 +400,7 @@ def text_config(whole: str, config: Mapping[str, Any]) -> dict[str, Any]:
     (Qwen2-VL), the keys of the text part and of other parts are in one object.
     """
     part, own = text_part(whole, config), _own(config)
+    config = {**config, **read_object(config, THINKER)}
     tied = config.get("tie_word_embeddings")
     if tied is None and not own.keys() & {"tie_word_embeddings", "tie_embedding"}:
         tied = TEXT_PARTS[whole].tied
@@ -330,4 +416,5 @@ def text_config(whole: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the text part; {} if the config has no such object."""
+    config = read_object(config, THINKER) or config
     return next((found for key in KEYS if (found := read_object(config, key))), {})

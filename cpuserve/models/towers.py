@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.models.config import (
@@ -12,6 +13,7 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
+from cpuserve.models.text_parts import THINKER
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.registry import Registry
 
@@ -25,8 +27,10 @@ PICTURES = "image_processor"
 BUILTIN = {
     "AyaVisionForConditionalGeneration": "cpuserve.models.aya_vision:AyaVisionTower",
     "DeepseekVLForConditionalGeneration": "cpuserve.models.deepseek_vl:DeepseekVLTower",
+    "DotsOCRForCausalLM": "cpuserve.models.dots_ocr:DotsOcrTower",
     "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
     "Gemma4ForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4Tower",
+    "Gemma4UnifiedForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4UnifiedTower",
     "Glm46VForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
     "Glm4vForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
     "Glm4vMoeForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
@@ -38,7 +42,9 @@ BUILTIN = {
     "InternVLChatModel": "cpuserve.models.internvl:InternVLChatTower",
     "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
     "JanusForConditionalGeneration": "cpuserve.models.deepseek_vl:JanusTower",
+    "KimiK25ForConditionalGeneration": "cpuserve.models.kimi_vl:KimiK25Tower",
     "KimiVLForConditionalGeneration": "cpuserve.models.kimi_vl:KimiVLTower",
+    "Kimi_K25ForConditionalGeneration": "cpuserve.models.kimi_vl:KimiK25Tower",
     "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
     "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
     "LightOnOCRForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
@@ -49,8 +55,18 @@ BUILTIN = {
     "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "QianfanOCRForConditionalGeneration": "cpuserve.models.internvl:QianfanTower",
+    **dict.fromkeys(
+        (
+            "Qwen2_5OmniForConditionalGeneration",
+            "Qwen2_5OmniModel",
+            "Qwen2_5OmniThinkerForConditionalGeneration",
+        ),
+        "cpuserve.models.qwen2_vl:Qwen25OmniTower",
+    ),
     "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
     "Qwen2_5_VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen25VLTower",
+    "Qwen3OmniMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3OmniTower",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3OmniTower",
     "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
     "Qwen3VLMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
     "Qwen3_5ForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",
@@ -76,7 +92,7 @@ def _three(pictures: Mapping[str, Any], key: str) -> tuple[float, ...]:
     found = pictures.get(key)
     listed = found if isinstance(found, list | tuple) else []
     numbers = [x for x in listed if isinstance(x, int | float) and not isinstance(x, bool)]
-    if len(listed) != 3 or len(numbers) != 3:
+    if len(listed) != 3 or len(numbers) != 3 or not all(map(isfinite, numbers)):
         refuse(key, found, "a list of three numbers")
     return tuple(float(x) for x in numbers)
 
@@ -112,6 +128,7 @@ def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
     from dataclasses import replace
 
     name, pictures = read_architectures(config)[0], read_object(config, PICTURES)
+    config = {**config, **read_object(config, THINKER)}
     family = TOWERS.get(name)
     if family is None or not pictures or config.get("vision_config") is None:
         return None

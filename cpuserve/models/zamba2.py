@@ -14,8 +14,8 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-_MAMBA = ("linear_attention", "mamba")  # the newer and the older name
-_HYBRID = "hybrid"
+MAMBA = ("linear_attention", "mamba")  # the newer and the older name
+HYBRID = "hybrid"
 _EPS = 1e-5  # of the norm in a Mamba2 layer; configs have no key for it
 
 
@@ -30,10 +30,7 @@ class Zamba2:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Zamba2 config."""
-        width = read_int(config, "hidden_size", high=1 << 20)
-        heads = read_int(config, "num_attention_heads", 32, high=65536)
-        if 2 * width % heads:
-            refuse("num_attention_heads", heads, f"a divisor of 2 x hidden_size ({2 * width})")
+        width, heads = read_wide_heads(config, 32)
         for key in ("attention_head_dim", "head_dim"):
             if config.get(key) not in (None, 2 * width // heads):
                 refuse(
@@ -94,6 +91,15 @@ class Zamba2:
         finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
 
 
+def read_wide_heads(config: Mapping[str, Any], heads: int) -> tuple[int, int]:
+    """Return the width and the number of heads, `heads` by default, which have twice the width."""
+    width = read_int(config, "hidden_size", high=1 << 20)
+    heads = read_int(config, "num_attention_heads", heads, high=65536)
+    if 2 * width % heads:
+        refuse("num_attention_heads", heads, f"a divisor of 2 x hidden_size ({2 * width})")
+    return width, heads
+
+
 def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, use: int) -> ValueId:
     """Return use number `use` of the transformer block `at`, of x beside the embeddings `first`."""
     h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
@@ -144,13 +150,13 @@ def _read_blocks(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     kinds = config.get("layers_block_type") or config.get("layer_types")
     if kinds is None:  # as in Zamba2 2.7B
         hybrid = {6, 12, 18, 24, 30, 36, 42, 47, 51}
-        kinds = [_HYBRID if i in hybrid else _MAMBA[0] for i in range(54)]
-    known = (*_MAMBA, _HYBRID)
+        kinds = [HYBRID if i in hybrid else MAMBA[0] for i in range(54)]
+    known = (*MAMBA, HYBRID)
     if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
         refuse("layers_block_type", kinds, f"{layers} entries of {' or '.join(known)}")
-    hybrids = [i for i, kind in enumerate(kinds) if kind == _HYBRID]
+    hybrids = [i for i, kind in enumerate(kinds) if kind == HYBRID]
     if not hybrids:
-        refuse("layers_block_type", kinds, f"a list with at least one {_HYBRID}")
+        refuse("layers_block_type", kinds, f"a list with at least one {HYBRID}")
     count = read_int(config, "num_mem_blocks", 1, high=4096)
     owners = {i: hybrids[n % count] for n, i in enumerate(hybrids)}
     return tuple(owners.get(i, -1) for i in range(layers))

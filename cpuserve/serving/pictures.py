@@ -26,8 +26,8 @@ from cpuserve.media.decoding.client import (
 )
 from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
-from cpuserve.media.families.settings import configured, family_at, server_settings
-from cpuserve.media.families.table import FRAMES, WRITTEN, AnyFamily, for_pictures
+from cpuserve.media.families.settings import changed, configured, family_at, server_settings
+from cpuserve.media.families.table import WRITTEN, AnyFamily, for_pictures, frame_of
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
@@ -195,7 +195,7 @@ class PictureReader:
         Raises:
           InvalidRequest: a picture is refused, or there are too many pictures.
         """
-        family = self._family.changed(settings) if settings else self._family
+        family = changed(self._family, settings) if settings else self._family
         number = sum(1 for _ in _media(messages))
         _check_number(number, self._rules.most)
         family = for_pictures(family, number)
@@ -225,7 +225,7 @@ class PictureReader:
     @property
     def framed(self) -> str:
         """The marker of a picture with the texts that chat templates write around it."""
-        before, after = FRAMES.get(self._family.marker, ("", ""))
+        before, after = frame_of(self._family)
         return f"{before}{self.spaced(self._family.marker)}{after}"
 
     def found(self, text: str, count: int) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
+from cpuserve.errors import ConfigError
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.media.sources import SourceRules
 from cpuserve.serving.pictures import MOST_PICTURES
@@ -514,6 +515,16 @@ def test_detail_and_settings_change_the_layout():
         assert error["param"] == "mm_processor_kwargs"
     error = error_of(api.chat([image(detail="ultra")]))
     assert "detail must be one of auto, low, high, original" in error["message"]
+
+
+@pytest.mark.parametrize("number", [1 << 63, 10**400, -(10**400)])
+def test_a_number_that_processes_cannot_send_each_other_is_refused(number):
+    for given in ({"max_tokens": number}, {"size": {"longest_edge": number}}):
+        error = error_of(picture_api().chat([image()], mm_processor_kwargs=given))
+        assert "has a number of more than 9223372036854775807" in error["message"]
+    message = r"--image-max-tokens -?\d+: max_tokens has a number of more"
+    with pytest.raises(ConfigError, match=message):
+        picture_api(settings={"max_tokens": number})
 
 
 def test_settings_of_the_server_hold_for_all_pictures():

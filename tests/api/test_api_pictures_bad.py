@@ -32,6 +32,7 @@ from tests.helpers.drawn import (
     png,
     saved,
 )
+from tests.helpers.patience import PATIENCE_S
 from tests.media.test_sources import resolve, server
 
 __all__ = ["server"]  # a fixture
@@ -286,6 +287,9 @@ def slow_jpeg(scans):
 def test_the_time_of_a_slow_file_is_work_of_its_caller(monkeypatch):
     charged = []
     monkeypatch.setattr(pictures._DECODING, "charge", charged.append)
+    # A slow machine needs longer than a picture may take.
+    monkeypatch.setattr(DECODER, "cpu_s", PATIENCE_S)
+    monkeypatch.setattr(DECODER, "wall_s", PATIENCE_S)
     data = slow_jpeg(3000)
     assert picture_api(**RULES).chat([image(data_url(data))]).status_code == 200
     assert charged[0] == (1 << 20) - len(data)

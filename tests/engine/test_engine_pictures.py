@@ -15,6 +15,7 @@ from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.fake_tower import FakeTower, pictured, pixels, prompt_with, seen
 
+pytestmark = pytest.mark.usefixtures("patient_closes")
 PARAMS = {"seed": 1, "max_tokens": 6}
 PART_FILE = HEAD.size + 32 + 4 + 3 * 4  # bytes of a file with three rows of a picture
 

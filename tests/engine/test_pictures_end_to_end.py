@@ -20,6 +20,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.generation.batch import BatchItem, run_batch
 from cpuserve.serving.generation.fan_out import sequences_of
+from tests.helpers.dots_ocr import DOTS_OCR
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
     AYA,
@@ -35,6 +36,8 @@ from tests.helpers.pictures import (
     ONEVISION,
     PIXTRAL_12B,
     QIANFAN,
+    UNIFIED,
+    UNMERGED,
     canvas_family,
     canvas_inputs,
     grid_inputs,
@@ -59,7 +62,18 @@ NEXT_SIDE, NEXT_SIZE = 3, (47, 40)  # patches of a tile of CANVAS_MODELS, and a 
 NAMES = ("SmolVLM", "Qwen2_5_VL", "Qwen3VL", "GlmOcr", "Gemma3", "GraniteDocling", "InternVL")
 MODELS = [
     *(f"{name}ForConditionalGeneration" for name in NAMES),
-    *(GEMMA4, GRANITE_FINE, QIANFAN, AYA, LLAVA_NEXT, ONEVISION, *BORDERED, KIMI, PIXTRAL_12B),
+    *(
+        GEMMA4,
+        GRANITE_FINE,
+        QIANFAN,
+        AYA,
+        LLAVA_NEXT,
+        ONEVISION,
+        *BORDERED,
+        DOTS_OCR,
+        KIMI,
+        *UNMERGED,
+    ),
 ]
 
 
@@ -96,8 +110,8 @@ class Question:
             self.tiles, self.merge = random_tiles(len(layout.tiles), NEXT_SIDE, seed=seed), 1
             runs, tiles, lines = [layout.rows], layout.tiles, layout.lines
         elif self.whole:
-            # Pixtral 12B merges no patches, and has as many rows here.
-            self.merge = 1 if self.architecture == PIXTRAL_12B else MERGE
+            # A model that merges no patches has as many rows here.
+            self.merge = 1 if self.architecture in UNMERGED else MERGE
             side = SIDE // MERGE * self.merge
             self.tiles = random_grid(side, count * side, seed=seed)
             runs, tiles = [ROWS * count], [(side, count * side)]
@@ -217,7 +231,7 @@ def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
 
     want = with_engine(path, alone, max_num_batched_tokens="512")
     # A step of Gemma 4 must have room for the 70 tokens of a picture.
-    tokens = "128" if name_of(theirs) == GEMMA4 else "64"
+    tokens = "128" if name_of(theirs) in (GEMMA4, UNIFIED) else "64"
     found = with_engine(path, among_others, max_num_batched_tokens=tokens, **given)
     assert [each[:2] for each in found] == [each[:2] for each in want]
 

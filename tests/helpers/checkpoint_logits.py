@@ -11,7 +11,8 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.lower import Lowering
 from cpuserve.quant import dequantize
-from cpuserve.runtime.native import fill_vectors, is_mapped, load_tables, pack_matrices
+from cpuserve.runtime.mapped_files import MappedFiles
+from cpuserve.runtime.native import fill_vectors, is_mapped, pack_matrices
 from tests.helpers.steps import Sequence, all_rows, step
 
 TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
@@ -45,7 +46,7 @@ def native_logits(checkpoint, isa, sizes, bits=16, ranks=(), dtype="float32", ma
     def main():
         executor = _C.Executor(team, lowered.native, 8, "f32", 2)
         pack_matrices(executor, lowered, checkpoint.weights, None)
-        load_tables(executor, lowered, checkpoint.weights)
+        MappedFiles(None).load_tables(executor, lowered, checkpoint.weights)
         fill_vectors(executor, lowered, checkpoint.weights)
         sequence = Sequence(0, TOKENS, [5, 2, 7])
         for size in sizes:

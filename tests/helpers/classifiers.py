@@ -15,8 +15,13 @@ TEXTS = {
     "bert": ("bert", "BertForSequenceClassification"),
     "roberta": ("xlm-roberta", "RobertaForSequenceClassification"),
     "xlm-roberta": ("xlm-roberta", "XLMRobertaForSequenceClassification"),
+    "camembert": ("xlm-roberta", "CamembertForSequenceClassification"),
     "modernbert": ("modernbert", "ModernBertForSequenceClassification"),
     "deberta": ("deberta", "DebertaV2ForSequenceClassification"),
+    "distilbert": ("distilbert", "DistilBertForSequenceClassification"),
+    "gte": ("gte", "GteForSequenceClassification"),
+    "mistral": ("mistral", "MistralForSequenceClassification"),
+    "gemma2": ("gemma2", "Gemma2ForSequenceClassification"),
     "llama": ("llama", "LlamaForSequenceClassification"),
     "qwen2": ("qwen2", "Qwen2ForSequenceClassification"),
     "qwen3": ("qwen3", "Qwen3ForSequenceClassification"),
@@ -44,7 +49,7 @@ def expected_logits(path: Path, ids: list[int]) -> torch.Tensor:
     """The logits [labels], or [tokens, labels], with transformers in fp32."""
     model = transformers_model(path)
     # Decoders take the last token that is no padding, and these prompts have none.
-    is_decoder = type(model).__name__.startswith(("Llama", "Qwen"))
+    is_decoder = type(model).__name__.startswith(("Llama", "Qwen", "Mistral", "Gemma"))
     model.config.pad_token_id = None if is_decoder else 1
     with torch.inference_mode():
         return model(input_ids=torch.tensor([ids])).logits[0].double()

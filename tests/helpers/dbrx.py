@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from tests.helpers.copies import copy_without_tensors
 
 FLAT = {"gate_proj": "w1", "up_proj": "v1", "down_proj": "w2"}
 
@@ -15,10 +16,7 @@ FLAT = {"gate_proj": "w1", "up_proj": "v1", "down_proj": "w2"}
 @functools.cache
 def flat(path: Path) -> Path:
     """Return a copy of the checkpoint `path` with flat matrices of experts."""
-    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="flat-"))
-    for file in path.iterdir():
-        if file.suffix == ".json":
-            (to / file.name).write_bytes(file.read_bytes())
+    to = copy_without_tensors(path)
     tensors = load_file(path / "model.safetensors")
     for name in [n for n in tensors if ".experts.0." in n]:
         at, part = name.removesuffix(".weight").split(".experts.0.")

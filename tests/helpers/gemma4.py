@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from tests.helpers.copies import copy_without_tensors
 
 
 @functools.cache
@@ -20,10 +21,7 @@ def stacked(path: Path, *, by_inputs: bool = False, unused: int = 0) -> Path:
     unused: how many further matrices gates and ups have, which transformers has for LongCat's
       experts without matrices.
     """
-    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="stacked-"))
-    for file in path.iterdir():
-        if file.suffix == ".json":
-            (to / file.name).write_bytes(file.read_bytes())
+    to = copy_without_tensors(path)
     tensors = stack_experts(load_file(path / "model.safetensors"))
     for name, value in tensors.items():
         if unused and name.endswith("experts.gate_up_proj"):

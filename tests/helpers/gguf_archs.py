@@ -128,6 +128,7 @@ GEMMA4_BARE = {
     "gate_up_proj": "ffn_gate_up_exps.weight",
     "down_proj": "ffn_down_exps.weight",
 }
+BAICHUAN = {**LLAMA, "self_attn.W_pack": "attn_qkv"}
 OLMO2 = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -217,6 +218,7 @@ DELTA = {
 }
 NEMOTRON = {
     "norm": "attn_norm",
+    "post_norm": "post_attention_norm",
     **{f"mixer.{part}_proj": f"attn_{part}" for part in ("q", "k", "v")},
     "mixer.o_proj": "attn_output",
     **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
@@ -311,6 +313,7 @@ NAMES = {
         "mlp.fc2": "ffn_down",
     },
     "phi3": {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "chatglm": {**LLAMA, "mlp.gate_up_proj": "ffn_up"},
     "glm4": {
         **LLAMA,
         "post_self_attn_layernorm": "post_attention_norm",
@@ -334,6 +337,15 @@ NAMES = {
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     },
+    "exaone": {
+        "ln_1": "attn_norm",
+        "ln_2": "ffn_norm",
+        **{f"attn.attention.{part}_proj": f"attn_{part}" for part in "qkv"},
+        "attn.attention.out_proj": "attn_output",
+        "mlp.c_fc_0": "ffn_gate",
+        "mlp.c_fc_1": "ffn_up",
+        "mlp.c_proj": "ffn_down",
+    },
     "bert": BERT,
     "bert-roberta": BERT,
     "modern-bert": MODERN_BERT,
@@ -350,7 +362,7 @@ NAMES = {
     "falcon-40b": FALCON,
     "olmo2": OLMO2,
     "exaone4": OLMO2,
-    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe", "nemotron_h_moe-puzzle"), NEMOTRON),
     **dict.fromkeys(("mamba", "mamba-falcon", "mamba2"), MAMBA),
     **dict.fromkeys(("jamba", "jamba-dense"), JAMBA),
     "internlm2": {
@@ -362,6 +374,8 @@ NAMES = {
         "feed_forward.w2": "ffn_down",
         "feed_forward.w3": "ffn_up",
     },
+    "baichuan": BAICHUAN,
+    "baichuan-13b": BAICHUAN,
     "afmoe": {
         **LLAMA,
         "self_attn.gate_proj": "attn_gate",
@@ -399,6 +413,22 @@ NAMES = {
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 NAMES["kimi-linear"] = KIMI
+NAMES["qwen4exp"] = {
+    **DELTA,
+    "ple.key_proj": "ple_key",
+    "ple.value_proj": "ple_value",
+    **{f"self_attn.indexer.{part}_layernorm": f"indexer.{part}_norm" for part in "qk"},
+}
+NAMES["bailingmoe3"] = NAMES["bailingmoe3-limits"] = {
+    **{name.replace("self_attn.", "attention."): at for name, at in LLAMA.items()},
+    **{f"attention.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    "attention.f_proj": "ssm_f_a",
+    "attention.g_proj": "ssm_g_a",
+    "attention.b_proj": "ssm_beta",
+    "attention.o_norm": "ssm_norm",
+    "attention.dense": "attn_output",
+}
+NAMES["hy_v3"] = {**HUNYUAN, **LLAMA, "mlp.router.gate": "ffn_gate_inp"}
 NAMES["deepseek32"] = {
     **LLAMA,
     "self_attn.indexer.wq_b": "indexer.attn_q_b",
@@ -439,6 +469,7 @@ NAMES["step35"] = {
     **{f"share_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 NAMES["glm-dsa"] = NAMES["deepseek32"]
+NAMES["glm5-next"] = {**KIMI, **NAMES["deepseek32"]}
 NAMES["hy_v4"] = {
     **NAMES["deepseek32"],
     "self_attn.linear_gate": "attn_gate",
@@ -477,6 +508,19 @@ DEEPSEEK4_BARE = {
 }
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["phimoe"] = NAMES["mixtral"]
+NAMES["minimax-m3"] = {
+    **NAMES["mixtral"],
+    **{
+        f"block_sparse_moe.shared_experts.{part}_proj": f"ffn_{part}_shexp"
+        for part in ("gate", "up", "down")
+    },
+}
+NAMES["muse-glimmer"] = {**GEMMA, "self_attn.gate_proj": "attn_gate"}
+NAMES["granite_swa-moe"] = {
+    **LLAMA,
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "shared_mlp.input_linear": "ffn_up_shexp",
+}
 NAMES["minimax-01"] = {
     **NAMES["mixtral"],
     "self_attn.qkv_proj": "attn_qkv",
@@ -503,6 +547,37 @@ DELTA_KEYS = {
     "ssm.inner_size": 192,
     "full_attention_interval": 4,
 }
+QWEN4_CHANGES = {
+    **DELTA_CHANGES,
+    # llama.cpp has one table of n-grams, and their embeddings are as wide as the model.
+    "ple_layer_ids": [3],
+    "ple_embed_dim": 64,
+    "heads_per_ngram": 4,
+    "hc_count": 4,
+    # llama.cpp turns a pair only if its turn in the sections comes.
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+    },
+}
+QWEN4_KEYS = {
+    **DELTA_KEYS,
+    "attention.recurrent_layers": [True, False, True, False],
+    "attention.indexer.head_count": 8,
+    "attention.indexer.key_length": 32,
+    "attention.indexer.top_k": 64,
+    "attention.compress_ratios": [0, 8, 0, 8],
+    "hyper_connection.count": 4,
+    "hyper_connection.low_rank": 20,
+    "ple.layers": [2],
+    "ple.ngram_size": 3,
+    "ple.heads_per_ngram": 4,
+    "ple.conv_kernel": 4,
+    "ple.eos_token_id": 2,
+    "embedding_length_per_layer_input": 8,
+}
 DEEPSEEK_KEYS = {"leading_dense_block_count": 1, "expert_shared_count": 1}
 V2_KEYS = {
     **DEEPSEEK_KEYS,
@@ -525,6 +600,14 @@ GRANITE_KEYS = {
     "attention.scale": 0.0625,
     "logit_scale": 2.0,
 }
+SWA_KEYS = {
+    "embedding_scale": 6.0,
+    "residual_scale": 0.3,
+    "attention.scale": 0.2,
+    "logit_scale": 2.0,
+    "attention.sliding_window_pattern": [False, True, True, True],
+    "attention.rope_pattern": [False, True, True, True],
+}
 # llama.cpp has twice the width of the model for all heads.
 MAMBA_CHANGES = {"mamba_expand": 2, "mamba_n_heads": 16, "mamba_d_state": 32}
 MAMBA_KEYS = {
@@ -545,6 +628,20 @@ FALCON_H1_KEYS = {
     "ssm.inner_size": 128,
 }
 NEMOTRON_CHANGES = {"mamba_head_dim": 16, "mamba_num_heads": 8, "ssm_state_size": 32}
+# Nemotron 3 Puzzle: mixtures that differ in their width and in the experts of a token.
+PUZZLE = {
+    **NEMOTRON_CHANGES,
+    "architectures": ["NemotronHPuzzleForCausalLM"],
+    "model_type": "nemotron_h_puzzle",
+    "moe_latent_size": 40,
+    "block_configs": [
+        {"block_type": "mamba"},
+        {"block_type": "moe", "moe_intermediate_size": 48, "num_experts_per_tok": 3},
+        {"block_type": "attention"},
+        {"block_type": "moe", "moe_intermediate_size": 32, "num_experts_per_tok": 2},
+        {"block_type": "mamba"},
+    ],
+}
 NEMOTRON_KEYS = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 32,
@@ -579,6 +676,21 @@ JAMBA_KEYS = {
     "ssm.time_step_rank": 6,
     "ssm.inner_size": 128,
 }
+LING_3_KEYS = {
+    **DEEPSEEK_KEYS,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+    "expert_shared_feed_forward_length": 48,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32,
+    "ssm.conv_kernel": 4,
+    "kda.head_dim": 20,
+    "kda.safe_gate": True,
+    "kda.gate_lower_bound": -5.0,
+}
 # Models without attention.
 STATES = (
     *("mamba", "mamba-falcon", "mamba2", "rwkv7", "arwkv7", "arwkv7-plain"),
@@ -588,6 +700,28 @@ STATES = (
 VL_KEYS = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 1}
 # By architecture: the family of the tiny model, changes of its config, and metadata keys of the
 # file besides the sizes of the model.
+# Orion is StableLM, and openPangu is Llama, with these changes.
+ORION = {
+    "architectures": ["OrionForCausalLM"],
+    "use_qkv_bias": False,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
+# DeepSeek MoE is Llama with experts.
+DEEPSEEK_MOE = {
+    "architectures": ["DeepseekForCausalLM"],
+    "model_type": "deepseek",
+    "num_hidden_layers": 3,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": False,
+    "scoring_func": "softmax",
+}
+PANGU = {"architectures": ["PanguEmbeddedForCausalLM"], "bias": True}
+
 ARCHS = {
     "llama": ("llama", {}, {}),
     "mixtral": ("mixtral", {"sliding_window": None}, {}),
@@ -602,6 +736,7 @@ ARCHS = {
     "qwen35moe": ("qwen3.5-moe", DELTA_CHANGES, {**DELTA_KEYS, "nextn_predict_layers": 1}),
     "qwen3next": ("qwen3-next", DELTA_CHANGES, {**DELTA_KEYS, "full_attention_interval": 2}),
     "qwen3next-fused": ("qwen3-next", DELTA_CHANGES, {**DELTA_KEYS, "full_attention_interval": 2}),
+    "qwen4exp": ("qwen4-exp", QWEN4_CHANGES, QWEN4_KEYS),
     "gemma2": (
         "gemma2",
         {"query_pre_attn_scalar": 32},
@@ -625,6 +760,9 @@ ARCHS = {
         {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 4.0},
     ),
     "internlm2": ("internlm2", {}, {}),
+    # llama.cpp reads the kind of positions from the number of layers.
+    "baichuan": ("baichuan", {"num_hidden_layers": 32}, {}),
+    "baichuan-13b": ("baichuan2-13b", {"num_hidden_layers": 40}, {}),
     "granitemoe": ("granite-moe", {}, GRANITE_KEYS),
     "granitemoe-shared": (
         "granite-moe",
@@ -743,6 +881,21 @@ ARCHS = {
         },
     ),
     "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
+    "stablelm-heads": ("stablelm", {"qk_layernorm": True}, {"use_parallel_residual": False}),
+    "exaone": ("exaone", {"rope_theta": 10000.0}, {}),
+    "orion": ("stablelm", ORION, {}),
+    "chatglm": ("glm", {"attention_bias": True, "head_dim": 16}, {}),
+    "deepseek": (
+        "llama",
+        DEEPSEEK_MOE,
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.0,
+        },
+    ),
+    "pangu-embedded": ("llama", PANGU, {}),
+    "xverse": ("llama", {"architectures": ["XverseForCausalLM"]}, {}),
     "mellum": (
         "mellum",
         {"mlp_layer_types": ["sparse"] * 3},
@@ -831,6 +984,7 @@ ARCHS = {
         {"pooling_type": 1},
     ),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
+    "command-r-heads": ("cohere", {"use_qk_norm": True}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
     "seed_oss": ("seed-oss", {}, {}),
     "arcee": ("arcee", {}, {}),
@@ -889,6 +1043,19 @@ ARCHS = {
         {**NEMOTRON_CHANGES, "moe_latent_size": 40},
         {
             **NEMOTRON_KEYS,
+            "expert_shared_feed_forward_length": 80,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+        },
+    ),
+    "nemotron_h_moe-puzzle": (
+        "nemotron-h-moe",
+        PUZZLE,
+        {
+            **NEMOTRON_KEYS,
+            "expert_feed_forward_length": [0, 48, 0, 32, 0],
+            "feed_forward_length": [0, 48, 0, 32, 0],
+            "expert_used_count": [0, 3, 0, 2, 0],
             "expert_shared_feed_forward_length": 80,
             "expert_weights_scale": 2.5,
             "expert_weights_norm": True,
@@ -1051,6 +1218,30 @@ ARCHS = {
             "attention.indexer.types": [True, False, True, False],
         },
     ),
+    "glm5-next": (
+        "glm5-next",
+        {"linear_num_heads": 4},  # llama.cpp has one number of heads
+        {
+            **DEEPSEEK_KEYS,
+            "expert_weights_scale": 1.7,
+            "expert_weights_norm": True,
+            "attention.key_length_mla": 32,
+            "attention.value_length_mla": 32,
+            "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 32,
+            "attention.indexer.top_k": 64,
+            "attention.indexer.kpool": 4,
+            "attention.indexer.kpool_select_tail": True,
+            "ssm.conv_kernel": 4,
+            "kda.head_dim": 20,
+            "kda.gate_lower_bound": -1.0,
+            "swiglu_clamp_exp": [0.9] * 4,
+            "swiglu_clamp_shexp": [0.9] * 4,
+            "hyper_connection.count": 4,
+            "hyper_connection.epsilon": 1e-6,
+            "hyper_connection.sinkhorn_iterations": 20,
+        },
+    ),
     "hy_v4": (
         "hy-v4",
         {},
@@ -1170,6 +1361,73 @@ ARCHS = {
             "swiglu_clamp_shexp": [0.0, 0.0, 0.3, 0.0, 0.5],
         },
     ),
+    "minimax-m3": (
+        "minimax-m3",
+        {"shared_intermediate_size": 96},
+        {
+            "feed_forward_length": 96,
+            "leading_dense_block_count": 1,
+            "expert_feed_forward_length": 48,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "attention.indexer.head_count": 2,
+            "attention.indexer.key_length": 32,
+            "attention.indexer.top_k": 16,
+            "attention.indexer.block_size": 128,
+            "attention.indexer.local_blocks": 1,
+        },
+    ),
+    "muse-glimmer": (
+        "muse-glimmer",
+        {"post_norm_eps": 1e-8},
+        {
+            "attention.sliding_window_pattern": [False, True, True, True, False],
+            "logit_scale": 0.7,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "nanbeige": ("llama", {}, {"num_loops": 1}),
+    "granite_swa": ("granite-swa", {"layer_rope_theta": [0, 1e4, 1e4, 1e4]}, SWA_KEYS),
+    "granite_swa-moe": (
+        "granite-moe-swa",
+        {"layer_rope_theta": None, "shared_intermediate_size": 80},
+        {
+            **{k: v for k, v in SWA_KEYS.items() if k != "attention.rope_pattern"},
+            "expert_shared_feed_forward_length": 80,
+        },
+    ),
+    "bailingmoe3-limits": (
+        "bailing-hybrid",
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_interleave": False,
+            "expert_swiglu_limit_list": [0.0, 0.0, 0.1, 0.2],
+            "share_expert_swiglu_limit_list": [0.0, 0.0, 0.0, 0.15],
+        },
+        {
+            **LING_3_KEYS,
+            "rope.dimension_sections": [3, 3, 2, 0],
+            "swiglu_clamp_exp": [0.0, 0.0, 0.1, 0.2],
+            "swiglu_clamp_shexp": [0.0, 0.0, 0.0, 0.15],
+        },
+    ),
+    "bailingmoe3": (
+        "bailing-hybrid",
+        {"layer_types": ["linear_attention", "full_attention"] * 2},
+        LING_3_KEYS,
+    ),
+    "hy_v3": (
+        "hy-v3",
+        {"num_shared_experts": 2},
+        {
+            "expert_shared_feed_forward_length": 96,
+            "expert_weights_scale": 1.7,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+    ),
     "phimoe": ("phimoe", {"router_jitter_noise": 0.01}, {}),
     "minimax-m2": (
         "minimax-m2",
@@ -1180,6 +1438,10 @@ ARCHS = {
 # The names above that are variants, and the architecture that their files name.
 FILE_ARCHS = {
     "mixtral": "llama",
+    "bailingmoe3-limits": "bailingmoe3",
+    "granite_swa-moe": "granite_swa",
+    "stablelm-heads": "stablelm",
+    "command-r-heads": "command-r",
     "bert-roberta": "bert",
     "modern-bert-silu": "modern-bert",
     "olmo3": "olmo2",
@@ -1192,11 +1454,13 @@ FILE_ARCHS = {
     "exaone4-small": "exaone4",
     "falcon-h1-no-norm": "falcon-h1",
     "mamba-falcon": "mamba",
+    "baichuan-13b": "baichuan",
     "jamba-dense": "jamba",
     "arwkv7-plain": "arwkv7",
     "rwkv6-early": "rwkv6",
     "rwkv6qwen2-plain": "rwkv6qwen2",
     "mistral3-plain": "mistral3",
+    "nemotron_h_moe-puzzle": "nemotron_h_moe",
     "jina-bert-v2-code": "jina-bert-v2",
     "t5encoder-relu": "t5encoder",
 }
@@ -1212,9 +1476,10 @@ CHOSEN_KEYS = (
 # The architectures with interleaved rows in q and k; the ones of Granite have them as well.
 INTERLEAVED = (
     *("llama", "internlm2", "minicpm", "arcee", "mistral3", "mixtral", "smollm3"),
-    "bailingmoe",
+    *("bailingmoe", "baichuan", "nanbeige", "muse-glimmer", "xverse"),
 )
 ADDED_NORMS = (
+    "muse-glimmer",
     "gemma",
     "gemma2",
     "gemma3",
@@ -1224,7 +1489,9 @@ ADDED_NORMS = (
     "qwen35moe",
     "qwen3next",
     "qwen3next-fused",
+    "qwen4exp",
     "step35",
+    "minimax-m3",
 )
 BERTS = (
     "bert",
@@ -1242,9 +1509,9 @@ LAYER_NORM = (
     *BERTS,
     *(
         "gptneox",
-        "stablelm",
+        *("stablelm", "stablelm-heads", "orion"),
         "starcoder2",
-        "command-r",
+        *("command-r", "command-r-heads"),
         "cohere2",
         "cohere2moe",
         "gpt2",

@@ -1,18 +1,19 @@
 """Writes tiny checkpoints as GGUF files, with the tensor names and the row order of llama.cpp.
 
 The files follow the converters of llama.cpp. Its logits (llama-cpp-python 0.3.36) agree with the
-logits of the interpreter for all files except encoders and Kimi Linear, which were not compared.
-The difference is at most 2e-6 of the range of the logits, or 7e-4 where llama.cpp takes gelu from
+logits of the interpreter for all files except encoders, which were not compared.
+The difference is at most 6e-6 of the range of the logits, or 7e-4 where llama.cpp takes gelu from
 an fp16 table (Gemma, GPT-2, Falcon, StarCoder2, GPT-NeoX). It is larger for a token with two nearly
 equal scores in a router.
 
 For this agreement, some models need special settings. "deepseek2-joined" needs 26 layers.
 "deepseek2-glm" needs expert_gating_func and an epsilon of 1e-6. "gpt-oss" needs a YaRN with
 "truncate", which llama.cpp has for all models. "mellum" needs one RoPE base for all layers, since
-llama.cpp does not read the base of layers with a window. "gemma3n" needs 25 layers (5 share caches
-and 10 are sparse), keys of the layers that share caches, inputs of 256, a rank of 64, a cap of 30,
-and the variance of gates divided by their number minus 1. That many random layers amplify the
-errors of the gelu table: the tokens of "gemma3n" differ by 0.7 % of the range in the median.
+llama.cpp does not read the base of layers with a window. "qwen4exp" needs indexers with blocks of
+one token, since llama.cpp selects parts of larger blocks, too. "gemma3n" needs 25 layers (5 share
+caches and 10 are sparse), keys of the layers that share caches, inputs of 256, a rank of 64, a cap
+of 30, and the variance of gates divided by their number minus 1. That many random layers amplify
+the errors of the gelu table: the tokens of "gemma3n" differ by 0.7 % of the range in the median.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from cpuserve.models import spec_from_config
-from tests.helpers import rwkv, rwkv6
+from tests.helpers import qwen4_gguf, rwkv, rwkv6
 from tests.helpers.gemma4 import stack_experts
 from tests.helpers.gguf_archs import (
     ADDED_NORMS,
@@ -81,7 +82,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     head_dim = config.get("d_kv") or config.get("head_dim", config["hidden_size"] // max(heads, 1))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_embedding_length(config["hidden_size"])
-    if config.get("intermediate_size") and arch not in STATES:
+    if config.get("intermediate_size") and arch not in (*STATES, "minimax-m3"):
         writer.add_feed_forward_length(config["intermediate_size"])
     if "model_max_length" in config:  # Kimi Linear
         config |= {"max_position_embeddings": config["model_max_length"], "q_lora_rank": None}
@@ -115,7 +116,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "jina-bert-v3": 2e4,
         "gemma-embedding": 1e6,
         "smollm3": 2e6,
-        "command-r": 5e5,
+        **dict.fromkeys(("command-r", "command-r-heads"), 5e5),
         "mellum": 5e5,
         "gemma3": 1e6,
         "gemma3n": 1e6,
@@ -134,14 +135,23 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "bailingmoe2": 6e5,
         "phimoe": 1e6,
         "mimo2": 5e6,
+        "hy_v3": 11158840.0,
+        "minimax-m3": 5e6,
+        **dict.fromkeys(("bailingmoe3", "bailingmoe3-limits"), 6e6),
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     base = None if isinstance(base, list) else base  # a base of each layer, as in Step 3.5
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
-    halves = dict.fromkeys(("glm4", "glm4moe", "nemotron", "phi2", "bailingmoe2"), 0.5)
-    shares = {**halves, "stablelm": 0.25, "gptneox": 0.25, "deepseek4": 0.25}
+    halves = dict.fromkeys(("chatglm", "glm4", "glm4moe", "nemotron", "phi2", "bailingmoe2"), 0.5)
+    shares = {
+        **halves,
+        **dict.fromkeys(("stablelm", "stablelm-heads"), 0.25),
+        "gptneox": 0.25,
+        "deepseek4": 0.25,
+        "qwen4exp": 0.5,
+    }
     share = shares.get(arch, 0.25 if delta else 1.0)
-    if arch.startswith("qwen35"):
+    if arch.startswith(("qwen35", "qwen4exp")):
         writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
     writer.add_rope_dimension_count(config.get("rotary_dim", int(head_dim * share)))
     if config.get("sliding_window"):
@@ -161,6 +171,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         str: writer.add_string,
         list: writer.add_array,
     }
+    if arch == "qwen4exp":
+        qwen4_gguf.add_hashes(writer)
     for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
     add_tokenizer(writer, config["vocab_size"])
@@ -177,6 +189,12 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         tensors = renamed(arch, tensors, heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
+    if arch == "minimax-m3":
+        tensors |= _indexers(config)
+    if arch == "muse-glimmer":
+        for part, scale in (("q", config["qk_scale_factor"]), ("k", 1.0)):
+            norms = {f"blk.{i}.attn_{part}_norm.weight": np.full(32, scale) for i in range(layers)}
+            tensors |= norms
     tensors |= more or {}
     for key, value in (last or {}).items():
         add[type(value)](f"{file_arch}.{key}", value)
@@ -258,7 +276,7 @@ def _add_gemma4(writer, config):
     shared, wide = config.get("num_kv_shared_layers", 0), config["global_head_dim"]
     first, width = len(local) - shared, config["intermediate_size"]
     writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input", 0))
     writer.add_sliding_window_pattern(local)
     writer.add_key_length(wide)
     writer.add_value_length(wide)
@@ -297,6 +315,8 @@ def _sizes(spec):
 def renamed(arch, tensors, heads, kv):
     """Return the tensors with llama.cpp's names and row order, and stacks of experts' matrices."""
     out, stacks = {}, {}
+    if arch == "qwen4exp":
+        out, tensors = qwen4_gguf.split(tensors)
     if arch.startswith("gemma4"):
         tensors = stack_experts(tensors)
     for name, value in tensors.items():
@@ -311,6 +331,14 @@ def renamed(arch, tensors, heads, kv):
         elif match := re.fullmatch(r"model\.altup_(un)?(?:embed_)?projections\.(\d+)", stem):
             both = f"altup_{'unembd_' if match[1] else ''}proj.{kind}"
             stacks.setdefault(both, {})[int(match[2])] = value
+        elif match := re.fullmatch(
+            r"model\.layers\.(\d+)\.self_attn\.(.)_layernorm\..+\.(\d+)", stem
+        ):
+            layer, part, head = match.groups()
+            stacks.setdefault(f"blk.{layer}.attn_{part}_norm.weight", {})[int(head)] = value
+        elif kind.startswith("index_kpool_compress_"):  # GLM-5.3-Flash
+            part = kind.rpartition("_")[2]
+            out[f"blk.{name.split('.')[2]}.indexer_compressor_{part}.weight"] = value
         elif kind in GEMMA4_BARE:
             out[f"blk.{name.split('.')[2]}.{GEMMA4_BARE[kind]}"] = value
         elif (part := name.split(".", 3)[-1]) in DEEPSEEK4_BARE:
@@ -324,52 +352,63 @@ def renamed(arch, tensors, heads, kv):
             out[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = value
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value.reshape(-1)
-        elif name.endswith(".input_linear.weight"):  # gate and up
+        elif name.endswith(".input_linear.weight") and "swa" not in arch:  # gate and up
             kind = "_shexp" if ".shared_mlp." in name else "_exps"
             kind = "" if arch == "granitehybrid-dense" else kind
             for part, half in zip(("gate", "up"), np.split(value, 2, axis=-2), strict=True):
                 out[f"blk.{stem.split('.')[2]}.ffn_{part}{kind}.weight"] = half
         elif name.endswith(("expert_bias", "router_bias")):
-            out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
+            bare = arch == "hy_v3"
+            out[f"blk.{stem.split('.')[2]}.exp_probs_b{'' if bare else '.bias'}"] = value
         elif name.endswith((".mamba.D", ".mixer.D")):
             out[f"blk.{stem.split('.')[2]}.ssm_d"] = value
         elif name.endswith(("A_log", "dt_bias")):
             _, _, layer, _ = stem.split(".", 3)
             rates = kind == "A_log"
+            sign = 1 if arch.startswith("bailingmoe3") else -1
             out[f"blk.{layer}.ssm_{'a' if rates else 'dt.bias'}"] = (
-                -np.exp(value) if rates else value
+                sign * np.exp(value) if rates else value
             )
         else:
             _, _, layer, part = stem.split(".", 3)
-            named = {**GUESSER, **NAMES.get(arch, LLAMA)}
-            out[f"blk.{layer}.{named[part]}.{kind}"] = value
+            part = {**GUESSER, **NAMES.get(arch, LLAMA)}[part]
+            if part == "ssm_g_a" and len(value) == heads:  # the attention of Ling 3 has a gate, too
+                part = "attn_gate"
+            out[f"blk.{layer}.{part}.{kind}"] = value
     out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
     if arch == "internlm2":
         out = {n: part for name, value in out.items() for n, part in _split_qkv(name, value, kv)}
+    if arch == "granite_swa-moe":
+        out = joined(out)
+    if arch.startswith("baichuan"):
+        for name in [name for name in out if "attn_qkv" in name]:
+            for part, rows in zip("qkv", np.split(out.pop(name), 3), strict=True):
+                out[name.replace("attn_qkv", f"attn_{part}")] = rows
     if arch == "bailingmoe":
         for name in [name for name in out if "attn_qkv" in name]:
             parts = np.split(out.pop(name), [heads * 16, (heads + kv) * 16])  # 16 a head
             for part, rows in zip("qkv", parts, strict=True):
                 out[name.replace("attn_qkv", f"attn_{part}")] = rows
     for name, value in out.items():
-        interleaved = arch.startswith(("granite", *INTERLEAVED)) or arch == "olmo"
-        interleaved = interleaved and arch != "llama4"
+        interleaved = arch.startswith(("granite", *INTERLEAVED)) or arch in ("olmo", "deepseek")
+        interleaved = interleaved and not arch.startswith(("llama4", "bailingmoe3"))
         if interleaved and re.search(r"attn_[qk]\.", name):
             count = heads if "attn_q" in name else kv
             halves = value.reshape(count, 2, -1, *value.shape[1:])
             out[name] = halves.swapaxes(1, 2).reshape(value.shape)
-        if arch in ADDED_NORMS and name.endswith("norm.weight") and "ssm_norm" not in name:
+        plain = "ssm_norm" in name or (arch == "muse-glimmer" and name == "output_norm.weight")
+        if arch in ADDED_NORMS and name.endswith("norm.weight") and not plain:
             out[name] = value + 1
         if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
             out[name] = value.squeeze(1)
         if "ssm_conv1d_" in name:
             out[name] = value[None]  # [1, channels, 1, taps]
         mamba = arch.startswith(("granitehybrid", "nemotron_h", "falcon-h1", "mamba2"))
-        if mamba and name.endswith((".ssm_a", ".ssm_d")):
+        if (mamba or arch.startswith("bailingmoe3")) and name.endswith((".ssm_a", ".ssm_d")):
             out[name] = value[:, None]
         if mamba and name.endswith("ssm_norm.weight"):
             out[name] = value.reshape(ARCHS[arch][2]["ssm.group_count"], -1)
-        if arch.startswith("qwen35") and name.startswith("blk"):
+        if arch.startswith(("qwen35", "qwen4exp")) and name.startswith("blk"):
             out[name] = _tiled(name.split(".")[2], out[name])
         if arch.startswith(("gptneox", "falcon", "bloom")) and "attn_qkv" in name:
             q, k, v = np.split(value.reshape(kv, heads // kv + 2, -1), [-2, -1], axis=1)
@@ -381,7 +420,12 @@ def renamed(arch, tensors, heads, kv):
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
     if (
-        arch.startswith(("deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4", "kimi"))
+        arch.startswith(
+            (
+                *("deepseek2", "deepseek32", "glm-dsa", "glm5-next"),
+                *("hy_v4", "mistral4", "kimi", "bailingmoe3"),
+            )
+        )
         and arch != "deepseek2-joined"
     ):
         out = _split_kv_b(out, heads, len(out["blk.1.attn_output.weight"][0]) // heads)
@@ -405,13 +449,14 @@ def _split_qkv(name, value, kv):
 
 def _add_latent(writer, config, attends, joined):
     """Write the widths of DeepSeek's attention, and return how many dimensions are rotated."""
-    rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    rank, rotary = config["kv_lora_rank"], config.get("qk_rope_head_dim", 0)
     key, value = config["qk_nope_head_dim"] + rotary, config["v_head_dim"]
     writer.add_kv_lora_rank(rank)
     if config["q_lora_rank"] is not None:
         writer.add_q_lora_rank(config["q_lora_rank"])
     count = config["num_attention_heads"] if joined else 1
-    writer.add_head_count_kv(list(map(int, attends)) if "linear_head_dim" in config else count)
+    hybrid = "linear_head_dim" in config or config["model_type"] == "bailing_hybrid"
+    writer.add_head_count_kv(list(map(int, attends)) if hybrid else count)
     writer.add_key_length(key if joined else rank + rotary)
     writer.add_value_length(value if joined else rank)
     return rotary
@@ -435,6 +480,11 @@ def _with_last_block(tensors, layers):
     out = {}
     for name, tensor in tensors.items():
         part = re.sub(r"^(model\.)?mtp\.", "", name)
+        if ".layers.1." in f".{part}" and part != name:  # the experts of Nemotron 3
+            stem, _, kind = part.removeprefix("layers.1.").rpartition(".")
+            stem = {"norm": "post_norm", "final_layernorm": "shared_head.norm"}.get(stem, stem)
+            out[f"model.layers.{layers}.{stem}.{kind}"] = tensor
+            continue
         stem, _, kind = part.rpartition(".")
         if part != name:
             stem = MTP.get(stem, stem.removeprefix("layers.0."))
@@ -453,6 +503,26 @@ def _guesser(tensors, layers):
     block["nextn.eh_proj.weight"] = np.ones((width, 2 * width), np.float32)
     block |= {f"nextn.{n}.weight": np.ones(width) for n in ("enorm", "hnorm", "shared_head_norm")}
     return {f"blk.{layers}.{name}": tensor for name, tensor in block.items()}
+
+
+def joined(tensors):
+    """Return the tensors with one stack of gates and ups, as `--fuse-gate-up-exps` writes them."""
+    out = dict(tensors)
+    for at in [name.partition("ffn_gate_exps")[0] for name in tensors if "gate_exps" in name]:
+        both = [out.pop(f"{at}ffn_{part}_exps.weight") for part in ("gate", "up")]
+        out[f"{at}ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+    return out
+
+
+def _indexers(config):
+    """Return tensors of MiniMax M3's indexers: two heads of 32 in the layers with experts."""
+    random, width, found = np.random.default_rng(5), config["hidden_size"], {}
+    for layer, kind in enumerate(config["layer_types"]):
+        for part, heads in (("q", 2), ("k", 1)) if kind == "minimax_m3_sparse" else ():
+            at = f"blk.{layer}.indexer.{part}"
+            found[f"{at}_proj.weight"] = random.standard_normal((32 * heads, width))
+            found[f"{at}_norm.weight"] = np.ones(32)
+    return found
 
 
 def _split_qkvz(tensors):

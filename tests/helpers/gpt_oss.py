@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from pathlib import Path
 
 import gguf
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from tests.helpers.copies import copy_without_tensors
 
 PARTS = ("gate", "up", "down")
 
@@ -24,10 +25,7 @@ def published(path: Path, *, packed: bool = False, bias: float = 1.0) -> Path:
     packed: the experts are stored as MXFP4.
     bias: a factor of the experts' biases; a large one makes gates and ups exceed their limits.
     """
-    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="published-"))
-    for file in path.iterdir():
-        if file.suffix == ".json":
-            (to / file.name).write_bytes(file.read_bytes())
+    to = copy_without_tensors(path)
     config = json.loads((path / "config.json").read_text())
     if packed:
         kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]

@@ -48,8 +48,9 @@ def with_random_head(
 
 def roberta_keys(kind: str) -> dict[str, object]:
     """Return the keys of the config in which a kind of RoBERTa differs from a tiny XLM-RoBERTa."""
-    pad = {"pad_token_id": 1} if "roberta" in kind else {}
-    return pad | ({"model_type": "roberta"} if kind == "roberta" else {})
+    if kind not in ("roberta", "xlm-roberta", "camembert"):
+        return {}
+    return {"pad_token_id": 1} | ({} if kind == "xlm-roberta" else {"model_type": kind})
 
 
 def transformers_model(path: Path, **options: object) -> torch.nn.Module:

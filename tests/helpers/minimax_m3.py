@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from tests.helpers.copies import copy_without_tensors
 from tests.helpers.gemma4 import stack_experts
 
 # From the names of published files, as in transformers' conversion_mapping.py.
@@ -26,10 +26,7 @@ NAMES = {
 @functools.cache
 def renamed(path: Path) -> Path:
     """Return a copy of the checkpoint `path` with the names of transformers' MiniMaxM3VL."""
-    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="renamed-"))
-    for file in path.iterdir():
-        if file.suffix == ".json":
-            (to / file.name).write_bytes(file.read_bytes())
+    to = copy_without_tensors(path)
     tensors = {}
     for name, value in load_file(path / "model.safetensors").items():
         for theirs, ours in NAMES.items():

@@ -4,16 +4,17 @@ convert_hf_to_gguf.py --mmproj of llama.cpp writes the same keys and tensors for
 LLaVA 1.5, an older script does. llama.cpp (mtmd of llama-cpp-python 0.3.36) opens all these files.
 
 For SmolVLM, Gemma 3 and Qwen, the 16 greedy tokens after a picture are equal to the interpreter's.
-Qwen3-VL needs more layers of text than levels for this. For GLM, Janus, LFM2-VL, Mistral 3,
-PaddleOCR-VL and Gemma 4, its encoded pictures differ from ours by at most 5e-4 of the range, as it
-takes gelu from an fp16 table. It takes quick_gelu for Gemma 4, unless clip.use_gelu is set (2.9e-3
-instead of 1.7e-4). It puts the token of the class of InternVL and LLaVA behind the patches, but not
-the row of the table of places; with a table that is moved by one, InternVL differs by 1.6e-4.
+Qwen3-VL needs more layers of text than levels for this. For dots.ocr, GLM, Janus, LFM2-VL,
+Mistral 3, PaddleOCR-VL and Gemma 4, its encoded pictures differ from ours by at most 5e-4 of the
+range, as it takes gelu from an fp16 table. It takes quick_gelu for Gemma 4, unless clip.use_gelu is
+set (2.9e-3 instead of 1.7e-4). It puts the token of the class of InternVL and LLaVA behind the
+patches, but not the row of the table of places; with a table that is moved by one, InternVL differs
+by 1.6e-4.
 
 Of Kimi-VL, it turns the first half of a head by the column of a patch, and the second half by its
 row, where the model's own code takes turns, and it scales the table of places with linear weights.
 With a table of zeros, and the rows of queries and keys in the order of its converter for Kimi K2.5,
-the difference is 3.8e-4 of the range.
+the difference is 3.8e-4 of the range. Kimi K2.5 differs by 2.4e-4 if all norms have one epsilon.
 """
 
 from __future__ import annotations
@@ -101,6 +102,15 @@ _PIXTRAL = {
     "attention.o_proj": "attn_out",
     **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
+_DOTS_OCR = {
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "attn.qkv": "attn_qkv",
+    "attn.proj": "attn_out",
+    "mlp.fc1": "ffn_gate",
+    "mlp.fc3": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
 _KIMI = {
     "norm0": "ln1",
     "norm1": "ln2",
@@ -108,6 +118,7 @@ _KIMI = {
     "wo": "attn_out",
     "mlp.fc0": "ffn_up",
     "mlp.fc1": "ffn_down",
+    "wqkv": "attn_qkv",  # of Kimi K2.5
 }
 _LEVELS = "model.visual.deepstack_merger_list"
 # By the beginning of a name in transformers: that of the file, and the names of a block's parts.
@@ -141,6 +152,10 @@ _NAMES = {
     "mlp_AR.linear_2": "mm.2",
     "vision_tower.patch_embedder.input_proj": "v.patch_embd",
     "model.embed_vision.embedding_projection": "mm.input_projection",
+    "model.vision_embedder.patch_dense": "v.patch_embd",
+    "model.vision_embedder.patch_ln1": "v.patch_norm.1",
+    "model.vision_embedder.patch_ln2": "v.patch_norm.2",
+    "model.vision_embedder.pos_norm": "v.patch_norm.3",
     "vision_tower.embeddings.patch_embeddings.projection": "v.patch_embd",
     "vision_tower.layernorm": "v.post_ln",
     "vision_tower.pre_layrnorm": "v.pre_ln",
@@ -148,7 +163,16 @@ _NAMES = {
     "vision_tower.patch_embed.proj": "v.patch_embd",
     "vision_tower.patch_embed.pos_emb": "v.position_embd",
     "vision_tower.encoder.final_layernorm": "v.post_ln",
+    "vision_tower.patch_embed.patchifier.proj": "v.patch_embd",
+    "vision_tower.patch_embed.patchifier.norm": "v.pre_ln",
+    "vision_tower.post_trunk_norm": "mm.post_norm",
+    "vision_tower.merger.ln_q": "mm.input_norm",
+    "vision_tower.merger.mlp.0": "mm.0",
+    "vision_tower.merger.mlp.2": "mm.2",
     "multi_modal_projector.pre_norm": "mm.input_norm",
+    "mm_projector.pre_norm": "mm.input_norm",
+    "mm_projector.proj.0": "mm.1",
+    "mm_projector.proj.2": "mm.2",
     "vision_tower.ln_pre": "v.pre_ln",
     "multi_modal_projector.norm": "mm.input_norm",
     "multi_modal_projector.patch_merger.merging_layer": "mm.patch_merger",
@@ -166,6 +190,7 @@ _BLOCKS = {
     "model.visual.blocks": _GLM,
     "vision_tower.encoder.layers": {**_GEMMA4, **_SIGLIP},
     "visual.vision_model.encoder.layers": _SIGLIP,
+    "vision_tower.blocks": _DOTS_OCR,
     "vision_tower.encoder.blocks": _KIMI,
     "vision_tower.encoder.layer": _INTERNVL,
     "vision_tower.transformer.layers": _PIXTRAL,
@@ -177,6 +202,7 @@ _WHOLE_NAMES = {
     "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
     "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
     "image_newline": "model.image_newline",
+    "model.vision_embedder.pos_embedding": "v.position_embd.weight",
     "vision_tower.std_bias": "v.std_bias",
     "vision_tower.std_scale": "v.std_scale",
 }
@@ -193,28 +219,40 @@ _OWN_NAMES = {
 # Tensors that files have in addition: of an encoder of sound, and of a token.
 _UNREAD = {
     "gemma4": ("a.blk.0.attn_q.weight", "mm.a.input_projection.weight"),
+    "gemma4_unified": ("mm.a.input_projection.weight",),
     "mistral3": ("v.token_embd.img_break",),
+    "qwen2_5_omni_thinker": ("a.blk.0.attn_q.weight", "mm.a.fc.weight"),
 }
 # The model types whose files have queries, keys and values apart.
 _SPLIT = ("kimi_vl", "qwen2")
+_OF_PATCHES = ("patch_dense.weight", "patch_ln1.weight", "patch_ln1.bias")
 _PIXTRALS = ("mistral3", "lighton_ocr")
 # The beginnings of the names of a tower's tensors.
 _PARTS = (
     *("model.vision_model.", "model.connector.", "model.visual.", "model.embed_vision."),
+    "model.vision_embedder.",
     *("vision_tower.", "multi_modal_projector.", "visual.", "mlp_AR.", "image_newline"),
+    "mm_projector.",
     "model.aligner.",
 )
-# The same of tensors that files do not have: the part of Janus that draws pictures.
-_LEFT = ("model.vqmodel.", "model.generation_")
+# The same of tensors that files do not have: the part of Janus that draws pictures, the places of
+# frames of Kimi K2.5, and the part of Qwen2.5-Omni for sound, which has other names.
+_LEFT = (
+    *("model.vqmodel.", "model.generation_", "vision_tower.patch_embed.pos_emb.time_weight"),
+    *("audio_tower.", "model.audio_tower."),
+)
 # By architecture: the architecture of GGUF and the class of the text part.
 TEXTS = {
+    "DotsOCRForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
     "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
     "Gemma4ForConditionalGeneration whole": ("gemma4", "Gemma4ForCausalLM"),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4", "Gemma4ForCausalLM"),
     "Glm4vForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
     "Glm4vMoeForConditionalGeneration": ("glm4moe", "Glm4MoeForCausalLM"),
     "GlmOcrForConditionalGeneration": ("glm4", "Glm4ForCausalLM"),
     "InternVLForConditionalGeneration": ("qwen2", "Qwen2ForCausalLM"),
     "JanusForConditionalGeneration": ("llama", "LlamaForCausalLM"),
+    "KimiK25ForConditionalGeneration": ("deepseek2", "DeepseekV3ForCausalLM"),
     "KimiVLForConditionalGeneration": ("deepseek2", "DeepseekV3ForCausalLM"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "Lfm2ForCausalLM"),
     "LightOnOcrForConditionalGeneration": ("qwen3", "Qwen3ForCausalLM"),
@@ -223,6 +261,7 @@ TEXTS = {
     "LlavaNextForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "Mistral3ForConditionalGeneration": ("llama", "LlamaForCausalLM"),
     "PaddleOCRVLForConditionalGeneration": ("paddleocr", "LlamaForCausalLM"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen2VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2vl", "Qwen2ForCausalLM"),
     "Qwen3VLForConditionalGeneration": ("qwen3vl", "Qwen3ForCausalLM"),
@@ -238,6 +277,7 @@ GGUF_TEXTS = {
     },
     "Gemma4ForConditionalGeneration": _GEMMA4_TEXT,
     "Gemma4ForConditionalGeneration whole": _GEMMA4_TEXT,
+    "Gemma4UnifiedForConditionalGeneration": {"final_logit_softcapping": 3.0},
     "Glm4vMoeForConditionalGeneration": {"routed_scaling_factor": 1.5},
     "Lfm2VlForConditionalGeneration": {"block_auto_adjust_ff_dim": False},
     "LlavaForConditionalGeneration pixtral": {"sliding_window": None},
@@ -245,7 +285,10 @@ GGUF_TEXTS = {
     "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
 }
 # The same of the tower.
-GGUF_TOWERS = {"Qwen2_5_VLForConditionalGeneration": {"window_size": 112}}
+GGUF_TOWERS = {
+    f"Qwen2_5{name}ForConditionalGeneration": {"window_size": 112}
+    for name in ("OmniThinker", "_VL")
+}
 # Numbers of the tiny text part that the keys of `convert` do not have.
 _TEXT_KEYS = {
     "deepseek2": {
@@ -272,6 +315,8 @@ def write_ggufs(
       a tensor that is F16 whatever the type of others; `dropped`: of one that is left out.
     """
     config = json.loads((source / "config.json").read_text())
+    if "text_config" not in config:  # dots.ocr has the keys of both parts in one object
+        config["text_config"] = {k: v for k, v in config.items() if k != "vision_config"}
     text, tower = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
         found = checkpoint_to_hf(name)
@@ -333,8 +378,15 @@ def tower_of(config, tensors, swapped=False):
             continue
         if _kind(config).startswith("llava") and _is_unread(config, name):
             continue
-        if name.endswith("pos_emb.weight"):
+        if name.startswith("model.vision_embedder.") and name.endswith(_OF_PATCHES):
+            rows = value.reshape(-1, value.shape[-1] // 3, 3)  # channels are last
+            value = rows.swapaxes(1, 2).reshape(value.shape)
+        if name.endswith("pos_embedding"):
+            value = value.swapaxes(0, 1)
+        if name.endswith("pos_emb.weight") and _kind(config) == "kimi_vl":
             value = value.reshape(-1, value.shape[-1])
+        if ".wqkv." in name and _kind(config) == "kimi_k25":
+            value = _axis_by_axis(value, config["vision_config"]["vt_num_attention_heads"])
         if re.search(r"\.(?:attn\.|w)qkv\.", name) and config["model_type"].startswith(_SPLIT):
             for part, own in zip("qkv", np.split(value, 3), strict=True):
                 found[_renamed(config, name.replace("qkv", part), swapped=swapped)] = own
@@ -346,7 +398,8 @@ def tower_of(config, tensors, swapped=False):
         short = _renamed(config, name, swapped=swapped)
         if name.endswith(("put_min", "put_max")):
             found[short] = value.reshape(1)
-        elif short == "v.patch_embd.weight" and value.ndim == 2:  # channels are last
+        elif short == "v.patch_embd.weight" and value.ndim == 2 and "patch_dense" not in name:
+            # Channels are last.
             side = math.isqrt(value.shape[1] // 3)
             found[short] = value.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
         elif value.ndim == 5:  # two frames
@@ -355,6 +408,13 @@ def tower_of(config, tensors, swapped=False):
             found[short] = value + 1 if "soft_emb_norm" in name else value
     width = config["text_config"]["hidden_size"]
     return found | {name: np.ones(width) for name in _UNREAD.get(_kind(config), ())}
+
+
+def _axis_by_axis(value, heads):
+    """Return the rows of queries and keys with the pairs of one axis before those of the other."""
+    q, k, v = np.split(value, 3)
+    turned = [x.reshape(heads, -1, 2, 2, *x.shape[1:]).swapaxes(1, 2) for x in (q, k)]
+    return np.concatenate([*(x.reshape(v.shape) for x in turned), v])
 
 
 def _is_unread(config, name):
@@ -383,9 +443,10 @@ def _own_keys(config, pictures):
             "clip.vision.feed_forward_length": vision["hidden_size"],
             "clip.vision.attention.layer_norm_epsilon": 1e-6,
         }
-    if config["model_type"] == "qwen2_5_vl":
+    if config["model_type"].startswith("qwen2_5"):
+        vl = config["model_type"] == "qwen2_5_vl"
         return {
-            "clip.projector_type": "qwen2.5vl_merger",
+            "clip.projector_type": "qwen2.5vl_merger" if vl else "qwen2.5o",
             "clip.use_gelu": None,
             "clip.use_silu": True,
             "clip.vision.n_wa_pattern": vision["fullatt_block_indexes"][0] + 1,
@@ -409,11 +470,41 @@ def _own_keys(config, pictures):
     }
 
 
+def _keys_of_dots_ocr(_config, vision, pictures):
+    return {
+        "clip.projector_type": "dots_ocr",
+        "clip.use_gelu": None,
+        "clip.use_silu": True,
+        "clip.vision.image_size": 0,
+        "clip.vision.embedding_length": vision["embed_dim"],
+        "clip.vision.projector.scale_factor": vision["spatial_merge_size"],
+        "clip.vision.image_min_pixels": pictures["size"]["shortest_edge"],
+        "clip.vision.image_max_pixels": pictures["size"]["longest_edge"],
+        "clip.vision.attention.layer_norm_epsilon": vision["rms_norm_eps"],
+    }
+
+
 def _keys_of_gemma4(_config, vision, _pictures):
     return {
         "clip.vision.projector_type": "gemma4v",
         "clip.use_gelu": None,
         "clip.vision.image_size": 224,
+        "clip.vision.projector.scale_factor": vision["pooling_kernel_size"],
+        "clip.vision.attention.layer_norm_epsilon": vision["rms_norm_eps"],
+    }
+
+
+def _keys_of_gemma4_unified(_config, vision, _pictures):
+    return {
+        "clip.vision.projector_type": "gemma4uv",
+        "clip.use_gelu": None,
+        "clip.vision.image_size": 224,
+        "clip.vision.image_mean": [0.0] * 3,
+        "clip.vision.image_std": [1.0] * 3,
+        "clip.vision.embedding_length": vision["mm_embed_dim"],
+        "clip.vision.feed_forward_length": 0,
+        "clip.vision.block_count": 0,
+        "clip.vision.attention.head_count": 0,
         "clip.vision.projector.scale_factor": vision["pooling_kernel_size"],
         "clip.vision.attention.layer_norm_epsilon": vision["rms_norm_eps"],
     }
@@ -454,6 +545,24 @@ def _keys_of_kimi_vl(_config, vision, _pictures):
         "clip.vision.image_size": 64 * vision["patch_size"],
         "clip.vision.projector.scale_factor": vision["merge_kernel_size"][0],
         "clip.vision.attention.layer_norm_epsilon": 1e-5,
+    }
+
+
+def _keys_of_kimi_k25(_config, vision, pictures):
+    most = pictures["media_proc_cfg"]["in_patch_limit"] * vision["patch_size"] ** 2
+    return {
+        "clip.projector_type": "kimik25",
+        "clip.vision.image_size": 64 * vision["patch_size"],
+        "clip.vision.embedding_length": vision["vt_hidden_size"],
+        "clip.vision.feed_forward_length": vision["vt_intermediate_size"],
+        "clip.vision.block_count": vision["vt_num_hidden_layers"],
+        "clip.vision.attention.head_count": vision["vt_num_attention_heads"],
+        "clip.vision.image_mean": pictures["media_proc_cfg"]["image_mean"],
+        "clip.vision.image_std": pictures["media_proc_cfg"]["image_std"],
+        "clip.vision.image_min_pixels": 8 * vision["patch_size"] ** 2,
+        "clip.vision.image_max_pixels": most,
+        "clip.vision.projector.scale_factor": vision["merge_kernel_size"][0],
+        "clip.vision.attention.layer_norm_epsilon": vision["projector_ln_eps"],
     }
 
 
@@ -511,12 +620,15 @@ def _keys_of_paddleocr(_config, vision, pictures):
 
 
 _MORE_KEYS = {
+    "dots_ocr": _keys_of_dots_ocr,
     "gemma4": _keys_of_gemma4,
+    "gemma4_unified": _keys_of_gemma4_unified,
     "glm4v": _keys_of_glm,
     "glm4v_moe": _keys_of_glm,
     "glm_ocr": _keys_of_glm,
     "internvl": _keys_of_internvl,
     "janus": _keys_of_janus,
+    "kimi_k25": _keys_of_kimi_k25,
     "kimi_vl": _keys_of_kimi_vl,
     "lfm2_vl": _keys_of_lfm2,
     "lighton_ocr": _keys_of_mistral3,
@@ -535,21 +647,21 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
     image = vision.get("image_size", 560)
     if places:
         image = vision["patch_size"] * math.isqrt(places)
-    layers = vision.get("num_hidden_layers") or vision["depth"]  # of Janus, depth is another
+    layers = vision.get("num_hidden_layers") or vision.get("depth")  # of Janus, depth is another
     keys = {
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
         "clip.use_gelu": True,
         "clip.vision.image_size": image,
         "clip.vision.patch_size": vision["patch_size"],
-        "clip.vision.embedding_length": vision["hidden_size"],
+        "clip.vision.embedding_length": vision.get("hidden_size"),
         "clip.vision.feed_forward_length": vision.get("intermediate_size"),
         "clip.vision.block_count": layers,
         "clip.vision.attention.head_count": vision.get("num_heads")
-        or vision["num_attention_heads"],
+        or vision.get("num_attention_heads"),
         "clip.vision.projection_dim": config["text_config"]["hidden_size"],
-        "clip.vision.image_mean": pictures["image_mean"],
-        "clip.vision.image_std": pictures["image_std"],
+        "clip.vision.image_mean": pictures.get("image_mean"),
+        "clip.vision.image_std": pictures.get("image_std"),
         **_own_keys(config, pictures),
     }
     halved, dropped = changes.pop("halved", None), changes.pop("dropped", None)

@@ -16,12 +16,16 @@ from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
+from tests.helpers import zamba
 from tests.helpers.dbrx import flat
 from tests.helpers.gemma4 import stacked
 from tests.helpers.glm5_next import text_model
 from tests.helpers.gpt_oss import published
 from tests.helpers.hy_v4 import with_halves
 from tests.helpers.minimax_m3 import renamed as with_names_of_m3
+from tests.helpers.molmo2 import renamed as with_names_of_molmo2
+from tests.helpers.molmo2 import text_model as molmo2_model
+from tests.helpers.muse_glimmer import text_model as muse_glimmer_model
 from tests.helpers.rounding import doubles
 from tests.helpers.rwkv import PlainRwkv7, config_of
 from tests.helpers.rwkv6 import PlainRwkv6
@@ -120,6 +124,8 @@ def transformers_of(path: Path):
         path = with_halves(path)
     if config["architectures"] == ["MiniMaxM3VLForCausalLM"]:
         path = with_names_of_m3(path)
+    if config["architectures"] == ["ZambaForCausalLM"]:
+        path = zamba.published(path)
     if config["architectures"] == ["DbrxForCausalLM"]:
         path = flat(path)
     if config["architectures"] in (["Llama4ForCausalLM"], ["AriaTextForCausalLM"]):
@@ -138,6 +144,10 @@ def transformers_of(path: Path):
         made = text_model()
     if config["architectures"] == ["Step3p5ForCausalLM"]:
         path, made = renamed(path), step3_model()
+    if config["architectures"] == ["Molmo2ForCausalLM"]:
+        path, made = with_names_of_molmo2(path), molmo2_model()
+    if config["architectures"] == ["MuseGlimmerForCausalLM"]:
+        made = muse_glimmer_model()
     model, info = made.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **more
     )

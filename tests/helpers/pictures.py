@@ -17,6 +17,7 @@ from cpuserve.core.pictures import Picture
 from cpuserve.media.families.llava_next import LlavaNextPictures
 from cpuserve.media.families.llava_onevision import OnevisionPictures
 from cpuserve.runtime.picture_lines import PictureLines
+from tests.helpers.dots_ocr import DOTS_OCR, write_dots_ocr
 
 # Sizes that a config takes if its class has them.
 # The part of a tiny Janus that draws pictures.
@@ -63,6 +64,26 @@ _VISION = {
     "deepstack_visual_indexes": [0],
     "fullatt_block_indexes": [0],
     "mlp_ratio": 2,
+    "video_temporal_patch_size": 2,
+}
+
+
+_OTHERS = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "output_dim": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "mlp_dim": 64,
+    "image_size": 64,
+    "output_channels": 32,
+    "global_attn_indexes": [0],
+    "intermediate_size": 64,
+    "text_hidden_size": 64,
+    "vision_feature_layer": [0],
 }
 
 
@@ -98,6 +119,44 @@ _KINDS: dict[str, dict[str, Any]] = {
     "llama4_text": {"interleave_moe_layer_step": 2, "intermediate_size_mlp": 80},
     "mistral": {"sliding_window": 24},
     "paddleocr_vl_text": _sections(2, 3, 3),
+    "ernie4_5_vl_moe_text": {
+        **_sections(3, 3, 2),
+        "num_hidden_layers": 3,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": [24, 16],
+    },
+    "exaone4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 24,
+    },
+    "granite4_vision_text": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.25,
+    },
+    "hunyuan_vl_text": _sections(2, 2, 2, 2, rope_type="dynamic", alpha=1000.0, factor=1.0),
+    "hyperclovax": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.25,
+    },
+    # transformers saves halves of the table, so the rows for pictures are as many as the others.
+    "molmo2_text": {"additional_vocab_size": 384},
+    "muse_glimmer_text": {"num_hidden_layers": 5, "sliding_window": 24},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "moe_shared_expert_intermediate_size": 40,
+    },
+    "qwen2_5_omni_text": _sections(2, 3, 3),
+    "qwen3_omni_moe_text": _sections(2, 3, 3, mrope_interleaved=True),
     "qwen2_5_vl_text": _sections(2, 3, 3),
     "qwen2_vl_text": _sections(2, 3, 3),
     "qwen3_5_text": {"num_hidden_layers": 4},
@@ -113,13 +172,19 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_picture_model(architecture: str, kind: str, to: Path) -> torch.nn.Module:
-    """Write a random model with a text part of this model type into `to`, and return it."""
+def write_picture_model(
+    architecture: str, kind: str, to: Path, more: dict[str, Any] | None = None
+) -> torch.nn.Module:
+    """Write a random model with a text part of this model type into `to`, and return it.
+
+    more: further values of the config of the text part.
+    """
     whole = getattr(transformers, architecture).config_class
-    made = CONFIG_MAPPING[kind]
-    text = made(**_known(made(), {**_TEXT, **_KINDS.get(kind, {})}, also=_KINDS.get(kind, {})))
-    vision = _vision_of(whole)
-    config = whole(text_config=text, vision_config=vision)
+    made, own = CONFIG_MAPPING[kind], {**_KINDS.get(kind, {}), **(more or {})}
+    text = made(**_known(made(), {**_TEXT, **own}, also=own))
+    config = whole(text_config=text, vision_config=_vision_of(whole), **_other_parts(whole))
+    if hasattr(config, "deepstack_layer_map"):  # Granite 4 Vision needs one, which no text reads
+        config.deepstack_layer_map, config.downsample_rate = [[0, 0]], "1/2"
     torch.manual_seed(0)
     model = getattr(transformers, architecture)(config).float().eval()
     for weights in model.parameters():
@@ -134,9 +199,24 @@ def write_picture_model(architecture: str, kind: str, to: Path) -> torch.nn.Modu
 
 def _vision_of(whole):
     usual = whole().vision_config
-    found = _known(usual, _VISION)
+    # The heads of the Q-Former of Granite 4 Vision have 64 dims.
+    wide = {"hidden_size": 64} if hasattr(whole(), "qformer_config") else {}
+    found = _known(usual, {**_VISION, **wide})
     floats = {k: float(v) for k, v in found.items() if isinstance(getattr(usual, k), float)}
-    return type(usual)(**{**found, **floats})
+    lists = {
+        k: [v, v] for k, v in found.items() if k == "image_size" and whole.model_type == "molmo2"
+    }
+    return type(usual)(**{**found, **floats, **lists})
+
+
+def _other_parts(whole) -> dict[str, Any]:
+    """Return small configs of the parts besides text and the first tower, which no test runs."""
+    usual = whole()
+    return {
+        part: type(config)(**_known(config, _OTHERS))
+        for part in ("audio_config", "high_res_vision_config", "adapter_config")
+        if (config := getattr(usual, part, None)) is not None
+    }
 
 
 def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -156,6 +236,7 @@ PIXELS = {
 PATCH = 8
 GEMMA3 = "Gemma3ForConditionalGeneration"
 GEMMA4 = "Gemma4ForConditionalGeneration"
+UNIFIED = "Gemma4UnifiedForConditionalGeneration"  # merges no patches, and has large ones
 LFM2 = "Lfm2VlForConditionalGeneration"
 INTERNVL = "InternVLForConditionalGeneration"
 AYA = "AyaVisionForConditionalGeneration"
@@ -169,11 +250,15 @@ DEEPSEEK_VL = "DeepseekVLForConditionalGeneration"
 JANUS = "JanusForConditionalGeneration"
 BORDERED = (DEEPSEEK_VL, JANUS)  # read one square with a border, and merge no patches
 KIMI = "KimiVLForConditionalGeneration"
+KIMI_K25 = "KimiK25ForConditionalGeneration"  # so published files call it
+OMNI = "Qwen2_5OmniThinkerForConditionalGeneration"
+OMNI3 = "Qwen3OmniMoeThinkerForConditionalGeneration"
 MISTRAL3 = "Mistral3ForConditionalGeneration"
 LIGHT_ON = "LightOnOcrForConditionalGeneration"
 CANVAS_MODELS = (LLAVA_NEXT, ONEVISION)
 LLAVAS = (LLAVA, *CANVAS_MODELS)
 PIXTRAL_12B = f"{LLAVA} pixtral"
+UNMERGED = (PIXTRAL_12B, UNIFIED)  # of pictures of any size, and merge no patches
 PIXTRALS = (MISTRAL3, LIGHT_ON, PIXTRAL_12B)  # towers of Pixtral
 GRANITE = "GraniteDoclingForConditionalGeneration"
 GRANITE_FINE = f"{GRANITE} fine"  # with the connector that makes four times as many rows
@@ -409,18 +494,23 @@ def _as_internvl_chat(folder: Path) -> None:
 GRID_MODELS = {
     GEMMA4: "gemma4_text",
     f"{GEMMA4} whole": "gemma4_text",
+    UNIFIED: "gemma4_unified_text",
+    DOTS_OCR: "qwen2",
     "Glm46VForConditionalGeneration": "glm4v_text",
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "GlmOcrForConditionalGeneration": "glm_ocr_text",
     KIMI: "deepseek_v3",
+    KIMI_K25: "deepseek_v3",
     LFM2: "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",
     MISTRAL3: "mistral",
     LIGHT_ON: "qwen3",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
+    OMNI: "qwen2_5_omni_text",
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+    OMNI3: "qwen3_omni_moe_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
 }
@@ -442,6 +532,7 @@ _WINDOWS = {"window_size": 2 * 2 * PATCH, "fullatt_block_indexes": [1]}
 _OWN_VISION: dict[str, dict[str, Any]] = {
     "Qwen2VLForConditionalGeneration": {"embed_dim": 48, "hidden_size": _TEXT["hidden_size"]},
     "Qwen2_5_VLForConditionalGeneration": _WINDOWS,
+    OMNI: _WINDOWS,
 }
 _GRID_TEXT = {
     GEMMA4: {
@@ -460,6 +551,9 @@ _GRID_TEXT = {
         "tie_word_embeddings": False,
     },
 }
+_GRID_TEXT[UNIFIED] = {
+    key: value for key, value in _GRID_TEXT[f"{GEMMA4} whole"].items() if "per_layer" not in key
+}
 _GEMMA4_TEXT = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -475,6 +569,24 @@ _GEMMA4_VISION = {
 }
 _TOKENS = {"image_token_id": IMAGE_ID, "video_token_id": 6}
 _TOKENS.update(vision_start_token_id=7, vision_end_token_id=8)
+# The settings of their image processors.
+_GRID_PICTURES = {
+    **PIXELS,
+    "max_image_tokens": 70,
+    "tile_size": 8 * PATCH,
+    "encoder_patch_size": PATCH,
+    "downsample_factor": 2,
+    "min_image_tokens": 4,
+    "min_tiles": 2,
+    "max_tiles": 10,
+    "max_pixels_tolerance": 2.0,
+    "max_soft_tokens": 70,
+    "pooling_kernel_size": 2,
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 16 * PATCH**2, "longest_edge": 256 * PATCH**2},
+}
 
 
 def write_grid_model(
@@ -490,11 +602,20 @@ def write_grid_model(
 
     text, tower: changed values of the configs of these parts.
     """
-    if architecture == KIMI:
-        return _write_kimi_vl(to, vocab, text or {})
+    if architecture in (KIMI, KIMI_K25):
+        return _write_kimi(architecture, to, vocab, text or {})
+    if architecture == DOTS_OCR:
+        inner = {**{k: v for k, v in _TEXT.items() if "expert" not in k}, "vocab_size": vocab}
+        vision = {k: _GRID_VISION[k] for k in ("hidden_size", "depth", "num_heads", "patch_size")}
+        vision["intermediate_size"] = 80
+        return write_dots_ocr(to, {**inner, **(text or {})}, vision, _GRID_PICTURES, IMAGE_ID)
     kind, own = GRID_MODELS[architecture], _GRID_TEXT.get(architecture, {})
     vision_values = {**_GRID_VISION, **_OWN_VISION.get(architecture, {})}
-    if architecture.startswith(GEMMA4):
+    if architecture == UNIFIED:
+        more = {**_GEMMA4_TEXT, **own}
+        vision_values = {"patch_size": PATCH // 2, "pooling_kernel_size": 2, "mm_posemb_size": 280}
+        vision_values |= {"mm_embed_dim": 48, "output_proj_dims": 48}
+    elif architecture.startswith(GEMMA4):
         more = {**_GEMMA4_TEXT, **own}
         clipped = "whole" not in architecture
         vision_values |= {**_GEMMA4_VISION, "use_clipped_linears": clipped}
@@ -509,32 +630,61 @@ def write_grid_model(
     whole = getattr(transformers, architecture).config_class
     given, made = {**_TEXT, **more, "vocab_size": vocab}, CONFIG_MAPPING[kind]
     inner = made(**{**_known(made(), given, also=more), **(text or {})})
-    usual = CONFIG_MAPPING["gemma4_vision"]() if architecture == GEMMA4 else whole().vision_config
+    towers = {GEMMA4: "gemma4_vision", UNIFIED: "gemma4_unified_vision"}
+    named = towers.get(architecture)
+    usual = CONFIG_MAPPING[named]() if named else whole().vision_config
     vision = type(usual)(**_known(usual, {**vision_values, **(tower or {})}))
     joined = {"projector_hidden_size": 80} if architecture.startswith("Lfm") else {}
+    joined |= _other_parts(whole) if architecture in (OMNI, OMNI3) else {}
     config = whole(text_config=inner, vision_config=vision, **_TOKENS, **joined)
     model = _write_random(architecture, config, to, seed=2)
-    pictures = {
-        **PIXELS,
-        "max_image_tokens": 70,
-        "tile_size": 8 * PATCH,
-        "encoder_patch_size": PATCH,
-        "downsample_factor": 2,
-        "min_image_tokens": 4,
-        "min_tiles": 2,
-        "max_tiles": 10,
-        "max_pixels_tolerance": 2.0,
-        "max_soft_tokens": 70,
-        "pooling_kernel_size": 2,
-        "patch_size": PATCH,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "size": {"shortest_edge": 16 * PATCH**2, "longest_edge": 256 * PATCH**2},
-    }
+    if architecture == UNIFIED:
+        model.register_forward_pre_hook(_masked, with_kwargs=True)
+    if architecture in (OMNI, OMNI3):
+        model.register_forward_pre_hook(_placed, with_kwargs=True)
+    pictures = {**_GRID_PICTURES}
     if architecture in PIXTRALS:
         pictures["size"] = {"longest_edge": 16 * PATCH}
+    if architecture == UNIFIED:
+        pictures |= {"do_normalize": False, "patch_size": PATCH // 2}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     return model
+
+
+def _masked(model: torch.nn.Module, given: tuple, named: dict) -> tuple[tuple, dict[str, Any]]:
+    """Give a Gemma 4 Unified the masks that transformers makes for its `generate`.
+
+    A picture is seen whole in layers with a window, and in order in others, as in Gemma 4 and vLLM.
+    The forward method of transformers 5.24 alone makes other masks, as it did for Gemma 4 before.
+    """
+    kinds = named.get("mm_token_type_ids")
+    if kinds is not None:
+        named["attention_mask"] = model.create_masks_for_generate(
+            model.config,
+            torch.zeros(*kinds.shape, 1),
+            attention_mask=None,
+            cache=None,
+            position_ids=None,
+            mm_token_type_ids=kinds,
+        )
+    return given, named
+
+
+def _placed(model: torch.nn.Module, given: tuple, named: dict) -> tuple[tuple, dict[str, Any]]:
+    """Give an Omni of Qwen the places of tokens on three axes, which its `generate` computes.
+
+    The method for these places looks for the tokens before and after a picture, which the prompts
+    of these tests do not have.
+    """
+    named.pop("mm_token_type_ids", None)
+    grids, ids = named.get("image_grid_thw"), named["input_ids"]
+    if grids is not None:
+        framed = torch.nn.functional.pad(ids, (1, 1), value=10)
+        shown = framed == IMAGE_ID
+        framed[:, :-1][shown[:, 1:] & ~shown[:, :-1]] = _TOKENS["vision_start_token_id"]
+        places, _ = model.model.get_rope_index(framed, grids, None, torch.ones_like(framed))
+        named["position_ids"] = places[:, :, 1:-1] - 1
+    return given, named
 
 
 # The text part of a tiny Kimi-VL: DeepSeek V3, with whole queries.
@@ -552,11 +702,11 @@ _LATENT = {
     "num_key_value_heads": 4,
     "head_dim": 8,  # of the rotated part
 }
-# How files of Kimi-VL call the tensors of Kimi K2.5 in transformers.
-_KIMI_NAMES = {
-    "model.mm_projector.in_proj.": "multi_modal_projector.linear_1.",
-    "model.mm_projector.out_proj.": "multi_modal_projector.linear_2.",
-    "model.mm_projector.": "multi_modal_projector.",
+# How files of Kimi K2.5 call its tensors in transformers, and what differs in files of Kimi-VL.
+_K25_NAMES = {
+    "model.mm_projector.in_proj.": "mm_projector.proj.0.",
+    "model.mm_projector.out_proj.": "mm_projector.proj.2.",
+    "model.mm_projector.": "mm_projector.",
     "model.vision_tower.layers.": "vision_tower.encoder.blocks.",
     "model.vision_tower.final_": "vision_tower.encoder.final_",
     "model.vision_tower.": "vision_tower.",
@@ -567,10 +717,18 @@ _KIMI_NAMES = {
     ".attn.proj.": ".wo.",
     ".position_embeddings": ".weight",
 }
+_KIMI_NAMES = {
+    "mm_projector.proj.0.": "multi_modal_projector.linear_1.",
+    "mm_projector.proj.2.": "multi_modal_projector.linear_2.",
+    "mm_projector.": "multi_modal_projector.",
+}
 
 
-def _write_kimi_vl(to: Path, vocab: int, text: dict[str, Any]) -> torch.nn.Module:
-    """Write a random Kimi K2.5 of transformers in the way of Kimi-VL's files, and return it."""
+def _write_kimi(architecture: str, to: Path, vocab: int, text: dict[str, Any]) -> torch.nn.Module:
+    """Write a random Kimi K2.5 of transformers in the way of published files, and return it.
+
+    architecture: KIMI or KIMI_K25, whose files have other names.
+    """
     made = CONFIG_MAPPING["deepseek_v3"]
     inner = {**_known(made(), _TEXT), **_LATENT, "vocab_size": vocab, **text}
     vision = {**{k: _GRID_VISION[k] for k in ("hidden_size", "patch_size", "num_hidden_layers")}}
@@ -581,6 +739,7 @@ def _write_kimi_vl(to: Path, vocab: int, text: dict[str, Any]) -> torch.nn.Modul
             **vision, pos_emb_height=5, pos_emb_width=5
         ),
         projection_hidden_size=vision["hidden_size"],
+        projection_layer_norm_eps=1e-5 if architecture == KIMI else 1e-3,
         image_token_id=IMAGE_ID,
         tie_word_embeddings=False,
     )
@@ -597,26 +756,35 @@ def _write_kimi_vl(to: Path, vocab: int, text: dict[str, Any]) -> torch.nn.Modul
         if name.startswith("model.language_model."):
             continue
         new = name if name != "lm_head.weight" else "language_model.lm_head.weight"
-        for theirs, ours in _KIMI_NAMES.items():
+        for theirs, ours in {**_K25_NAMES, **(_KIMI_NAMES if architecture == KIMI else {})}.items():
             new = new.replace(theirs, ours)
         tensors[new] = value.numpy()
     for name in [name for name in tensors if ".attn.q_proj." in name]:
         parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
         parts[:2] = [_side_by_side(part, vision["num_attention_heads"]) for part in parts[:2]]
         tensors[name.replace("attn.q_proj", "wqkv")] = np.concatenate(parts)
+    places = {"init_pos_emb_height": 5, "init_pos_emb_width": 5, "merge_kernel_size": [2, 2]}
+    pictures = {**PIXELS, "patch_size": PATCH, "in_token_limit": 256, "pad_input": True}
+    if architecture == KIMI_K25:
+        vision = {name if name == "patch_size" else f"vt_{name}": n for name, n in vision.items()}
+        places["projector_ln_eps"] = 1e-3
+        inner = {**PIXELS, "patch_size": PATCH, "merge_kernel_size": 2, "in_patch_limit": 256}
+        pictures = {"media_proc_cfg": {**inner, "patch_limit_on_one_side": 512}}
+        # The place of each frame of a video, which follows from its number.
+        tensors["vision_tower.patch_embed.pos_emb.time_weight"] = np.ones((4, 1, 48), np.float32)
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
-    own = {**vision, "init_pos_emb_height": 5, "init_pos_emb_width": 5}
+    kind = "kimi_vl" if architecture == KIMI else "kimi_k25"
     whole = {
-        "architectures": [KIMI],
-        "model_type": "kimi_vl",
-        "auto_map": {"AutoModelForCausalLM": "modeling_kimi_vl.KimiVLForConditionalGeneration"},
+        "architectures": [architecture],
+        "model_type": kind,
+        "auto_map": {"AutoModelForCausalLM": f"modeling_{kind}.{architecture}"},
         "text_config": config.text_config.to_dict(),
-        "vision_config": {**own, "model_type": "moonvit", "merge_kernel_size": [2, 2]},
+        "vision_config": {**vision, **places, "model_type": "moonvit"},
         "media_placeholder_token_id": IMAGE_ID,
     }
     (to / "config.json").write_text(json.dumps(whole))
-    pictures = {**PIXELS, "patch_size": PATCH, "in_token_limit": 256, "pad_input": True}
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
+    model.written_as = architecture
     return model
 
 
@@ -654,7 +822,7 @@ def name_of(model: torch.nn.Module) -> str:
     """Return the architecture of a model that was written here, with the name of its variant."""
     found = type(model).__name__
     if found.startswith("Kimi"):
-        return KIMI
+        return model.written_as
     pixtral = found == LLAVA and model.config.vision_config.model_type == "pixtral"
     return PIXTRAL_12B if pixtral else found
 
@@ -670,7 +838,7 @@ def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, to
 
     The patches are in merge order, but row after row for PaddleOCR-VL and Kimi-VL.
     """
-    if architecture.partition(" ")[0] in (GEMMA4, LFM2):
+    if architecture.partition(" ")[0] in (GEMMA4, UNIFIED, LFM2):
         return _padded_inputs(grids, architecture)
     if architecture in PIXTRALS:
         return _padded_pictures(grids)
@@ -707,11 +875,12 @@ def _padded_inputs(grids: list[np.ndarray], architecture: str) -> dict[str, torc
     for index, (grid, (rows, columns)) in enumerate(zip(grids, sizes, strict=True)):
         count = rows * columns
         numbers = torch.from_numpy(patches_of(grid, 1)).float().reshape(count, -1, 3) * SCALE
-        numbers = (numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+        if architecture != UNIFIED:
+            numbers = (numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
         pixels[index, :count] = numbers.reshape(count, -1)
         at = torch.arange(count)
         places[index, :count] = torch.stack([at % columns, at // columns], dim=1)
-    if architecture.startswith(GEMMA4):
+    if architecture != LFM2:
         return {"pixel_values": pixels, "image_position_ids": places}
     mask = (places[:, :, 0] >= 0).int()
     shapes = torch.tensor(sizes)

@@ -24,6 +24,7 @@ KINDS = {
     ),
     "xlm-roberta": ("xlm-roberta", "XLMRobertaForSequenceClassification", {}),
     "roberta": ("xlm-roberta", "RobertaForSequenceClassification", {"model_type": "roberta"}),
+    "camembert": ("xlm-roberta", "CamembertForSequenceClassification", {"model_type": "camembert"}),
     "modernbert": (
         "modernbert",
         "ModernBertForSequenceClassification",
@@ -34,6 +35,7 @@ KINDS = {
         "ModernBertForSequenceClassification",
         {"classifier_pooling": "mean"},
     ),
+    "gte": ("gte", "GteForSequenceClassification", {}),
     "deberta": ("deberta", "DebertaV2ForSequenceClassification", {}),
     "qwen3": ("qwen3", "Qwen3ForSequenceClassification", {}),
     "qwen3-judge": ("qwen3", "Qwen3ForCausalLM", {}),

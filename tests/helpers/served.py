@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until
+from tests.helpers.ports import reserve_port
 
 DEFAULT_MODEL = "smollm2:135m"
 
@@ -88,8 +88,7 @@ def running_server(
 
     prefix: a command that runs the rest of its arguments.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port, held = reserve_port()
     serve = [sys.executable, "-m", "cpuserve", "serve", str(model), "--port", str(port), *options]
     command = [*prefix, *serve]
     process = subprocess.Popen(
@@ -109,6 +108,7 @@ def running_server(
         output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, output
     finally:
+        held.close()
         if process.poll() is None:
             process.kill()
         process.communicate()

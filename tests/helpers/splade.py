@@ -14,6 +14,7 @@ from tests.helpers.tiny import tiny_model
 KINDS = {
     "bert": ("bert", "BertForMaskedLM"),
     "distilbert": ("distilbert", "DistilBertForMaskedLM"),
+    "camembert": ("xlm-roberta", "CamembertForMaskedLM"),
     "roberta": ("xlm-roberta", "RobertaForMaskedLM"),
     "xlm-roberta": ("xlm-roberta", "XLMRobertaForMaskedLM"),
 }

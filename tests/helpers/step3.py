@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from tests.helpers.copies import copy_without_tensors
+from tests.helpers.text_class import text_class
+
 
 @functools.cache
 def text_model():
     """A class of transformers with the part for text and the output head."""
-    from torch import nn
-    from transformers.modeling_outputs import CausalLMOutputWithPast
     from transformers.models.step3p7 import modeling_step3p7 as theirs
 
-    class Step3p5ForCausalLM(theirs.Step3p7PreTrainedModel):
-        config_class = theirs.Step3p7TextConfig
-
-        def __init__(self, config):
-            super().__init__(config)
-            self.model = theirs.Step3p7TextModel(config)
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-            self.post_init()
-
-        def forward(self, input_ids=None, **inputs):
-            hidden = self.model(input_ids, use_cache=False, **inputs).last_hidden_state
-            return CausalLMOutputWithPast(logits=self.lm_head(hidden))
-
-    return Step3p5ForCausalLM
+    return text_class(theirs, "Step3p7", "Step3p5ForCausalLM")
 
 
 @functools.cache
 def renamed(path: Path) -> Path:
     """Return a copy of the checkpoint `path` with the tensors of that class."""
-    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="renamed-"))
-    for file in path.iterdir():
-        if file.suffix == ".json":
-            (to / file.name).write_bytes(file.read_bytes())
+    to = copy_without_tensors(path)
     out, gates = {}, {}
     for name, value in load_file(path / "model.safetensors").items():
         at, moe, part = name.partition(".moe.")

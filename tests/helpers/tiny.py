@@ -76,6 +76,7 @@ KINDS = (
     "dbrx",
     "diffllama",
     "xglm",
+    "persimmon",
 )
 # A few families with different layers, for slow tests of facts that hold for all families.
 SAMPLE = ("llama", "qwen3-next", "deepseek-v2", "gemma3n", "gpt-oss")
@@ -106,6 +107,7 @@ FAMILIES = (
     "nemotron-h",
     "nemotron-h-moe",
     "seed-oss",
+    "exaone",
     "exaone4",
     "ernie4.5",
     "ernie4.5-moe",
@@ -123,7 +125,7 @@ FAMILIES = (
     *("gpt-bigcode", "gptj", "gpt-neo"),
     *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
     *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
-    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba2", "arwkv7", "rwkv6qwen2"),
+    *("mamba", "falcon-mamba", "mamba2", "jamba", "zamba", "zamba2", "arwkv7", "rwkv6qwen2"),
     *("glm-moe-dsa", "phimoe", "flint"),
     *(
         "llama4",
@@ -138,7 +140,15 @@ FAMILIES = (
     *("axk2", "gemma4-unified", "aria", "lara-mini", "cohere-compass", "biogpt", "openai-gpt"),
     "ctrl",
     *("apertus1.5", "internlm3", "iquestcoder", "modernbert-decoder"),
-    *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax"),
+    *("hy-v3", "youtu", "axk1", "cwm", "granite-moe-swa", "hyperclovax", "muse-glimmer"),
+    "molmo2",
+)
+
+# Families that transformers does not have. tests/models/test_published_code.py compares their
+# logits with those of a relative.
+RELATIVES = (
+    *("minicpm", "internlm2", "ling", "ling2"),
+    *("baichuan", "baichuan2", "baichuan2-13b"),
 )
 
 # Families that give vectors and no text.

@@ -10,7 +10,7 @@ from cpuserve import LLM, SamplingParams
 from tests.helpers.answers import exact_answers
 from tests.helpers.depth import deep_but
 from tests.helpers.oracle import transformers_of
-from tests.helpers.tiny import FAMILIES, SAMPLE, tiny_model
+from tests.helpers.tiny import FAMILIES, RELATIVES, SAMPLE, tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -35,7 +35,7 @@ def test_greedy_tokens_are_those_of_transformers(family):
         assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == tokens
 
 
-@pytest.mark.parametrize("family", deep_but(SAMPLE, FAMILIES))
+@pytest.mark.parametrize("family", deep_but(SAMPLE, (*FAMILIES, *RELATIVES)))
 def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family):
     with make(family, enable_prefix_caching=False, omp_threads_bind="0") as llm:
         alone = [exact_answers(llm, [prompt], SAMPLED)[0] for prompt in PROMPTS]
@@ -49,11 +49,12 @@ def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family)
 SPLIT = ["gemma3n", "gemma4-moe"]
 
 
-@pytest.mark.parametrize("family", deep_but(SPLIT[1:], FAMILIES))
-def test_three_threads_and_two_ranks_have_the_bits_of_one_thread(family):
+@pytest.mark.parametrize("family", deep_but(SPLIT[1:], (*FAMILIES, *RELATIVES)))
+def test_two_and_three_threads_and_two_ranks_have_the_bits_of_one_thread(family):
     with make(family, omp_threads_bind="0") as llm:
         alone = exact_answers(llm, PROMPTS, SAMPLED)
-    for options in ({"omp_num_threads": 3}, {"tensor_parallel_size": 2, "omp_num_threads": 1}):
+    ranks = {"tensor_parallel_size": 2, "omp_num_threads": 1}
+    for options in ({"omp_num_threads": 2}, {"omp_num_threads": 3}, ranks):
         with make(family, omp_threads_bind="nobind", **options) as llm:
             assert exact_answers(llm, PROMPTS, SAMPLED) == alone
 

@@ -1,5 +1,6 @@
 """Rerankers through the whole engine: transformers' scores, and batch invariance."""
 
+import json
 import os
 
 import numpy as np
@@ -27,7 +28,7 @@ from tests.helpers.rerankers import (
     reranker,
 )
 from tests.helpers.rounding import model_bound, sum_bound
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import copy_of, tiny_model
 
 FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
 
@@ -43,6 +44,23 @@ def make(kind, **options):
 def scores(llm, queries=QUERY, documents=DOCUMENTS, **more):
     found = llm.score(queries, documents, use_tqdm=False, **more)
     return [item.outputs.score for item in found]
+
+
+def gte_of(folder, **changes):
+    """A copy of the tiny reranker of GTE with the class of its published files."""
+    path = copy_of(reranker("gte"), folder.name)
+    config = json.loads((path / "config.json").read_text())
+    changes = {"architectures": ["NewForSequenceClassification"], "model_type": "new", **changes}
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+    return path
+
+
+def test_the_published_class_of_gte_scores_as_the_class_of_transformers(tmp_path):
+    with make("gte", **FP32) as llm:
+        expected = scores(llm)
+    with LLM(str(gte_of(tmp_path)), executor="native", max_model_len=320, **FP32) as llm:
+        assert llm.config.pooling == "rank"
+        assert scores(llm) == expected
 
 
 @pytest.mark.matrix

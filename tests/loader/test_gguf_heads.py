@@ -23,6 +23,7 @@ from tests.helpers.tiny import tiny_model
 
 HEADS = ["qwen3next", "qwen35", "qwen35moe", "glm4moe", "deepseek2-glm", "deepseek2", "deepseek32"]
 HEADS += ["glm-dsa", "mimo2", "exaone-moe", "bailingmoe2", "step35"]
+HEADS += ["nemotron_h_moe", "hy_v3", "bailingmoe3"]
 HALVES = re.compile(r"\b(k|v)_b_proj\b")  # of kv_b_proj, by heads; k is transposed in GGUF files
 
 

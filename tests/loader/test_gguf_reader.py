@@ -374,8 +374,16 @@ def test_bad_rope_factors_are_refused(path, values):
             "'gptj' is not supported: give the safetensors of the model",
         ),
         (
+            {"general.architecture": (STRING, "eagle3")},
+            "'eagle3' is not supported: it is an EAGLE-3 head, .*: give that model, and .* --spec",
+        ),
+        (
+            {"general.architecture": (STRING, "qwen3tts")},
+            "'qwen3tts' is not supported: it makes or reads speech: use a server for speech",
+        ),
+        (
             {"general.architecture": (STRING, "Qwen4")},
-            "'Qwen4' is not supported; the nearest are qwen3, qwen2, and `cpuserve models ",
+            "'Qwen4' is not supported; the nearest are qwen3, qwen2, qwen4exp, and `cpuserve",
         ),
         ({"general.architecture": None}, "architecture None"),
         ({"llama.block_count": None}, "llama.block_count is missing"),

@@ -191,6 +191,8 @@ WRONG = [
     ({"clip.vision.projector.scale_factor": None}, "projector.scale_factor is missing"),
     ({"clip.vision.block_count": 0}, "block_count is 0"),
     ({"clip.vision.image_std": None}, "image_std"),
+    ({"clip.vision.image_std": [float("nan")] * 3}, "nan, nan, nan"),
+    ({"clip.vision.image_mean": [0.5, 0.5, float("inf")]}, "image_mean is"),
 ]
 UNPADDED = {"clip.vision.mm_patch_merge_type": "spatial_unpad"}
 # The same of LLaVA 1.5.

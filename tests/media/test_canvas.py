@@ -188,6 +188,7 @@ def test_tiles_without_the_whole_picture_are_refused(tmp_path):
     ("changes", "length", "why"),
     [
         ({"downsample_ratio": 0}, 16, "downsample_ratio is 0"),
+        ({"downsample_ratio": 1e-320}, 16, "downsample_ratio is 1e-320"),
         ({"vision_config": {"image_size": [64, 32], "patch_size": 8}}, 16, "image_size is"),
         ({}, 17, "image_seq_length is 17, but a tile has 16 rows"),
     ],

@@ -1,9 +1,19 @@
-"""Pictures of Gemma 4: the pixels, the places and the prompt of the processor of transformers."""
+"""Pictures of Gemma 4: the pixels, the places and the prompt of the processor of transformers.
 
+The image processor of Gemma 4 Unified scales with torchvision, which the tests do not install; its
+functions that cut and merge patches need nothing of it, so they are read from its source.
+"""
+
+import ast
+import importlib.util
 import json
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
@@ -52,9 +62,45 @@ def test_every_size_has_the_rows_of_the_processor_at_every_budget():
             assert layout.rows <= budget
 
 
-def write_files(folder, *, text=None, **processor):
+@pytest.fixture(scope="module")
+def unified():
+    package = importlib.util.find_spec("transformers.models.gemma4_unified")
+    source = Path(package.origin).with_name("image_processing_gemma4_unified.py").read_text()
+    wanted = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    found = {"math": math, "torch": torch}
+    exec(compile(ast.Module(wanted, []), "functions", "exec"), found)
+    return found
+
+
+def test_the_pixels_of_gemma_4_unified_are_large_patches_of_the_processor(unified, tmp_path):
+    write_files(tmp_path, kind="gemma4_unified", max_soft_tokens=70)
+    family = family_of(tmp_path)
+    assert (family.patch, family.merge, family.budget, family.limit) == (48, 1, 70, 70)
+    for number, (width, height) in enumerate(SIZES):
+        image = picture(width, height, seed=number)
+        high, wide = unified["get_aspect_ratio_preserving_size"](height, width, 16, 9 * 70, 3)
+        scaled = np.asarray(image.resize((wide, high), Image.Resampling.BICUBIC))
+        small = unified["convert_image_to_patches"](torch.tensor(scaled).permute(2, 0, 1), 16)
+        down, across = high // 16, wide // 16
+        grid = torch.meshgrid(torch.arange(across), torch.arange(down), indexing="xy")
+        places = torch.stack(grid, dim=-1).reshape(-1, 2)
+        merged, at = unified["patches_merge"](small[None], places[None], down * across // 9)
+        assert np.array_equal(family.patches(image), merged[0].numpy()), (width, height)
+        rows, columns = np.indices((down // 3, across // 3)).reshape(2, -1)
+        assert np.array_equal(at[0].numpy(), np.stack([columns, rows], axis=1))
+        layout = family.layout(width, height)
+        assert layout.tiles == ((down // 3, across // 3),)
+        assert layout.text == f"<b>{'<i>' * layout.rows}<e>"
+
+
+def test_pictures_of_gemma_4_unified_are_whole_unless_its_config_says_no(tmp_path):
+    write_files(tmp_path, kind="gemma4_unified", text={"use_bidirectional_attention": None})
+    assert family_of(tmp_path).limit == GEMMA4_BUDGETS[-1]
+
+
+def write_files(folder, *, text=None, kind="gemma4", **processor):
     config = {
-        "model_type": "gemma4",
+        "model_type": kind,
         "text_config": text or {},
         "vision_config": {"patch_size": 16, "pooling_kernel_size": 3},
     }

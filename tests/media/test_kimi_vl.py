@@ -1,4 +1,4 @@
-"""Pictures of Kimi-VL: the sizes of transformers' Kimi K2.5, scaled by Pillow, and the prompt.
+"""Pictures of Kimi-VL and Kimi K2.5: the sizes of transformers, scaled by Pillow, and the prompt.
 
 The image processor of transformers scales with torchvision, which the tests do not install; the
 function that chooses sizes needs nothing of it, so it is read from its source.
@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import in_merge_order
 from cpuserve.media.families.kimi_vl import KimiPictures
-from cpuserve.media.families.table import family_of
+from cpuserve.media.families.preprocessing import in_merge_order
+from cpuserve.media.families.table import family_of, frame_of
 from tests.helpers.drawn import picture
 
 SIZES = [
@@ -26,13 +26,27 @@ SIZES = [
 ]
 PROCESSOR = {"patch_size": 8, "merge_kernel_size": [2, 2], "in_token_limit": 256, "pad_input": True}
 FAMILY = KimiPictures(limit=256, most_rows=2112, patch=8, merge=2)
+# The settings of Kimi K2.5 in published files, and as transformers writes them.
+PUBLISHED = {
+    "patch_size": 8,
+    "merge_kernel_size": 2,
+    "in_patch_limit": 100,
+    "patch_limit_on_one_side": 20,
+    "fixed_output_tokens": None,
+}
+OWN = {"patch_size": 8, "merge_size": 2, "max_patches": 100}
+OWN["size"] = {"max_height": 20, "max_width": 20}
+K25 = {"in_patch_limit": {"media_proc_cfg": PUBLISHED}, "max_patches": OWN}
 
 
 def written(folder, **changes):
+    return write(folder, "kimi_vl", {**PROCESSOR, **changes})
+
+
+def write(folder, kind, settings):
     vision = {"patch_size": 8, "merge_kernel_size": [2, 2]}
-    config = {"model_type": "kimi_vl", "vision_config": vision}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, **changes}))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "vision_config": vision}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -53,9 +67,25 @@ def navit_resize():
 def test_pixels_and_prompts_are_those_of_transformers(tmp_path, navit_resize):
     family = family_of(written(tmp_path))
     assert family == FAMILY
+    assert frame_of(family) == ("<|media_start|>image<|media_content|>", "<|media_end|>")
+    compare(family, lambda width, height: navit_resize(height, width, 8, 2, 256, 512))
+
+
+@pytest.mark.parametrize("name", K25)
+def test_kimi_k25_has_limits_and_a_frame_of_its_own(name, tmp_path, navit_resize):
+    family = family_of(write(tmp_path, "kimi_k25", K25[name]))
+    assert frame_of(family) == ("<|media_begin|>image<|media_content|>", "<|media_end|>")
+    compare(family, lambda width, height: navit_resize(height, width, 8, 2, 100, 20))
+    assert family.changed({name: 64}).limit == 64
+    with pytest.raises(InvalidRequest, match=name):
+        family.changed({"in_token_limit": 64})
+
+
+def compare(family, scaled):
+    """scaled: returns the size in pixels without and with the border, (height, width) each."""
     for number, (width, height) in enumerate(SIZES):
         image = picture(width, height, seed=number)
-        (high, wide), (down, across) = navit_resize(height, width, 8, 2, 256, 512)
+        (high, wide), (down, across) = scaled(width, height)
         want = np.zeros((down, across, 3), np.uint8)
         want[:high, :wide] = np.asarray(image.resize((wide, high), Image.Resampling.BICUBIC))
         assert np.array_equal(family.patches(image), in_merge_order(want[None], 8, 2))
@@ -97,8 +127,24 @@ def test_settings_change_pictures():
         ({"patch_size": 16}, "vision_config.patch_size is 8"),
         ({"merge_kernel_size": [2, 4]}, "vision_config.merge_kernel_size is"),
         ({"in_token_limit": "all"}, "in_token_limit is 'all'"),
+        ({"in_token_limit": 1 << 64}, "in_token_limit is 18446744073709551616"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(changes, why, tmp_path):
     with pytest.raises(ModelError, match=why):
         family_of(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"fixed_output_tokens": 64}, "fixed_output_tokens must be null"),
+        ({"patch_limit_on_one_side": 0}, "the most patches of a side is 0"),
+        ({"merge_kernel_size": 4}, "vision_config.merge_kernel_size is"),
+        ({"in_patch_limit": None}, "in_patch_limit is None"),
+    ],
+)
+def test_numbers_of_kimi_k25_that_do_not_fit_are_refused(changes, why, tmp_path):
+    settings = {"media_proc_cfg": {**PUBLISHED, **changes}}
+    with pytest.raises(ModelError, match=why):
+        family_of(write(tmp_path, "kimi_k25", settings))

@@ -7,8 +7,8 @@ import pytest
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import in_merge_order
 from cpuserve.media.families.pixtral import PixtralPictures
+from cpuserve.media.families.preprocessing import in_merge_order
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture
 

@@ -1,4 +1,4 @@
-"""Pictures of Qwen-VL, PaddleOCR-VL and GLM-OCR: pixels and sizes of transformers' processors."""
+"""Pictures of Qwen-VL, dots.ocr, PaddleOCR-VL, GLM-OCR: pixels of transformers' processors."""
 
 import json
 
@@ -44,7 +44,7 @@ def processed(processor, image):
     frames = np.asarray(found["pixel_values"]).reshape(rows * columns, 3, -1, 8, 8)
     assert np.array_equal(frames[:, :, 0], frames[:, :, -1])
     patches = frames[:, :, 0].transpose(0, 2, 3, 1).reshape(-1, 192)
-    if frames.shape[2] == 1:
+    if isinstance(processor, PaddleOCRVLImageProcessorPil):
         blocks = patches.reshape(rows // 2, 2, columns // 2, 2, 192)
         patches = blocks.transpose(0, 2, 1, 3, 4).reshape(-1, 192)
     return patches, rows, columns
@@ -53,11 +53,14 @@ def processed(processor, image):
 @pytest.mark.parametrize(
     ("kind", "made", "marker", "frames"),
     [
+        ("dots_ocr", Qwen2VLImageProcessorPil, "<|imgpad|>", 1),
         ("glm4v", Glm4vImageProcessorPil, "<|image|>", 2),
         ("glm46v", Glm46VImageProcessorPil, "<|image|>", 2),
         ("glm_ocr", Glm46VImageProcessorPil, "<|image|>", 2),
+        ("qwen2_5_omni_thinker", Qwen2VLImageProcessorPil, "<|IMAGE|>", 2),
         ("qwen2_5_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("qwen2_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
+        ("qwen3_omni_moe_thinker", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("qwen3_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("lfm3_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
         ("paddleocr_vl", PaddleOCRVLImageProcessorPil, "<|IMAGE_PLACEHOLDER|>", 1),
@@ -66,7 +69,7 @@ def processed(processor, image):
 def test_the_pixels_are_those_of_the_processor(kind, made, marker, frames, tmp_path):
     given = {**PROCESSOR, "temporal_patch_size": frames}
     family = family_of(written(tmp_path, given, kind))
-    assert (family == SMALL) == kind.startswith(("qwen", "lfm3"))
+    assert (family == SMALL) == (marker == "<|image_pad|>")
     processor = made(**given, do_rescale=False, do_normalize=False)
     for number, (width, height) in enumerate(SIZES):
         image = picture(width, height, seed=number)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import BailingHybridConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpuserve.errors import ModelError
 from cpuserve.models import BUILTIN, MODELS, build_program, find_model, spec_from_config
+from cpuserve.program.operations.columns import Limit
 from tests.helpers.tiny import FAMILIES, tiny_config
 
 ROPES = {
@@ -457,15 +459,76 @@ BAD = {
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
     "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    "number-beyond-floats": ("llama", {"rms_norm_eps": 10**400}, "but it must be a number above 0"),
+    "ratio-beyond-widths": (
+        "rwkv6",
+        {"hidden_ratio": 1e308, "intermediate_size": None},
+        "hidden_ratio is 1e+308, but it must be a number above 0 and at most 1024",
+    ),
+    "states-beyond-widths": ("rwkv6", {"expand_k": 1e308}, "expand_k is 1e+308, but it must be"),
+    "bound-no-number": ("bailing-hybrid", {"kda_lower_bound": "x"}, "kda_lower_bound is 'x'"),
+    "bound-not-below-zero": (
+        "bailing-hybrid",
+        {"kda_lower_bound": 0},
+        "kda_lower_bound is 0, but it must be a number above -1e+06 and at most -1e-06",
+    ),
+    "too-few-bases": ("step3.5", {"rope_theta": [1e4]}, "rope_theta is [10000.0], but it must be"),
+    "yarn-of-endless-turns": (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e308}},
+        "beta_fast is 1e+308, but it must be a number above 0 and at most 1e+06",
+    ),
+    "long-rope-of-one-position": (
+        "llama",
+        {
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": 1,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.0] * 8,
+            }
+        },
+        "original_max_position_embeddings is 1, but it must be",
+    ),
+    "places-of-odd-width": (
+        "ctrl",
+        {"n_embd": 65, "n_head": 5},
+        "n_embd is 65, but it must be even",
+    ),
+    "residual-tiny": ("granite", {"residual_multiplier": 1e-320}, "a number above 1e-09"),
+    "residual-huge": ("granite", {"residual_multiplier": 1e300}, "and at most 1e+09"),
+    "depth-tiny": ("minicpm3", {"scale_depth": 1e-320}, "scale_depth is 1e-320, but it must be a"),
+    "depth-huge": ("minicpm", {"scale_depth": 1e300}, "scale_depth is 1e+300, but it must be a"),
+    "multiplier-huge": (
+        "falcon-h1",
+        {"attention_in_multiplier": 1e300},
+        "attention_in_multiplier is 1e+300, but it must be a number above 0 and at most 1e+09",
+    ),
+    "delta-activation": (
+        "qwen3.5",
+        {"hidden_act": "gelu_pytorch_tanh"},
+        "hidden_act is 'gelu_pytorch_tanh', but it must be",
+    ),
+    "expert-widths": (
+        "ernie4.5-moe",
+        {"architectures": ["Ernie4_5_VLMoeForCausalLM"], "moe_intermediate_size": []},
+        "moe_intermediate_size is [], but it must be one number for text",
+    ),
+    "expert-counts": (
+        "ernie4.5-moe",
+        {"architectures": ["Ernie4_5_VLMoeForCausalLM"], "moe_num_experts": []},
+        "num_experts is [], but it must be an integer",
+    ),
+    "groups-alone": ("mistral4", {"n_group": 3}, "topk_group is None, but it must be n_group"),
     "norm-affine": ("opt", {"layer_norm_elementwise_affine": False}, "is not supported"),
     "architecture": (
         "llama",
-        {"architectures": ["PersimmonForCausalLM"]},
-        "PersimmonForCausalLM is not implemented in cpuserve; `cpuserve models` lists the ",
+        {"architectures": ["GPTNeoXJapaneseForCausalLM"]},
+        "GPTNeoXJapaneseForCausalLM is not implemented in cpuserve; `cpuserve models` lists the ",
     ),
     "architecture-spelled": (
         "llama",
-        {"architectures": ["LLaMAForCausalLM"]},
+        {"architectures": ["LLamaForCausalLM"]},
         "the nearest are LlamaForCausalLM, Llama4ForCausalLM, and `cpuserve models` lists the ",
     ),
     "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
@@ -493,6 +556,15 @@ def text_spec(outer, **text):
     return spec_from_config(
         {"architectures": ["Gemma3ForConditionalGeneration"], **outer, "text_config": part}
     )
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon-mamba"])
+def test_channels_of_mamba_are_its_intermediate_size_whatever_expand_says(family):
+    config = tiny_config(family)
+    channels = 2 * config["hidden_size"]
+    spec = spec_from_config({**config, "expand": 16, "intermediate_size": channels})
+    assert spec == spec_from_config({**config, "expand": 2})
+    assert spec.extra["mamba"].channels == channels
 
 
 def test_an_indexer_that_keeps_all_keys_of_every_request_is_left_out():
@@ -616,6 +688,7 @@ COUNTED |= {
         **dict.fromkeys(("axk2", "hy-v4"), ("num_experts_per_tok", "moe_intermediate_size")),
         "apertus1.5": ("vocab_size", "intermediate_size"),
         "modernbert-decoder": ("intermediate_size",),
+        "zamba": ("intermediate_size", "num_hidden_layers", "num_attention_heads"),
         "zamba2": (
             *("intermediate_size", "num_hidden_layers", "num_attention_heads"),
             "num_mem_blocks",
@@ -625,6 +698,7 @@ COUNTED |= {
     for key in keys
 }
 COUNTED.add(("exaone-moe", "num_shared_experts"))
+COUNTED.add(("molmo2", "additional_vocab_size"))  # of tokens for pictures
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}
 COUNTED |= {("jamba", "num_experts"), ("jamba", "num_experts_per_tok")}
 COUNTED |= {("mamba", "state_size"), ("falcon-mamba", "state_size")}
@@ -641,6 +715,16 @@ def test_every_required_number_is_missed(family):
             continue
         with pytest.raises(ModelError, match=key):
             spec_from_config({k: v for k, v in tiny_config(family).items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("own", "key"), [("moe_num_experts", "num_experts"), ("moe_k", "num_experts_per_tok")]
+)
+def test_a_number_of_ernies_experts_is_missed_in_either_spelling(own, key):
+    config = tiny_config("ernie4.5-moe")
+    del config[own]
+    with pytest.raises(ModelError, match=f"{key} is None"):
+        spec_from_config(config)
 
 
 @pytest.mark.parametrize(
@@ -672,6 +756,36 @@ def test_a_pattern_of_letters_says_which_layers_of_exaone_have_a_window():
     assert spec.extra["no_rope"] == (2, 4)
     with pytest.raises(ModelError, match=r"pattern is .LX., but it must be a number"):
         spec_from_config(tiny_config("exaone4", sliding_window_pattern="LX"))
+
+
+def test_an_older_config_of_k_exaone_has_the_numbers_of_one_of_transformers():
+    kinds = ["dense", "sparse", "dense", "sparse"]
+    wanted = spec_from_config(tiny_config("exaone-moe", mlp_layer_types=kinds))
+    older = tiny_config("exaone-moe", is_moe_layer=[False, True, False, True])
+    found = spec_from_config({**older, "architectures": ["ExaoneMoEForCausalLM"]})
+    assert found.extra["dense_layers"] == (0, 2)
+    assert replace(found, architecture=wanted.architecture) == wanted
+
+
+def test_layers_of_k_exaone_2_have_windows_and_limits_of_their_own():
+    own = {
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "sliding_windows": [20, 40, 20, None],
+        "swiglu_limits": [0.0, 0, 7.0, 5],
+    }
+    spec = spec_from_config(tiny_config("exaone-moe", **own, sliding_window=None))
+    assert spec.extra["windows"] == (20, 40, 20, 0)
+    assert spec.extra["no_rope"] == (3,)
+    program = build_program(spec)
+    limits = [op.limit for op in program.ops if isinstance(op, Limit)]
+    assert sorted(limits) == [5.0, 5.0, 7.0, 7.0]  # of the chosen and of the shared experts
+    head = {"mtp_layer_types": ["sliding_attention"], "mtp_sliding_windows": [64]}
+    guess = spec_from_config(tiny_config("exaone-moe", **own, **head)).extra["guess"]
+    assert guess["windows"] == (64,)
+    assert guess["limits"] == (0.0,)
+    for change in ({"sliding_windows": [20]}, {"sliding_windows": [20, 0, 20, None]}):
+        with pytest.raises(ModelError, match="sliding_windows"):
+            spec_from_config(tiny_config("exaone-moe", **{**own, **change}))
 
 
 def test_a_list_of_rope_bases_has_one_for_each_layer():
@@ -710,6 +824,194 @@ def test_a_published_config_of_minimax_m3_has_the_numbers_of_one_of_transformers
     for change in ({"swiglu_limit": 5.0}, {"moe_layer_freq": [0, 1, 2]}):
         with pytest.raises(ModelError, match=r"swiglu_limit|mlp_layer_types"):
             spec_from_config({**published, **change})
+
+
+# Of Ling 3 tiny and its fine-tunes, without keys of the training.
+LING_3 = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "model_type": "bailing_hybrid",
+    "dtype": "bfloat16",
+    "eos_token_id": 156895,
+    "expert_swiglu_limit_list": None,
+    "first_k_dense_replace": 1,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "group_norm_size": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "intermediate_size": 4608,
+    "kda_lower_bound": -5,
+    "kda_safe_gate": True,
+    "kv_lora_rank": 512,
+    "layer_group_size": 4,
+    "linear_silu": True,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 512,
+    "moe_router_enable_expert_bias": True,
+    "moe_shared_expert_intermediate_size": 512,
+    "n_group": 8,
+    "no_kda_lora": True,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 256,
+    "qk_head_dim": 192,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_interleave": True,
+    "rope_parameters": {
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 6000000,
+        "rope_type": "default",
+    },
+    "rope_theta": 6000000,
+    "rotary_dim": 64,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "use_qk_norm": True,
+    "v_head_dim": 128,
+    "vocab_size": 157184,
+}
+
+
+def test_a_published_config_of_ling_3_has_the_numbers_of_one_of_transformers():
+    saved = BailingHybridConfig(**{**LING_3, "kda_lower_bound": -5.0}).to_dict()
+    assert saved["rope_parameters"]["partial_rotary_factor"] == 0.5
+    wanted = spec_from_config({**saved, "architectures": ["BailingHybridForCausalLM"]})
+    found = spec_from_config(LING_3)
+    assert replace(found, architecture=wanted.architecture) == wanted
+    assert found.rope.rotary == 64  # as in transformers, whatever partial_rotary_factor says
+    assert found.extra["attends"] == tuple(i % 4 == 3 for i in range(24))
+
+
+def test_the_last_layers_of_ling_3_attend_if_their_group_is_not_whole():
+    found = spec_from_config({**LING_3, "num_hidden_layers": 10})
+    assert found.extra["attends"] == tuple(i % 4 == 3 or i > 7 for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("no_kda_lora", False), ("use_mla_nope", True), ("value_norm", True)),
+        *(("gated_attention_proj_granularity_type", "element_wise"), ("group_norm_size", 4)),
+    ],
+)
+def test_layers_that_ling_3_might_have_are_refused(key, value):
+    with pytest.raises(ModelError, match=key):
+        spec_from_config({**LING_3, key: value})
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("sarvam", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
+        ("llama", "LLaMAForCausalLM"),
+        ("mpt", "MPTForCausalLM"),
+        ("gemma3", "modeling_gemma3.Gemma3ForCausalLM"),
+        ("minimax-m3", "MiniMaxM3SparseForCausalLM"),
+        ("lfm2", "LFM2ForCausalLM"),
+        ("stablelm", "StableLMEpochForCausalLM"),
+        ("rwkv7", "Rwkv7ForCausalLM"),
+        ("xlm-roberta", "CamembertModel"),
+        ("llama", "TeleChat3ForCausalLM"),
+        ("llama", "XverseForCausalLM"),
+    ],
+)
+def test_published_names_of_classes_mean_the_same_as_those_of_transformers(family, name):
+    found = spec_from_config(tiny_config(family, architectures=[name]))
+    assert found == spec_from_config(tiny_config(family))
+
+
+def test_the_older_keys_of_stablelm_are_read():
+    found = spec_from_config(
+        tiny_config(
+            "stablelm",
+            architectures=["StableLMEpochForCausalLM"],
+            model_type="stablelm_epoch",
+            rope_pct=0.5,
+            norm_eps=3e-5,
+        )
+    )
+    assert found == spec_from_config(
+        tiny_config("stablelm", partial_rotary_factor=0.5, layer_norm_eps=3e-5)
+    )
+
+
+def first_falcon(family):
+    """The config of a tiny Falcon with the keys of the first files (RefinedWeb)."""
+    config = tiny_config(family, architectures=["RWForCausalLM"], model_type="RefinedWeb")
+    config.pop("new_decoder_architecture", None)
+    older = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    older |= {"n_head_kv": "num_kv_heads"} if "num_kv_heads" in config else {}
+    return config | {old: config.pop(new) for old, new in older.items()}
+
+
+@pytest.mark.parametrize("family", ["falcon", "falcon-40b"])
+def test_the_first_keys_of_falcon_are_read(family):
+    config = first_falcon(family)
+    assert "num_hidden_layers" not in config
+    assert spec_from_config(config) == spec_from_config(tiny_config(family))
+    with pytest.raises(ModelError, match="alibi"):
+        spec_from_config({**config, "alibi": True})
+
+
+def test_exaone_has_the_same_numbers_in_both_spellings():
+    config = tiny_config("exaone", hidden_act="gelu_new", rms_norm_eps=1e-4)
+    published = {k: v for k, v in config.items() if k not in ("hidden_act", "rms_norm_eps")}
+    published["num_layers"] = published.pop("num_hidden_layers")
+    published |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-4}
+    assert spec_from_config(published) == spec_from_config(config)
+
+
+@pytest.mark.parametrize("key", ["param_sink_number", "sandwich_norm", "num_routed_experts"])
+def test_layers_of_the_mixtures_of_pangu_are_refused(key):
+    config = tiny_config("llama", architectures=["PanguEmbeddedForCausalLM"])
+    spec_from_config(config)
+    with pytest.raises(ModelError, match=key):
+        spec_from_config({**config, key: 4})
+
+
+def test_the_fp8_files_of_mimo_v2_5_are_refused():
+    """They have rows and scales in the order of the ranks that wrote them."""
+    config = tiny_config("mimo-v2", architectures=["MiMoV2ForCausalLM"])
+    assert spec_from_config(config).extra["fused"]
+    with pytest.raises(ModelError, match="a GGUF file of this model runs"):
+        spec_from_config({**config, "quantization_config": {"quant_method": "fp8"}})
+
+
+@pytest.mark.parametrize("blocks", [3, ["mamba"], [{"block_type": "skip"}], [{}]])
+def test_blocks_that_puzzle_does_not_have_are_refused(blocks):
+    names = {"architectures": ["NemotronHPuzzleForCausalLM"]}
+    with pytest.raises(ModelError, match=r"block_configs|layers_block_type"):
+        spec_from_config(tiny_config("nemotron-h-moe", **names, block_configs=blocks))
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"attention": {"replace_with_linear": True}}, "replace_with_linear"),
+        ({"attention": {"n_heads_in_group": 3}}, "n_heads_in_group"),
+        ({"attention": {"no_op": True}, "ffn": {"hidden_act": "relu"}}, "hidden_act of a block"),
+        ({"attention": {"no_op": True}, "ffn": {}}, "ffn_mult"),
+        ({}, "n_heads_in_group"),
+        (3, "block_configs"),
+    ],
+)
+def test_layers_that_deci_does_not_have_are_refused(block, message):
+    config = tiny_config("llama", architectures=["DeciLMForCausalLM"], block_configs=[block] * 2)
+    with pytest.raises(ModelError, match=message):
+        spec_from_config(config)
+    with pytest.raises(ModelError, match="num_key_value_heads_per_layer"):
+        spec_from_config({**config, "block_configs": None})
 
 
 def test_every_builtin_architecture_can_be_imported():

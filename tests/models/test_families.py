@@ -21,7 +21,7 @@ from tests.helpers.oracle import (
 )
 from tests.helpers.rounding import UNIT64, assert_likeliest, largest, model_bound
 from tests.helpers.steps import Sequence, all_rows, step
-from tests.helpers.tiny import FAMILIES, SAMPLE, tiny_config, tiny_model
+from tests.helpers.tiny import FAMILIES, RELATIVES, SAMPLE, tiny_config, tiny_model
 
 TOKENS = [
     (i * 37 + i * i * 5) % 509 for i in range(100)
@@ -79,6 +79,27 @@ VARIANTS = {
             **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
             "tie_word_embeddings": False,
             "global_attn_every_n_layers": 2,
+        },
+    ),
+    "zamba-one-head": (
+        "zamba",
+        {
+            "n_mamba_heads": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "zamba-defaults": (
+        "zamba",
+        {
+            "n_mamba_heads": 3,
+            "layers_block_type": None,
+            "num_hidden_layers": 8,
+            "attn_layer_offset": 3,
+            "attention_head_dim": 20,
+            "mamba_dt_rank": 7,
+            "hidden_act": "silu",
         },
     ),
     "internlm3-biases": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
@@ -319,6 +340,15 @@ VARIANTS = {
         "glm4-moe",
         {"n_group": 4, "topk_group": 2, "use_qk_norm": False, "n_shared_experts": 2},
     ),
+    "stablelm-heads": ("stablelm", {"qk_layernorm": True, "layer_norm_eps": 1e-3}),
+    "cohere-heads": (
+        "cohere",
+        {"use_qk_norm": True, "attention_bias": True, "layer_norm_eps": 1e-3},
+    ),
+    "persimmon-plain": (
+        "persimmon",
+        {"qk_layernorm": False, "partial_rotary_factor": 1.0, "hidden_act": "gelu"},
+    ),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
     "cohere2-moe-softmax": (
         "cohere2-moe",
@@ -494,6 +524,18 @@ VARIANTS = {
             "q_lora_rank": 24,
         },
     ),
+    # the published config has 16 and 8192 beside a width of 4096
+    "falcon-mamba-7b": ("falcon-mamba", {"expand": 16, "intermediate_size": 128}),
+    "nanochat-yarn": (
+        "nanochat",
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
     "olmoe-renormalized": ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
     "gpt2-scales": (
         "gpt2",
@@ -624,7 +666,7 @@ def assert_alike(got, expected, path):
     torch.testing.assert_close(got, expected, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("family", deep_but(SAMPLE, FAMILIES))
+@pytest.mark.parametrize("family", deep_but(SAMPLE, (*FAMILIES, *RELATIVES)))
 def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     path = tiny_model(family)
     whole = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS)
@@ -632,7 +674,7 @@ def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     assert_alike(chunked, whole, path)
 
 
-@pytest.mark.parametrize("family", deep_but(SAMPLE, FAMILIES))
+@pytest.mark.parametrize("family", deep_but(SAMPLE, (*FAMILIES, *RELATIVES)))
 def test_sequences_of_one_step_do_not_see_each_other(family):
     path = tiny_model(family)
     texts = [TOKENS[:40], TOKENS[50:53], TOKENS[10:80]]
@@ -648,7 +690,7 @@ def test_sequences_of_one_step_do_not_see_each_other(family):
     assert_alike(out, expected, path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RELATIVES])
 def test_the_program_needs_exactly_the_checkpoint_tensors(family):
     path = tiny_model(family)
     needs = stored_needs(program_of(path).weights)

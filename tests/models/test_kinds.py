@@ -11,8 +11,16 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from cpuserve.errors import ModelError
-from cpuserve.models import BUILTIN, TEXT_PARTS
-from cpuserve.models.generic import _decoders, other_kind, read_spec, transformers_knows
+from cpuserve.models import BUILTIN, TEXT_PARTS, architecture_of, find_model
+from cpuserve.models.generic import (
+    USUAL,
+    _decoders,
+    other_kind,
+    parts_beside_text,
+    read_spec,
+    runs_through_transformers,
+    transformers_knows,
+)
 from tests.api.server_process import free_port
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
@@ -28,6 +36,10 @@ OTHERS = {
     "vit": ("ViTForImageClassification", "a model of images"),
     "clip": ("CLIPModel", "a model of images"),
     "dinov2": ("Dinov2Model", "a model of images"),
+    "paligemma": (
+        "PaliGemmaForConditionalGeneration",
+        "a model that reads its prompt in both directions",
+    ),
 }
 
 
@@ -96,7 +108,7 @@ def test_only_decoders_of_transformers_run_through_it():
     ("kind", "architecture", "instead"),
     [
         ("electra", "ElectraForMaskedLM", "XLMRobertaForMaskedLM"),
-        ("camembert", "CamembertForSequenceClassification", "BertForSequenceClassification"),
+        ("rembert", "RemBertForSequenceClassification", "BertForSequenceClassification"),
         ("xlnet", "XLNetModel", "a GGUF file"),
         ("mllama", "MllamaForConditionalGeneration", "LlavaForConditionalGeneration"),
     ],
@@ -126,6 +138,40 @@ def test_a_model_with_other_states_is_refused_by_its_config(kind):
     assert "Falcon-H1" in str(raised.value)
 
 
+WAYS_OUT = (
+    *("the nearest are", "Of such models", "give that model, and --speculative-config"),
+    *("serve a decoder", "use a server for speech", "transformers, or a server such as"),
+    *("install cpuserve[torch]", "a GGUF file", "models with its head run"),
+)
+
+
+@pytest.mark.parametrize("kind", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_every_causal_model_of_transformers_runs_or_says_what_to_do(kind):
+    """By its config alone: a family, the fallback, or a line with the nearest thing to do."""
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    slowly, line = how_it_runs({"model_type": kind, "architectures": [architecture]})
+    family = find_model(text_part_of(architecture))
+    assert len(line) < 900
+    if line:
+        assert any(way in line for way in WAYS_OUT), line
+        assert family is None
+    else:
+        assert slowly == (family is None)
+
+
+def text_part_of(architecture):
+    """The architecture whose family runs it, for models of images and text."""
+    return architecture_of({"architectures": [architecture]})
+
+
+def how_it_runs(config):
+    """(whether it runs through transformers, the line of the refusal)."""
+    try:
+        return runs_through_transformers(config), ""
+    except ModelError as error:
+        return False, str(error)
+
+
 def test_an_unknown_architecture_says_the_ways_out(monkeypatch):
     config = {"architectures": ["NewForCausalLM"], "model_type": "new_model"}
     with pytest.raises(ModelError) as raised:
@@ -139,12 +185,31 @@ def test_an_unknown_architecture_says_the_ways_out(monkeypatch):
         read_spec(config)
 
 
-def test_a_model_of_images_and_text_lists_the_text_parts_that_run():
-    config = {"architectures": ["NewVLForConditionalGeneration"], "model_type": "new_vl"}
+def test_a_model_of_images_and_text_has_the_nearest_text_parts_that_run():
+    config = {"architectures": ["Qwen3VLNextForConditionalGeneration"], "model_type": "new_vl"}
     config |= {"vision_config": {"a": 1}, "text_config": {"model_type": "new"}}
     with pytest.raises(ModelError, match="a part for vision") as raised:
         read_spec(config)
-    assert all(name in str(raised.value) for name in TEXT_PARTS)
+    nearest = str(raised.value).partition("the nearest are ")[2]
+    assert nearest.startswith("Qwen3VLForConditionalGeneration")
+    assert f"`cpuserve models --supported` lists the {len(TEXT_PARTS)} that are" in nearest
+    assert len(str(raised.value)) < 900
+    assert all(name.strip() in TEXT_PARTS for name in USUAL.split(","))
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (
+            {"thinker_config": {"vision_config": {"a": 1}, "audio_config": {"a": 1}}},
+            "vision and audio",
+        ),
+        ({"vision_config": {"a": 1}, "sound_config": {"a": 1}}, "vision and sound"),
+        ({"text_config": {"a": 1}}, None),
+    ],
+)
+def test_the_start_names_the_parts_that_are_not_read(config, parts):
+    assert parts_beside_text(config) == parts
 
 
 @pytest.mark.parametrize("kind", ["whisper", "t5", "vit"])

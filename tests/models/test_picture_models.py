@@ -8,6 +8,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.hunyuan_vl import modeling_hunyuan_vl
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
@@ -24,20 +25,42 @@ from tests.helpers.tiny import tiny_model
 
 TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
 # Other tests have these: transformers writes Kimi's layers under a wrong name, needs Pillow for
-# Gemma 3n, has no class for the model (tests/llm/test_text_parts.py, below), or refuses a small
-# vocabulary (Apertus 1.5, below). LightOnOCR has a second name.
+# Gemma 3n and timm for PerceptionLM, has no class for the model (tests/llm/test_text_parts.py,
+# below), or refuses a small vocabulary (Apertus 1.5, below), or saves Hunyuan 4's MLPs under wrong
+# names (below). LightOnOCR has a second name.
 ELSEWHERE = {
     "Apertus1p5ForConditionalGeneration",
+    "BailingMoeV3VLForConditionalGeneration",
+    "DotsOCRForCausalLM",
+    "FastVlmForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
     "Glm5NextForConditionalGeneration",
+    "HCXVisionV2ForCausalLM",
+    "HYV4VLForConditionalGeneration",
     "InternVLChatModel",
+    "KimiK25ForConditionalGeneration",
     "KimiVLForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "LightOnOCRForConditionalGeneration",
+    "NemotronH_Nano_Omni_Reasoning_V3",
+    "NemotronH_Nano_VL_V2",
+    "NemotronH_Super_Omni_Reasoning_V3",
+    "PerceptionLMForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration",
+    "Qwen2_5OmniModel",
+    "Qwen3OmniMoeForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
     "Qwen4ExpForConditionalGeneration",
+}
+# Classes that published files name, and those of transformers that have their tied heads.
+PUBLISHED = {
+    "HCXVisionV2ForCausalLM": "HyperCLOVAXVisionV2ForConditionalGeneration",
+    "LightOnOCRForConditionalGeneration": "LightOnOcrForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
 KINDS = [
     (name, kind)
@@ -58,7 +81,10 @@ ALWAYS = [
 def logits_of(path):
     """Return (logits of all tokens by the interpreter in fp32, how far off they may be)."""
     checkpoint = open_checkpoint(path)
-    program, weights = build_program(spec_from_config(checkpoint.config)), checkpoint.weights
+    spec, weights = spec_from_config(checkpoint.config), checkpoint.weights
+    program = build_program(spec)
+    if spec.tower is None:
+        check_weights(program, weights)  # no tensor is unknown
     tensors = {
         need.name: torch.from_numpy(dequantize(weights.get(need.name)).reshape(need.shape))
         for need in program.weights
@@ -103,6 +129,25 @@ def test_the_text_part_of_apertus_computes_the_logits_of_its_text_model(tmp_path
     assert np.array_equal(logits_of(tmp_path)[0], logits_of(source)[0])
 
 
+def test_the_text_part_of_hunyuan_4_computes_the_logits_of_transformers(tmp_path):
+    sizes = {"q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    sizes |= {"qk_rope_head_dim": 16, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 64}
+    ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
+    # So that other norms inside attention would be seen.
+    sizes |= {"rope_parameters": ropes, "rms_norm_eps": 1e-2, "hc_mult": 2}
+    model = write_picture_model("HYV4VLForConditionalGeneration", "hy_v4_vl_text", tmp_path, sizes)
+    with torch.inference_mode():
+        want = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    file = tmp_path / "model.safetensors"
+    # transformers 5.24 saves the gates of MLPs under the name of those of attention.
+    stored = load_file(file)
+    gates = {n: n.replace("linear_gate", "gate_proj") for n in stored if ".mlp." in n}
+    stored = {gates.get(n, n): x for n, x in stored.items()}
+    save_file(stored, file, metadata={"format": "pt"})
+    got, bound = logits_of(tmp_path)
+    assert abs(got - want).max() <= bound * abs(want).max()
+
+
 @pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])
 def test_experts_of_published_files_are_stored_by_their_inputs(part, tmp_path):
     write_picture_model("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", tmp_path)
@@ -143,9 +188,7 @@ def test_values_that_a_config_leaves_out_are_those_of_transformers(kind):
 
 @pytest.mark.parametrize("architecture", [n for n in TEXT_PARTS if TEXT_PARTS[n].tied is not None])
 def test_a_head_is_tied_as_in_transformers_if_the_config_does_not_say(architecture):
-    # The first files of LightOnOCR name a class that transformers spells in another way now.
-    name = architecture.replace("LightOnOCR", "LightOnOcr")
-    whole = getattr(transformers, name).config_class
+    whole = getattr(transformers, PUBLISHED.get(architecture, architecture)).config_class
     assert whole.tie_word_embeddings == TEXT_PARTS[architecture].tied
 
 
@@ -181,6 +224,26 @@ def test_qwen2_vl_has_the_keys_of_its_parts_in_one_object():
     spec = spec_from_config(config)
     assert (spec.width, spec.head_dim, spec.tied, spec.qkv_bias) == (1536, 128, True, True)
     assert spec.rope.inv_freq[1] == pytest.approx(1e6 ** (-2 / 128))
+
+
+def test_hunyuan_ocr_has_the_keys_of_its_parts_in_one_object():
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 8,
+        "vocab_size": 120818,
+    }
+    ropes = {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "xdrope_section": [16] * 4}
+    sizes |= {"rope_theta": 10000.0, "rope_scaling": ropes, "attention_head_dim": 128}
+    config = {"architectures": ["HunYuanVLForConditionalGeneration"], "vision_config": {}, **sizes}
+    spec = spec_from_config(config)
+    assert (spec.width, spec.head_dim, spec.tied) == (1024, 128, True)
+    text = CONFIG_MAPPING["hunyuan_vl_text"](**{**sizes, "rope_scaling": dict(ropes)})
+    theirs = modeling_hunyuan_vl.HunYuanVLRotaryEmbedding(text).inv_freq
+    assert spec.rope.inv_freq == pytest.approx(theirs.tolist(), rel=1e-5)
+    assert spec.rope.inv_freq[1] != pytest.approx(1e4 ** (-2 / 128), rel=1e-2)
 
 
 def test_a_null_of_the_text_part_is_a_value():

@@ -22,6 +22,7 @@ PUBLISHED = {
     "aria": ({"by_inputs": True}, EXPERTS),
     "lara-mini": ({}, {"linear_attn.norm.": "linear_attn.out_norm."}),
     "openai-gpt": (None, {"transformer.": ""}),
+    "zamba": (None, {".x_proj.weight": ".x_proj_weight", ".dt_proj.": ".dt_proj_"}),
 }
 
 

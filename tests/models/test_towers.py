@@ -22,6 +22,7 @@ from cpuserve.quant import quantize_online
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchTower
 from cpuserve.runtime.tower import tower_config, window_order
+from tests.helpers.dots_ocr import DOTS_OCR
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
     AYA,
@@ -38,6 +39,7 @@ from tests.helpers.pictures import (
     MISTRAL3,
     PATCH,
     QIANFAN,
+    UNIFIED,
     grid_inputs,
     patches_of,
     random_grid,
@@ -188,26 +190,29 @@ def encoded_grids(path, kind, grids, dtype="float32", threads=1, ranks=(), budge
 
 @pytest.mark.parametrize("architecture", GRID_MODELS)
 def test_rows_of_pictures_of_any_size_are_those_of_transformers(architecture, tmp_path):
-    theirs = write_grid_model(architecture, tmp_path)
+    theirs, merge = write_grid_model(architecture, tmp_path), 1 if architecture == UNIFIED else 2
     grids = [random_grid(*size, seed=i) for i, size in enumerate(GRIDS)]
     with torch.inference_mode():
         found = theirs.model.get_image_features(**grid_inputs(grids, architecture))
         levels = getattr(found, "deepstack_features", None) or []
         parts = [torch.cat(list(each)) for each in (found.pooler_output, *levels)]
     want = torch.cat(parts, dim=1).numpy()
-    assert want.shape == (6 + 1 + 10, 64 * (3 if "Qwen3VL" in architecture else 1))
+    assert want.shape == (
+        (6 + 1 + 10) * (4 if merge == 1 else 1),
+        64 * (3 if architecture.startswith(("Qwen3VL", "Qwen3Omni")) else 1),
+    )
     bound = 1e-3 * np.ptp(want)
     for kind in ("torch", "native"):
-        assert np.abs(encoded_grids(tmp_path, kind, grids) - want).max() < bound / 20
+        assert np.abs(encoded_grids(tmp_path, kind, grids, merge=merge) - want).max() < bound / 20
     assert np.abs(np.roll(want, 1, axis=0) - want).max() > 10 * bound
     for dtype in ("float32", "bfloat16"):
-        bits = encoded_grids(tmp_path, "native", grids, dtype)
+        bits = encoded_grids(tmp_path, "native", grids, dtype, merge=merge)
         error = np.sqrt(np.mean((bits - want) ** 2) / np.var(want))
         assert error < 0.03
-        for threads, ranks, budget in DIVISIONS:
-            more = encoded_grids(tmp_path, "native", grids, dtype, threads, ranks, budget)
+        for each in DIVISIONS:
+            more = encoded_grids(tmp_path, "native", grids, dtype, *each, merge=merge)
             assert np.array_equal(more, bits)
-        alone = [encoded_grids(tmp_path, "native", [grid], dtype) for grid in grids]
+        alone = [encoded_grids(tmp_path, "native", [grid], dtype, merge=merge) for grid in grids]
         assert np.array_equal(np.concatenate(alone), bits)
 
 
@@ -504,6 +509,13 @@ def test_a_part_of_a_step_that_does_not_exist_is_refused(tmp_path):
     with_team(1, [], use)
 
 
+def test_a_ratio_of_internvl_that_is_almost_zero_is_refused():
+    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    config = {"architectures": ["InternVLChatModel"], "vision_config": {}}
+    with pytest.raises(ModelError, match="downsample_ratio is 1e-320"):
+        tower_spec({**config, "downsample_ratio": 1e-320, "image_processor": pictures}, 64)
+
+
 def test_a_fine_route_that_a_model_does_not_have_is_refused(tmp_path):
     path, *_ = written(tmp_path, 8, 2, 8, GRANITE_FINE)
     assert opened(path)[0].tower.merge == 2
@@ -552,6 +564,7 @@ PUBLISHED = {
         2048,
         {"hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]},
     ),
+    "dots.ocr": (DOTS_OCR, 1536, {}),
     "paddleocr-vl": ("PaddleOCRVLForConditionalGeneration", 1024, {"hidden_size": 1152}),
 }
 

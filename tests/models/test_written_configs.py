@@ -28,6 +28,8 @@ PARTS = {
     "Gemma4UnifiedForConditionalGeneration": "gemma4-unified",
     "Glm5NextForConditionalGeneration": "glm5-next",
     "Mistral3ForConditionalGeneration": "mistral",
+    "Molmo2ForConditionalGeneration": "molmo2",
+    "MuseGlimmerForConditionalGeneration": "muse-glimmer",
     "Qwen3_5ForConditionalGeneration": "qwen3.5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe",
     "Qwen4ExpForConditionalGeneration": "qwen4-exp",
@@ -37,9 +39,12 @@ PARTS = {
 # Models without a class of this name in transformers.
 CONFIGS = {
     "Glm5NextForCausalLM": transformers.Glm5NextTextConfig,
+    "Molmo2ForCausalLM": transformers.Molmo2TextConfig,
+    "MuseGlimmerForCausalLM": transformers.MuseGlimmerTextConfig,
     "SarvamMLAForCausalLM": transformers.SarvamMLAConfig,
     "SarvamMoEForCausalLM": transformers.SarvamMoEConfig,
     "Step3p5ForCausalLM": transformers.Step3p7TextConfig,
+    "ExaoneForCausalLM": transformers.ExaoneConfig,
     "InternLM3ForCausalLM": transformers.InternLM3Config,
     "IQuestCoderForCausalLM": transformers.IQuestCoderConfig,
 }
@@ -83,6 +88,7 @@ OTHERS = {
         "granite-moe",
         {"model_type": "granitemoeshared", "shared_intermediate_size": 64},
     ),
+    "CamembertModel": ("xlm-roberta", {"model_type": "camembert"}),
     "RobertaModel": ("xlm-roberta", {"model_type": "roberta"}),
     "MT5EncoderModel": ("t5", {"model_type": "mt5"}),
 }
@@ -218,7 +224,8 @@ ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next
 ANOTHER_WIDTH |= {"mamba", "falcon-mamba", "zamba2"}
 ANOTHER_WIDTH.add("deepseek-v4")  # 48 columns of an entry are not 32 equal parts
 # transformers has no class for them
-ANOTHER_WIDTH |= {"sarvam", "sarvam-mla", "step3.5", "internlm3", "iquestcoder", *UNKNOWN}
+ANOTHER_WIDTH |= {"sarvam", "sarvam-mla", "step3.5", "internlm3", "iquestcoder", "exaone", *UNKNOWN}
+ANOTHER_WIDTH |= {"muse-glimmer", "molmo2"}
 
 
 @pytest.mark.parametrize(

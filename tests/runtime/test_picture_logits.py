@@ -36,6 +36,7 @@ from tests.helpers.pictures import (
     PIXTRAL_12B,
     PIXTRALS,
     QIANFAN,
+    UNMERGED,
     canvas_family,
     canvas_inputs,
     grid_inputs,
@@ -120,7 +121,7 @@ def prompt_of(name, theirs):
             ids += stream.integers(10, 380, n).tolist()
             continue
         if architecture in ANY_SIZE:
-            side = SIDE // MERGE if architecture == PIXTRAL_12B else SIDE
+            side = SIDE // MERGE if architecture in UNMERGED else SIDE
             size = (side, side * n) if n != 2 else (side * n, side)
             pixels.append(random_grid(*size, seed=n))
             rows = ROWS

@@ -71,6 +71,12 @@ class Keys:
             return blocks
         if guessers >= blocks:
             self.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
+        if guessers and not any(name.startswith("blk.0.") for name in self.file.tensors):
+            wanted = (
+                "absent: the file has only the head that guesses tokens. Give the file of the "
+                "model; a head is read from the same file, or from safetensors"
+            )
+            self.fail("nextn_predict_layers", guessers, wanted)
         return blocks - guessers
 
     def real(self, key: str, default: float | None = None) -> float:

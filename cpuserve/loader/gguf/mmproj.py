@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.keys import Keys
-from cpuserve.loader.gguf.model import rope_row_order
+from cpuserve.loader.gguf.model import axial_row_order, rope_row_order
 from cpuserve.loader.gguf.parts import find_mmproj, open_gguf
 from cpuserve.loader.gguf.projectors import grids, tiles
 from cpuserve.loader.gguf.projectors.record import SECOND_FRAME, Projector, shape_of
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 _SHOWS_PICTURES = re.compile("""['"]image(?:_url)?['"]""")
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.((\w+)\.(weight|bias|(?:in|out)put_(?:min|max)))")
 _LEVEL = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
-# Tensors for sound (Gemma 4), and the row of a token that the text part has as well (Pixtral).
+# Tensors for sound (Gemma 4, Omni), and the row of a token that the text part has too (Pixtral).
 _UNREAD = ("a.", "mm.a.", "v.token_embd.")
+_UNQUANTIZED, _CHANNELS = ("F32", "F16", "BF16"), 3
 PROJECTORS: dict[str, Projector] = {**tiles.PROJECTORS, **grids.PROJECTORS}
 
 
@@ -220,6 +222,8 @@ class WholeStore:
             shape, data = first.shape, (self._file.numbers(first) - 1).view("u1")
         elif first.name in self._projector.channels_last:
             shape, data = _channels_last(first, self._file.data(first))
+        elif first.name in self._projector.turned:
+            shape, data = _turned(first, self._file.data(first))
         elif name.endswith(("put_min", "put_max")):
             shape, data = (), self._file.data(first)  # the file has vectors of one number
         else:
@@ -228,10 +232,12 @@ class WholeStore:
 
     def _row_order(self, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
         match = _BLOCK.fullmatch(tensor.name)
-        if match is None or match[3] not in self._projector.interleaved:
+        part, projector = "" if match is None else match[3], self._projector
+        if part not in (*projector.interleaved, *projector.axial):
             return None
         heads = Keys(self._file, "clip.vision").count("attention.head_count")
-        return rope_row_order(tensor.shape[0], heads, tensor.name)
+        order = axial_row_order if part in projector.axial else rope_row_order
+        return order(tensor.shape[0], heads, tensor.name)
 
 
 def _place(name: str, parts: list[str]) -> int:
@@ -271,10 +277,31 @@ def _joined(
 def _channels_last(
     tensor: GgufTensor, data: npt.NDArray[np.uint8]
 ) -> tuple[tuple[int, ...], npt.NDArray[np.uint8]]:
-    """Return the shape and the bytes of a convolution as a matrix; its channels become the last."""
-    count, channels, rows, columns = tensor.shape
-    places = data.reshape(count, channels, rows * columns, -1).swapaxes(1, 2)
-    return (count, channels * rows * columns), places.reshape(-1)
+    """Return the shape and the bytes of numbers for a patch; the channels of a pixel become last.
+
+    A convolution [n, channels, y, x] becomes a matrix; a matrix and a vector stay what they are.
+
+    Raises ModelError if the tensor is quantized, or has no three channels.
+    """
+    count = 1 if len(tensor.shape) == 1 else tensor.shape[0]
+    numbers = prod(tensor.shape) // count
+    if tensor.dtype not in _UNQUANTIZED or numbers % _CHANNELS:
+        msg = (
+            f"GGUF {tensor.file.path}: {tensor.name} has type {tensor.dtype} and shape "
+            f"{list(tensor.shape)}; it must be {', '.join(_UNQUANTIZED)}, with {_CHANNELS} channels"
+        )
+        raise ModelError(msg)
+    places = data.reshape(count, _CHANNELS, numbers // _CHANNELS, -1).swapaxes(1, 2)
+    shape = tensor.shape if len(tensor.shape) == 1 else (count, numbers)
+    return shape, places.reshape(-1)
+
+
+def _turned(
+    tensor: GgufTensor, data: npt.NDArray[np.uint8]
+) -> tuple[tuple[int, ...], npt.NDArray[np.uint8]]:
+    """Return the shape and the bytes of rows [a, b, width] as [b, a, width]."""
+    first, second, *rest = tensor.shape
+    return (second, first, *rest), data.reshape(first, second, -1).swapaxes(0, 1).reshape(-1)
 
 
 def _is_swapped(file: GgufFile) -> bool:

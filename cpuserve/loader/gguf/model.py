@@ -12,7 +12,7 @@ from cpuserve.loader.gguf.archs.table import arch_of
 from cpuserve.loader.gguf.file import GgufFile, GgufTensor
 from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.names import gguf_to_hf
-from cpuserve.loader.safetensors import ID_TABLES, ids_as_floats
+from cpuserve.loader.safetensors import dtype_read, ids_as_floats
 from cpuserve.quant.stored import StoredTensor
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # RWKV 6: the factors of mixtures of rows with the rows before.
 SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in "rwkvg"))
 VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
+# The weights of norms end like this. Some converters add 1 to them.
+NORMS = ("norm.weight", *(f".ple.norm_{part}.weight" for part in ("key", "query", "conv")))
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The default token ids by kind of tokenizer, for files without these ids; as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
@@ -55,11 +57,24 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         config |= {"num_attention_heads": 0, "num_key_value_heads": 0}
     else:
         _add_heads(config, keys, narrow=arch.narrow)
-        _add_rope(config, keys, arch.yarn)
+        if not arch.still:
+            _add_rope(config, keys, arch.yarn)
         _add_window(config, keys)
     _add_tokens(config, file)
     config["is_ranker"] = keys.raw("pooling_type") == RANK
     return {**config, **arch.settings(keys)}
+
+
+def bytes_in_memory(file: GgufFile, config: Mapping[str, Any]) -> int:
+    """Return the bytes of all tensors in memory; a head that is normalized is dense there."""
+    from cpuserve.models.baichuan import has_normed_head
+    from cpuserve.quant.gguf.sizes import packed_bytes
+
+    sizes = {name: packed_bytes(t.dtype, t.size) for name, t in file.tensors.items()}
+    head = file.tensors.get("output.weight")
+    if head is not None and has_normed_head(config):
+        sizes[head.name] = max(sizes[head.name], 2 * math.prod(head.shape))
+    return sum(sizes.values())
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -71,8 +86,13 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _intermediate(keys: Keys) -> int:
-    """Return the MLP width; without one in the file (Qwen3.5 MoE), the width of an expert."""
+    """Return the MLP width; without one in the file (Qwen3.5 MoE), the width of an expert.
+
+    If experts of layers differ in their width (Nemotron 3 Puzzle), return the largest.
+    """
     experts = keys.raw("expert_feed_forward_length")
+    if isinstance(experts, list) and {type(each) for each in experts} == {int}:
+        return int(max(*experts, 1))
     only = keys.raw("feed_forward_length") is None and experts is not None
     key = "expert_feed_forward_length" if only else "feed_forward_length"
     return keys.count(key, some=True)
@@ -92,7 +112,7 @@ def _add_heads(config: dict[str, Any], keys: Keys, *, narrow: bool) -> None:
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads, some=True)
     if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek: `settings` has the widths
-        config["head_dim"] = keys.count("rope.dimension_count")
+        config["head_dim"] = keys.whole("rope.dimension_count") or 1
         return
     head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))
     value_dim = keys.count("attention.value_length", head_dim)
@@ -195,6 +215,13 @@ _GUESSER = {
 }
 
 
+def _joined(blocks: Mapping[str, str]) -> dict[str, str]:
+    """Return the name of the stack with gates and ups of experts, which files may have as one."""
+    stem, _, part = blocks.get("ffn_gate_exps", "").rpartition("experts.")
+    both = {"gate_proj": "gate_up_proj", "w1": "w13"}.get(part)
+    return {"ffn_gate_up_exps": f"{stem}experts.{both}"} if both else {}
+
+
 class GgufStore:
     """TensorStore of a GGUF file, as a Hugging Face model: rows of q, k and v are in its order.
 
@@ -215,7 +242,7 @@ class GgufStore:
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
-                names = ({**_GUESSER, **arch.blocks}, arch.top, arch.layers)
+                names = ({**_GUESSER, **_joined(arch.blocks), **arch.blocks}, arch.top, arch.layers)
                 self._tensors[gguf_to_hf(name, *names)] = tensor
 
     def names(self) -> set[str]:
@@ -224,7 +251,7 @@ class GgufStore:
 
     def dtype(self, name: str) -> str:
         """The ggml type name, and F32 for tables of ids."""
-        return "F32" if name.endswith(ID_TABLES) else self._tensors[name].dtype
+        return dtype_read(name, self._tensors[name].dtype)
 
     def get(self, name: str) -> StoredTensor:
         """Return the tensor as a mapped view; row_order undoes the reordering of the converter."""
@@ -243,8 +270,9 @@ class GgufStore:
             shape = (1, *shape)  # a matrix with one row
         if name.endswith(("conv1d.weight", "conv.conv.weight")):
             shape = (math.prod(shape[:-1]), 1, shape[-1])
-        if name.endswith("self_attn.A_log"):  # Kimi Linear
-            shape = (1, 1, math.prod(shape), 1)
+        if name.endswith(("self_attn.A_log", "attention.A_log")):
+            kimi = self._arch.model_type == "kimi_linear"
+            shape = (1, 1, math.prod(shape), 1) if kimi else (math.prod(shape),)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
         if name.endswith((".attn.x_x", ".attn.x_proj.2.bias")):  # RWKV
@@ -260,10 +288,10 @@ class GgufStore:
         def release() -> None:
             tensor.file.release(tensor.offset, tensor.size)
 
-        dtype = tensor.dtype
-        if name.endswith(ID_TABLES):
-            data, dtype = ids_as_floats(data, dtype)
-        return StoredTensor(name, shape, dtype, data, order, release)
+        dtype = self.dtype(name)
+        if dtype != tensor.dtype:
+            data = ids_as_floats(data, tensor.dtype)
+        return StoredTensor(name, shape, dtype, data, order, release, tensor.file.check_content)
 
     def _data(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """Return the bytes of a tensor; changes of the converter to some vectors are undone."""
@@ -271,13 +299,17 @@ class GgufStore:
         if name.endswith("A_log"):
             import numpy as np
 
-            rates = file.numbers(tensor)  # these are -exp(A_log)
-            if not (rates < 0).all():
-                msg = f"GGUF {file.path}: {tensor.name} must be negative numbers"
+            rates = file.numbers(tensor)  # these are -exp(A_log), or exp(A_log)
+            positive = self._arch.positive_rates
+            rates = rates if positive else -rates
+            if not (rates > 0).all():
+                sign = "positive" if positive else "negative"
+                msg = f"GGUF {file.path}: {tensor.name} must be {sign} numbers"
                 raise ModelError(msg)
-            return np.log(-rates).reshape(-1).view(np.uint8)
-        norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        if norm and self._arch.added_norms:
+            return np.log(rates).reshape(-1).view(np.uint8)
+        norm = name.endswith(NORMS) and not name.endswith("linear_attn.norm.weight")
+        plain = self._arch.plain_last and name == "model.norm.weight"
+        if norm and self._arch.added_norms and not plain:
             return (file.numbers(tensor) - 1).view("u1")
         return file.data(tensor)
 
@@ -342,6 +374,24 @@ def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
 
     stored = np.arange(rows, dtype=np.int32).reshape(heads, -1, 2)
     return np.ascontiguousarray(stored.swapaxes(1, 2)).reshape(-1)
+
+
+def axial_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
+    """Return for each Hugging Face row of queries, keys and values the index of the stored row.
+
+    Rows of queries and keys are [heads, 2, d/4, 2] in the file and [heads, d/4, 2, 2] in Hugging
+    Face: a pair of an axis, then one of the other axis.
+
+    Source: the inverse of KimiK25Model.permute in the converter of llama.cpp.
+    """
+    if rows % (3 * 4 * heads):
+        msg = f"{name} has {rows} rows, which is not a multiple of 3 x 4 x {heads} heads"
+        raise ModelError(msg)
+    import numpy as np
+
+    stored = np.arange(rows, dtype=np.int32)
+    both = stored[: rows // 3 * 2].reshape(2 * heads, 2, -1, 2).swapaxes(1, 2)
+    return np.concatenate([both.reshape(-1), stored[rows // 3 * 2 :]])
 
 
 def pair_row_order(rows: int, heads: int, split: int, name: str) -> npt.NDArray[np.int32]:

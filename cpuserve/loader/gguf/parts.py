@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
+from cpuserve.loader.gguf.joined import split_qkv
 from cpuserve.loader.mapped import regular_file
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
@@ -94,6 +95,12 @@ def _stem(name: str) -> str:
 
 def open_gguf(path: Path) -> GgufFile:
     """Open a GGUF file and all other files of its model; ModelError reports the broken file."""
+    file = _open_files(path)
+    split_qkv(file)
+    return file
+
+
+def _open_files(path: Path) -> GgufFile:
     path = first_part(path)
     file = GgufFile(path)
     count = _number(file, "split.count", 1)

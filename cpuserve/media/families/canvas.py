@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
     in_merge_order,
+    is_low,
     read_filter,
     read_number,
     refuse_setting,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-_DETAILS = ("auto", "low", "high", "original")
 _MOST_SIDE = 16  # the tokens <row_i_col_j> of Granite-Docling end at 16
 _MOST_TILES = 64
 
@@ -150,11 +150,7 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
         return msgspec.structs.replace(self, **changes)
 
     def _with_detail(self, detail: object) -> CanvasTiles:
-        if detail not in _DETAILS:
-            refuse_setting(
-                "detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}"
-            )
-        return self._with(least=1, most=1) if detail == "low" else self
+        return self._with(least=1, most=1) if is_low(detail) else self
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Return how many tiles the canvas of a picture has across and down."""
@@ -267,8 +263,8 @@ def internvl(
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
     ratio = config.get("downsample_ratio", 0.5)
-    if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        msg = f"downsample_ratio is {ratio!r:.40}: a number above 0, and at most 1, is needed"
+    if not isinstance(ratio, int | float) or not 1e-3 < ratio <= 1:
+        msg = f"downsample_ratio is {ratio!r:.40}: a number above 0.001, and at most 1, is needed"
         raise ModelError(msg)
     made = _tiles(
         {**processor, "crop_to_patches": True},

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     read_number,
@@ -76,7 +77,7 @@ class Gemma3Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="gemma3"):
         """
         rows = self.layout(1, 1).rows
         for name, value in settings.items():
-            if name == "detail" and value in ("auto", "low", "high", "original"):
+            if name == "detail" and value in DETAILS:
                 continue
             if name == "do_pan_and_scan" and value is False:
                 continue

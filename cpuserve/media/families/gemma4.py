@@ -13,7 +13,8 @@ import msgspec
 
 from cpuserve.core.pictures import GEMMA4_BUDGETS as BUDGETS
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     read_number,
@@ -77,7 +78,7 @@ class Gemma4Pictures(OneMarker, frozen=True, kw_only=True, tag="gemma4"):
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
         made = self
         for name, value in settings.items():
-            if name == "detail" and value in ("auto", "low", "high", "original"):
+            if name == "detail" and value in DETAILS:
                 made = made._with(BUDGETS[0]) if value == "low" else made
             elif name == "max_soft_tokens":
                 made = made._with(self._checked(value))
@@ -124,6 +125,22 @@ class Gemma4Pictures(OneMarker, frozen=True, kw_only=True, tag="gemma4"):
         elif across == 0:
             across, down = 1, min(height // width, self.budget)
         return across * self.block, down * self.block
+
+
+def gemma4_unified(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> Gemma4Pictures:
+    """Return the family of Gemma 4 Unified, where a block is one large patch (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    text = config.get("text_config")
+    text = {"use_bidirectional_attention": "vision", **(text if isinstance(text, Mapping) else {})}
+    made = gemma4({**config, "text_config": text}, processor, whole, tokens)
+    return msgspec.structs.replace(made, patch=made.block, merge=1)
 
 
 def gemma4(

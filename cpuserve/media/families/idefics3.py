@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.errors import ModelError
+from cpuserve.media.families.preprocessing import (
+    in_merge_order,
+    is_low,
+    read_filter,
+    read_number,
+    refuse_setting,
+)
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -20,9 +27,6 @@ if TYPE_CHECKING:
 
 # The longest side that these processors make of any picture.
 _MOST_SIDE = 4096
-_CHANNELS = 3
-_MOST_FILTER = 5  # Pillow's HAMMING
-_DETAILS = ("auto", "low", "high", "original")
 
 
 class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
@@ -116,11 +120,7 @@ class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
         return made
 
     def _with_detail(self, detail: object) -> Idefics3:
-        if detail not in _DETAILS:
-            refuse_setting(
-                "detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}"
-            )
-        return msgspec.structs.replace(self, splits=False) if detail == "low" else self
+        return msgspec.structs.replace(self, splits=False) if is_low(detail) else self
 
     def _with_size(self, size: object) -> Idefics3:
         longest = size.get("longest_edge") if isinstance(size, Mapping) else None
@@ -221,17 +221,6 @@ class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
         return "".join(lines) + "\n" + whole
 
 
-def in_merge_order(tiles: np.ndarray, patch: int, merge: int) -> np.ndarray:
-    """Return tiles [n, height, width, 3] as patches; see Family.patches."""
-    import numpy as np
-
-    number, height, width, _ = tiles.shape
-    down, across = height // patch // merge, width // patch // merge
-    split = tiles.reshape(number, down, merge, patch, across, merge, patch, _CHANNELS)
-    ordered = split.transpose(0, 1, 4, 2, 5, 3, 6, 7)
-    return np.ascontiguousarray(ordered).reshape(-1, patch * patch * _CHANNELS)
-
-
 def idefics3(
     config: Mapping[str, Any],
     processor: Mapping[str, Any],
@@ -288,26 +277,3 @@ def idefics3(
 
 def _edge(size: object) -> object:
     return size.get("longest_edge") if isinstance(size, Mapping) else None
-
-
-def read_number(value: object, name: str, least: int = 1) -> int:
-    """Return a number of a checkpoint; ModelError if it is none, or below `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        msg = f"{name} is {value!r:.40}: a whole number is needed to read pictures"
-        raise ModelError(msg)
-    return value
-
-
-def read_filter(processor: Mapping[str, Any], usual: int) -> int:
-    """Return Pillow's number of the filter of an image processor; ModelError if there is none."""
-    found = processor.get("resample", usual)
-    if type(found) is not int or not 0 <= found <= _MOST_FILTER:
-        msg = f"resample is {found!r:.40}: a filter of Pillow is needed, from 0 to {_MOST_FILTER}"
-        raise ModelError(msg)
-    return found
-
-
-def refuse_setting(name: str, why: str) -> NoReturn:
-    """Raise the error for a setting of the preprocessing that a family cannot follow."""
-    msg = f"{name} {why}"
-    raise InvalidRequest(msg, role="mm_processor_kwargs")

@@ -1,6 +1,6 @@
-"""Kimi-VL: one picture of any size, with a black border up to whole blocks of patches.
+"""Kimi-VL and Kimi K2.5: one picture of any size, with a black border up to whole blocks.
 
-Source: image_processing_kimi_vl of the published models, and image_processing_kimi_k25 of
+Source: the image processors of the published models, and image_processing_kimi_k25 of
 transformers 5.24.
 """
 
@@ -14,7 +14,8 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     read_number,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-_DETAILS = ("auto", "low", "high", "original")
 _LOW_PATCHES = 1024  # of a picture with `detail: low`
 _MOST_SIDE = 512  # patches of a side: the longest that the published models turn
 
@@ -35,10 +35,13 @@ class KimiPictures(OneMarker, frozen=True, kw_only=True, tag="kimi_vl"):
     """The numbers of one checkpoint.
 
     limit: the patches that a picture keeps; a larger one is scaled to about so many.
+    limit_name: its key in the settings of the image processor.
+    most_side: the most patches of a side.
     most_rows: the most rows of a picture.
     patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
     resample: Pillow's number of the filter.
     marker: the text of the token for a row.
+    begin: the text of the first token of a picture in a prompt.
     """
 
     limit: int
@@ -46,6 +49,14 @@ class KimiPictures(OneMarker, frozen=True, kw_only=True, tag="kimi_vl"):
     merge: int
     resample: int = 3
     marker: str = "<|media_pad|>"
+    begin: str = "<|media_start|>"
+    limit_name: str = "in_token_limit"
+    most_side: int = _MOST_SIDE
+
+    @property
+    def frame(self) -> tuple[str, str]:
+        """The texts that chat templates write before and after a marker."""
+        return f"{self.begin}image<|media_content|>", "<|media_end|>"
 
     @property
     def block(self) -> int:
@@ -80,17 +91,18 @@ class KimiPictures(OneMarker, frozen=True, kw_only=True, tag="kimi_vl"):
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
         made = self
         for name, value in settings.items():
-            if name == "detail" and value in _DETAILS:
+            if name == "detail" and value in DETAILS:
                 low = min(made.limit, _LOW_PATCHES)
                 made = msgspec.structs.replace(made, limit=low) if value == "low" else made
                 continue
-            if name not in ("in_token_limit", "max_tokens") or type(value) is not int or value < 1:
+            if name not in (made.limit_name, "max_tokens") or type(value) is not int or value < 1:
                 refuse_setting(
                     name,
                     f"cannot be {value!r:.40}: the settings of this model's pictures are "
-                    "in_token_limit (a number of patches), detail, and a maximum number of tokens",
+                    f"{made.limit_name} (a number of patches), detail, and a maximum number of "
+                    "tokens",
                 )
-            if name == "in_token_limit":
+            if name == made.limit_name:
                 made = msgspec.structs.replace(made, limit=value)
             else:
                 made = msgspec.structs.replace(made, most_rows=min(made.most_rows, value))
@@ -98,7 +110,7 @@ class KimiPictures(OneMarker, frozen=True, kw_only=True, tag="kimi_vl"):
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in pixels without the border."""
-        limit, longest = self.limit, _MOST_SIDE * self.patch
+        limit, longest = self.limit, self.most_side * self.patch
         patches = max(1, width // self.patch) * max(1, height // self.patch)
         while True:
             scale = min(1.0, math.sqrt(limit / patches), longest / height, longest / width)
@@ -141,4 +153,36 @@ def kimi_vl(
         merge=merge,
         resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<|media_pad|>"),
+    )
+
+
+def kimi_k25(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    _whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> KimiPictures:
+    """Return the family of Kimi K2.5 with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    inner = processor.get("media_proc_cfg")  # of published files, which have keys of their own
+    published = isinstance(inner, Mapping)
+    own: Mapping[str, Any] = inner if isinstance(inner, Mapping) else processor
+    merge = own.get("merge_kernel_size" if published else "merge_size", 2)
+    merge = merge[0] if isinstance(merge, list) and merge else merge
+    if own.get("fixed_output_tokens") is not None:
+        msg = "fixed_output_tokens must be null: a picture has as many tokens as its size needs"
+        raise ModelError(msg)
+    size = own.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    side = own.get("patch_limit_on_one_side") if published else size.get("max_height")
+    name = "in_patch_limit" if published else "max_patches"
+    limit = read_number(own.get(name, 16384), name)
+    changed = {"pad_input": True, "merge_kernel_size": [merge] * 2, "in_token_limit": limit}
+    return msgspec.structs.replace(
+        kimi_vl(config, {**own, **changed}, {}, tokens),
+        begin="<|media_begin|>",
+        limit_name=name,
+        most_side=read_number(_MOST_SIDE if side is None else side, "the most patches of a side"),
     )

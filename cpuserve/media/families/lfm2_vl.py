@@ -13,7 +13,8 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     read_number,
@@ -120,7 +121,7 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
             "max_tokens": ("most_rows", 1 << 30),
         }
         for name, value in settings.items():
-            if name == "detail" and value in ("auto", "low", "high", "original"):
+            if name == "detail" and value in DETAILS:
                 changes |= {"splits": False} if value == "low" else {}
             elif name in ("do_image_splitting", "use_thumbnail"):
                 if not isinstance(value, bool):

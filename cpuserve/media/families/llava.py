@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.pixtral import PixtralPictures, mistral3
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     read_number,
     refuse_setting,
 )
-from cpuserve.media.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _MOST_ASPECT = 100  # a longer picture would be large before its middle is cut out
-_DETAILS = ("auto", "low", "high", "original")
 
 
 class LlavaPictures(OneMarker, frozen=True, kw_only=True, tag="llava"):
@@ -66,7 +66,7 @@ class LlavaPictures(OneMarker, frozen=True, kw_only=True, tag="llava"):
         """Return the family itself; InvalidRequest for a setting that would change pictures."""
         rows = (self.side // self.patch) ** 2
         for name, value in settings.items():
-            if name == "detail" and value in _DETAILS:
+            if name == "detail" and value in DETAILS:
                 continue
             enough = isinstance(value, int) and not isinstance(value, bool) and value >= rows
             if name == "max_tokens" and enough:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.llava import read_square
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     refuse_setting,
 )
-from cpuserve.media.families.llava import read_square
 from cpuserve.media.layout import OneMarker, PictureLayout, line_shape
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-_DETAILS = ("auto", "low", "high", "original")
 _MOST_TILES = 64
 
 
@@ -80,7 +80,7 @@ class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
         made = self
         for name, value in settings.items():
-            if name == "detail" and value in _DETAILS:
+            if name == "detail" and value in DETAILS:
                 least = min(map(math.prod, made.canvases))
                 kept = tuple(each for each in made.canvases if math.prod(each) == least)
                 made = made._with(kept) if value == "low" else made

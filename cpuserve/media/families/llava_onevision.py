@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import in_merge_order, read_filter, read_number
 from cpuserve.media.families.llava import read_border
 from cpuserve.media.families.llava_next import LlavaNextPictures, read_canvases
+from cpuserve.media.families.preprocessing import in_merge_order, read_filter, read_number
 from cpuserve.media.layout import PictureLayout, line_shape
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
+    DETAILS,
     in_merge_order,
     read_filter,
     read_number,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-_DETAILS = ("auto", "low", "high", "original")
 _LOW_EDGE = 512  # of a picture with `detail: low`
 
 
@@ -79,7 +79,7 @@ class PixtralPictures(OneMarker, frozen=True, kw_only=True, tag="pixtral"):
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
         made = self
         for name, value in settings.items():
-            if name == "detail" and value in _DETAILS:
+            if name == "detail" and value in DETAILS:
                 made = made._with(edge=min(made.edge, _LOW_EDGE)) if value == "low" else made
             elif name == "size" and isinstance(value, Mapping) and {*value} == {"longest_edge"}:
                 edge = value["longest_edge"]

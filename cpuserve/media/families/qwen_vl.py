@@ -1,4 +1,4 @@
-"""Qwen-VL, PaddleOCR-VL and GLM-OCR: one picture of any size, in whole blocks of patches.
+"""Qwen-VL, dots.ocr, PaddleOCR-VL and GLM-OCR: one picture of any size, in whole blocks of patches.
 
 Source: the image processors of Qwen2-VL, PaddleOCR-VL and GLM-4.6V, and the processor of Qwen3-VL,
 in transformers 5.24.
@@ -14,8 +14,9 @@ import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.media.families.idefics3 import (
+from cpuserve.media.families.preprocessing import (
     in_merge_order,
+    is_low,
     read_filter,
     read_number,
     refuse_setting,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _MOST_ASPECT = 200
-_DETAILS = ("auto", "low", "high", "original")
 _LOW_PIXELS = 512 * 512  # of a picture with `detail: low`
 _EDGES = ("shortest_edge", "longest_edge")  # the names of the least and the most pixels in `size`
 
@@ -114,11 +114,7 @@ class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
         return made
 
     def _with_detail(self, detail: object) -> QwenVL:
-        if detail not in _DETAILS:
-            refuse_setting(
-                "detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}"
-            )
-        if detail != "low":
+        if not is_low(detail):
             return self
         low = min(self.most, _LOW_PIXELS * self.frames)
         return msgspec.structs.replace(self, most=max(self.least, low))
@@ -234,6 +230,21 @@ def qwen_vl(
         resample=read_filter(processor, 3),
         marker=tokens.get("image_token", "<|image_pad|>"),
     )
+
+
+def qwen3_omni(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> QwenVL:
+    """Return the family of Qwen3-Omni with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    inner = config.get("thinker_config")
+    config = {**config, **inner} if isinstance(inner, Mapping) else config
+    return qwen_vl(config, processor, whole, tokens)
 
 
 def paddleocr_vl(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ConfigError, InvalidRequest
+from cpuserve.media.families.preprocessing import MOST_NUMBER, refuse_setting
 from cpuserve.media.families.table import AnyFamily, family_of, family_with
 
 if TYPE_CHECKING:
@@ -41,13 +42,25 @@ def server_settings(options: ServerOptions, most_tokens: int) -> dict[str, Any]:
     return settings
 
 
+def changed(family: AnyFamily, settings: Mapping[str, Any]) -> AnyFamily:
+    """Return the family with settings of a request.
+
+    Raises InvalidRequest if the family cannot follow one, or a number has more than 63 bits.
+    """
+    for name, value in settings.items():
+        for number in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(number, int) and abs(number) > MOST_NUMBER:
+                refuse_setting(name, f"has a number of more than {MOST_NUMBER}")
+    return family.changed(settings)
+
+
 def configured(family: AnyFamily, settings: Mapping[str, Any]) -> AnyFamily:
     """Return the family with the settings of the server.
 
     Raises ConfigError, with the options, if the family cannot follow one.
     """
     try:
-        return family.changed(settings)
+        return changed(family, settings)
     except InvalidRequest as error:
         given = {
             f"{_OPTIONS[name]} {value}" if name in _OPTIONS else "--mm-processor-kwargs": None

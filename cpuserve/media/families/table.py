@@ -19,15 +19,15 @@ from cpuserve.media.families.canvas import (
 )
 from cpuserve.media.families.deepseek_vl import DeepseekVLPictures, deepseek_vl, janus
 from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
-from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4
+from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4, gemma4_unified
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
-from cpuserve.media.families.kimi_vl import KimiPictures, kimi_vl
+from cpuserve.media.families.kimi_vl import KimiPictures, kimi_k25, kimi_vl
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
 from cpuserve.media.families.llava import LlavaPictures, llava
 from cpuserve.media.families.llava_next import LlavaNextPictures, llava_next
 from cpuserve.media.families.llava_onevision import OnevisionPictures, llava_onevision
 from cpuserve.media.families.pixtral import PixtralPictures, mistral3
-from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen_vl
+from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen3_omni, qwen_vl
 
 AnyFamily: TypeAlias = (
     Idefics3
@@ -48,11 +48,29 @@ AnyFamily: TypeAlias = (
 FamilyReader: TypeAlias = Callable[
     [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily
 ]
+
+
+def _marked(reader: FamilyReader, marker: str) -> FamilyReader:
+    """Return the same reader with `marker` for models that do not set their image token."""
+
+    def read(
+        config: Mapping[str, Any],
+        processor: Mapping[str, Any],
+        whole: Mapping[str, Any],
+        tokens: Mapping[str, str],
+    ) -> AnyFamily:
+        return reader(config, processor, whole, {"image_token": marker, **tokens})
+
+    return read
+
+
 FAMILIES: dict[str, FamilyReader] = {
     "aya_vision": aya_vision,
     "deepseek_vl": deepseek_vl,
+    "dots_ocr": _marked(qwen_vl, "<|imgpad|>"),
     "gemma3": gemma3,
     "gemma4": gemma4,
+    "gemma4_unified": gemma4_unified,
     "glm46v": glm_ocr,
     "glm4v": glm_ocr,
     "glm4v_moe": glm_ocr,
@@ -62,6 +80,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "internvl": internvl,
     "internvl_chat": internvl_chat,
     "janus": janus,
+    "kimi_k25": kimi_k25,
     "kimi_vl": kimi_vl,
     "lfm2_vl": lfm2_vl,
     "lfm3_vl": qwen_vl,
@@ -72,10 +91,14 @@ FAMILIES: dict[str, FamilyReader] = {
     "mistral3": mistral3,
     "paddleocr_vl": paddleocr_vl,
     "qianfan_ocr": internvl,
+    "qwen2_5_omni": _marked(qwen3_omni, "<|IMAGE|>"),
+    "qwen2_5_omni_thinker": _marked(qwen3_omni, "<|IMAGE|>"),
     "qwen2_5_vl": qwen_vl,
     "qwen2_vl": qwen_vl,
     "qwen3_5": qwen_vl,
     "qwen3_5_moe": qwen_vl,
+    "qwen3_omni_moe": qwen3_omni,
+    "qwen3_omni_moe_thinker": qwen3_omni,
     "qwen3_vl": qwen_vl,
     "qwen3_vl_moe": qwen_vl,
     "smolvlm": idefics3,
@@ -85,11 +108,19 @@ FAMILIES: dict[str, FamilyReader] = {
 FRAMES = {
     "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
     "<|IMAGE_PLACEHOLDER|>": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
-    "<|media_pad|>": ("<|media_start|>image<|media_content|>", "<|media_end|>"),
+    "<|IMAGE|>": ("<|vision_bos|>", "<|vision_eos|>"),
+    "<|imgpad|>": ("<|img|>", "<|endofimg|>"),
 }
 # By the same: the text, which may be no token, that chat templates write instead of the marker
 # (Aya Vision, Qianfan-OCR).
 WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_CONTEXT>": "<image>"}
+
+
+def frame_of(family: AnyFamily) -> tuple[str, str]:
+    """Return the texts that chat templates write before and after the marker of a picture."""
+    if isinstance(family, KimiPictures):
+        return family.frame
+    return FRAMES.get(family.marker, ("", ""))
 
 
 def for_pictures(family: AnyFamily, count: int) -> AnyFamily:

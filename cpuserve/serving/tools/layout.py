@@ -25,7 +25,7 @@ from cpuserve.serving.tools.base import (
     text_rules,
 )
 from cpuserve.serving.tools.thoughts import Turns
-from cpuserve.tokenizer.ends import ENDS
+from cpuserve.tokenizer.vocabulary import ENDS
 
 # TAG: a tag such as <tool_call>. SHORT_TAG: a tag of at most 40 characters, as templates write.
 # BRACKETED: a mark in brackets such as [/INST].

@@ -7,6 +7,8 @@ POINT:N:ACTION   the N-th call at the point, in each process
 FOLDER           the N-th call at a point from now on, in the process that gets there first, while
                  FOLDER has a file with the name of the point and the text N:ACTION. Its name
                  gets the ending .fired
+
+CPUSERVE_FAULT_DELAY_S says how many seconds the action "delay" takes.
 """
 
 import errno
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from cpuserve.fault_points import DELAY, KILL, SHORT, VARIABLE, install
 
-DELAY_S = 0.3
+DELAY_S = float(os.environ.get("CPUSERVE_FAULT_DELAY_S", "0.3"))
 
 
 def act(action, size):

@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek V2 to V4, GLM 4 and 5, Hunyuan 4, Kimi Linear, MiMo V2 and Step 3.5."""
+"""GGUF files of DeepSeek V2 to V4, GLM 4 to 5.3, Hunyuan 3 and 4, Kimi, Ling 3, MiMo V2, Step."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
         "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.flag("expert_weights_norm", True),
         "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _deepseek_moe(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for the first DeepSeek with experts."""
+    settings = experts(keys)
+    return {
+        **settings,
+        "n_routed_experts": settings["num_experts"],
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
     }
 
 
@@ -91,18 +103,10 @@ def _deepseek4(keys: Keys) -> dict[str, Any]:
         keys.fail("expert_gating_func", keys.raw("expert_gating_func"), wanted)
     if not keys.flag("expert_weights_norm", True):
         keys.fail("expert_weights_norm", False, "true")
-    limit = _limit(keys, "swiglu_clamp_exp")
-    if keys.raw("swiglu_clamp_shexp") is not None and _limit(keys, "swiglu_clamp_shexp") != limit:
-        keys.fail("swiglu_clamp_shexp", keys.raw("swiglu_clamp_shexp"), "equal to swiglu_clamp_exp")
+    limit = _limit_of_all(keys)
     layers, ratios = keys.layers(), keys.raw("attention.compress_ratios")
     if not keys.has(f"blk.{layers}.nextn.eh_proj.weight"):
         layers = keys.count("block_count")
-    elif not keys.has("blk.0.attn_norm.weight"):
-        wanted = (
-            "absent: the file has only the head that guesses tokens. cpuserve reads this head from "
-            "safetensors; give the file of the model"
-        )
-        keys.fail("nextn_predict_layers", keys.raw("nextn_predict_layers"), wanted)
     if not isinstance(ratios, list) or len(ratios) < layers:
         keys.fail("attention.compress_ratios", ratios, "a list with a number for each layer")
     settings = experts(keys)
@@ -134,12 +138,21 @@ def _streams(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _limit_of_all(keys: Keys) -> float:
+    """Return the limit of the gated values of chosen and of shared experts."""
+    limit, shared_limit = _limit(keys, "swiglu_clamp_exp"), keys.raw("swiglu_clamp_shexp")
+    if shared_limit is not None and _limit(keys, "swiglu_clamp_shexp") != limit:
+        keys.fail("swiglu_clamp_shexp", shared_limit, "equal to swiglu_clamp_exp")
+    return limit
+
+
 def _limit(keys: Keys, key: str) -> float:
     """Return the limit of the gated values of experts, which is the same for all layers."""
-    limits = keys.raw(key)
-    limit = limits[0] if isinstance(limits, list) and limits else limits
-    if not limit or (isinstance(limits, list) and set(limits) != {limit}):
-        keys.fail(key, limits, "one number above 0 for all layers")
+    found = keys.raw(key)
+    limits = set(found) if isinstance(found, list) else {found}
+    limit = limits.pop() if len(limits) == 1 else None
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        keys.fail(key, found, "one number above 0 for all layers")
     return float(limit)
 
 
@@ -156,12 +169,57 @@ def _hy_v4(keys: Keys) -> dict[str, Any]:
     return {**_glm_dsa(keys), **settings}
 
 
+def _hy_v3(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Hunyuan 3; files have the width of all shared experts."""
+    need_sigmoid(keys)
+    if not keys.flag("expert_weights_norm", True):
+        keys.fail("expert_weights_norm", False, "true")
+    settings = experts(keys)
+    width = settings["moe_intermediate_size"]
+    shared_width = keys.count("expert_shared_feed_forward_length", width)
+    if shared_width % width:
+        wanted = f"a multiple of expert_feed_forward_length, {width}"
+        keys.fail("expert_shared_feed_forward_length", shared_width, wanted)
+    return {
+        **settings,
+        "num_shared_experts": shared_width // width,
+        "mlp_layer_types": _routed_layers(keys),
+        "router_scaling_factor": keys.real("expert_weights_scale", 1.0),
+    }
+
+
 def _kimi_linear(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for latent attention, and for delta nets (without KV heads)."""
     need_sigmoid(keys)
     return {
         **latent_settings(keys),
+        **_delta_settings(keys),
         "norm_topk_prob": True,  # as in llama.cpp: its converter does not write this key
+    }
+
+
+def _glm5_next(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for GLM-5.3-Flash: layers without KV heads have delta nets."""
+    need_sigmoid(keys)
+    own = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
+    return {
+        **latent_settings(keys, turns=False),
+        **_streams(keys),
+        **_delta_settings(keys),
+        **_indexer(keys),
+        "linear_lower_bound": keys.raw("kda.gate_lower_bound"),
+        "mlp_layer_types": _routed_layers(keys),
+        "hc_sinkhorn_iters": keys.count("hyper_connection.sinkhorn_iterations"),
+        "swiglu_limit": _limit_of_all(keys),
+        "index_kpool": keys.count("attention.indexer.kpool"),
+        "index_kpool_always_select_tail": keys.flag("attention.indexer.kpool_select_tail", True),
+        "indexer_types": ["full" if has else "shared" for has in own],
+    }
+
+
+def _delta_settings(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json: which layers have delta nets, and their sizes."""
+    return {
         "layer_types": keys.layer_types("linear_attention", "full_attention"),
         "linear_num_heads": keys.count("attention.head_count"),
         "linear_head_dim": keys.count("kda.head_dim"),
@@ -169,9 +227,39 @@ def _kimi_linear(keys: Keys) -> dict[str, Any]:
     }
 
 
-def latent_settings(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json: the widths of latent attention and the numbers of experts."""
-    rotary = keys.count("rope.dimension_count")
+def _bailing_moe3(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Ling 3: layers without KV heads have delta nets."""
+    need_sigmoid(keys)
+    settings = latent_settings(keys)
+    width = settings["moe_intermediate_size"] * settings["n_shared_experts"]
+    given = keys.count("expert_shared_feed_forward_length", width)
+    if given != width:
+        wanted = f"{width}, the width of all shared experts"
+        keys.fail("expert_shared_feed_forward_length", given, wanted)
+    bound = keys.raw("kda.gate_lower_bound")
+    if not isinstance(bound, float) or not bound < 0:
+        keys.fail("kda.gate_lower_bound", bound, "a number below 0")
+    limits = ("exp", "expert"), ("shexp", "share_expert")
+    return {
+        **settings,
+        **{f"{of}_swiglu_limit_list": keys.raw(f"swiglu_clamp_{at}") for at, of in limits},
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "layer_types": keys.layer_types("linear_attention", "full_attention"),
+        "head_dim": keys.count("kda.head_dim"),
+        "short_conv_kernel_size": keys.count("ssm.conv_kernel"),
+        "kda_safe_gate": keys.flag("kda.safe_gate", True),
+        "kda_lower_bound": bound,
+        # Files of Ling 3 VL have sections of the RoPE, which pair a column with one half a head on.
+        "rope_interleave": keys.raw("rope.dimension_sections") is None,
+    }
+
+
+def latent_settings(keys: Keys, *, turns: bool = True) -> dict[str, Any]:
+    """Return entries of config.json: the widths of latent attention and the numbers of experts.
+
+    turns: whether there is a RoPE.
+    """
+    rotary = keys.count("rope.dimension_count") if turns else 0
     mla = "" if keys.raw("attention.key_length_mla") is None else "_mla"
     key = keys.count(f"attention.key_length{mla}")
     if key <= rotary:
@@ -266,6 +354,7 @@ def _step35(keys: Keys) -> dict[str, Any]:
         "moe_intermediate_size": settings["moe_intermediate_size"],
         "share_expert_dim": keys.count("expert_shared_feed_forward_length"),
         "moe_router_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "moe_gate_up_joined": any("ffn_gate_up_exps" in name for name in keys.file.tensors),
         "mlp_layer_types": _routed_layers(keys),
         "num_attention_heads": heads["full_attention"],
         "num_sliding_attention_heads": heads["sliding_attention"],
@@ -304,6 +393,8 @@ _INDEXER = {
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
+
+_POOL = "self_attn.indexer.index_kpool_compress"  # of GLM-5.3-Flash
 
 # The tensors of the residual streams, the gates and the sinks of Hunyuan 4.
 _HY_V4 = {
@@ -346,12 +437,8 @@ _DEEPSEEK4 = {
     },
 }
 
-# The tensors of the delta nets and of the experts of Kimi Linear.
-_KIMI_LINEAR = {
-    **{name: hf.replace("mlp.", "block_sparse_moe.") for name, hf in LATENT.items()},
-    "ffn_gate_exps": "block_sparse_moe.experts.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.w2",
+# The tensors of the delta nets of Kimi Linear, and of its experts.
+_KIMI_DELTA = {
     **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
     **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
     "ssm_beta": "self_attn.b_proj",
@@ -359,8 +446,63 @@ _KIMI_LINEAR = {
     "ssm_dt": "self_attn.dt_bias",
     "ssm_norm": "self_attn.o_norm",
 }
+_KIMI_LINEAR = {
+    **{name: hf.replace("mlp.", "block_sparse_moe.") for name, hf in LATENT.items()},
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+    **_KIMI_DELTA,
+}
+
+# The tensors of the delta nets, of latent attention with gates, and of the experts of Ling 3.
+_BAILING = {
+    **{name: hf.replace("self_attn.", "attention.") for name, hf in LATENT.items()},
+    **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"},
+    **{f"ssm_conv1d_{part}": f"attention.{part}_conv1d" for part in "qkv"},
+    "attn_output": "attention.dense",
+    "attn_gate": "attention.g_proj",
+    "ssm_f_a": "attention.f_proj",
+    "ssm_g_a": "attention.g_proj",
+    "ssm_beta": "attention.b_proj",
+    "ssm_a": "attention.A_log",
+    "ssm_dt": "attention.dt_bias",
+    "ssm_norm": "attention.o_norm",
+    "exp_probs_b": "mlp.gate.expert_bias",
+}
 
 ARCHS = {
+    "glm5-next": GgufArch(
+        "Glm5NextForCausalLM",
+        "glm5_next_text",
+        {
+            **LATENT,
+            **_INDEXER,
+            **_KIMI_DELTA,
+            **{f"indexer_compressor_{part}": f"{_POOL}_{part}" for part in ("ape", "gate")},
+            **{f"hc_{at}_{part}": f"hc_{at}_{part}" for at in ("attn", "ffn") for part in _STREAMS},
+        },
+        _glm5_next,
+        still=True,
+    ),
+    "bailingmoe3": GgufArch(
+        "BailingHybridForCausalLM",
+        "bailing_hybrid",
+        _BAILING,
+        _bailing_moe3,
+        top={"token_embd": "model.word_embeddings"},
+        positive_rates=True,
+    ),
+    "hy_v3": GgufArch(
+        "HYV3ForCausalLM",
+        "hy_v3",
+        {
+            **EXPERTS,
+            **shared("shared_mlp"),
+            "ffn_gate_inp": "mlp.router.gate",
+            "exp_probs_b": "mlp.expert_bias",
+        },
+        _hy_v3,
+    ),
     "hy_v4": GgufArch(
         "HYV4ForCausalLM",
         "hy_v4",
@@ -390,6 +532,13 @@ ARCHS = {
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
         },
         _glm4_moe,
+    ),
+    "deepseek": GgufArch(
+        "DeepseekForCausalLM",
+        "deepseek",
+        {**EXPERTS, **shared("shared_experts")},
+        _deepseek_moe,
+        interleaved=True,
     ),
     "dots1": GgufArch(
         "Dots1ForCausalLM",
@@ -430,6 +579,7 @@ ARCHS = {
             "attn_gate": "self_attn.g_proj",
             "ffn_gate_inp": "moe.gate",
             **{f"ffn_{part}_exps": f"moe.{part}_proj" for part in PARTS},
+            "ffn_gate_up_exps": "moe.gate_up_proj",
             **{f"ffn_{part}_shexp": f"share_expert.{part}_proj" for part in PARTS},
             "exp_probs_b": "moe.router_bias",
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs.experts import experts
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
@@ -160,7 +161,42 @@ def _query_scalar(keys: Keys, layers: int) -> int:
     return keys.count("attention.key_length", width // heads)
 
 
+def _muse_glimmer(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Muse Glimmer; norms of queries have one factor for all."""
+    kinds, base = keys.windows(), keys.real("rope.freq_base", 10000.0)
+    scales: dict[str, set[float]] = {
+        part: {
+            number
+            for layer in range(len(kinds))
+            for number in keys.numbers(f"blk.{layer}.attn_{part}_norm.weight") or ()
+        }
+        for part in "qk"
+    }
+    if len(scales["q"]) != 1 or scales["k"] != {1.0} or not min(scales["q"]) > 0:
+        msg = (
+            f"GGUF {keys.file.path}: attn_q_norm must have the same number above 0 in all layers, "
+            "and attn_k_norm must have 1"
+        )
+        raise ModelError(msg)
+    return {
+        "layer_types": kinds,
+        "layer_rope_theta": [base if kind == "sliding_attention" else 0 for kind in kinds],
+        "qk_scale_factor": scales["q"].pop(),
+        "output_multiplier": keys.real("logit_scale"),
+        "final_logit_softcapping": keys.raw("final_logit_softcapping"),
+    }
+
+
 ARCHS = {
+    "muse-glimmer": GgufArch(
+        "MuseGlimmerForCausalLM",
+        "muse_glimmer_text",
+        {**_SANDWICH, "attn_gate": "self_attn.gate_proj"},
+        _muse_glimmer,
+        interleaved=True,
+        added_norms=True,
+        plain_last=True,
+    ),
     "gemma": GgufArch("GemmaForCausalLM", "gemma", {}, _gemma, added_norms=True),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
     "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),

@@ -1,4 +1,4 @@
-"""GGUF files of Granite (dense, mixtures of experts, hybrids with Mamba2), and of MiniCPM."""
+"""GGUF files of Granite (dense, with experts, with windows, hybrids), and of MiniCPM."""
 
 from __future__ import annotations
 
@@ -24,6 +24,35 @@ def _granite(keys: Keys) -> dict[str, Any]:
         "residual_multiplier": keys.real("residual_scale", 1.0),
         "attention_multiplier": keys.real("attention.scale"),
         "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
+def _granite_swa(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for Granite SWA; the layers with a RoPE have the same base."""
+    turns = keys.raw("attention.rope_pattern")
+    if turns is not None and (not isinstance(turns, list) or any(t not in (0, 1) for t in turns)):
+        keys.fail("attention.rope_pattern", turns, "a list of booleans")
+    base = keys.real("rope.freq_base", 10000.0)
+    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    settings = {
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale", (width // heads) ** -0.5),
+        "logits_scaling": keys.real("logit_scale"),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "layer_types": keys.windows(),
+        "layer_rope_theta": turns and [base if t else 0 for t in turns[: keys.layers()]],
+        "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+    }
+    if not keys.whole("expert_count"):
+        return settings
+    return {
+        **settings,
+        "architectures": ["GraniteMoeSWAForCausalLM"],
+        "model_type": "granitemoe_swa",
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "shared_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
     }
 
 
@@ -87,6 +116,19 @@ ARCHS = {
         "granitemoe",
         _GRANITE_MOE,
         _granite_moe,
+        interleaved=True,
+    ),
+    "granite_swa": GgufArch(
+        "GraniteSWAForCausalLM",
+        "granite_swa",
+        {
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "block_sparse_moe.router",
+            **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{p}_proj" for p in PARTS},
+            "ffn_up_shexp": "shared_mlp.input_linear",  # gate and up
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+        _granite_swa,
         interleaved=True,
     ),
     "granitehybrid": GgufArch(

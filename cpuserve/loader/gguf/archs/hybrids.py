@@ -1,4 +1,4 @@
-"""GGUF files of Mamba and hybrids: Jamba, Falcon-H1, Nemotron H, MiniMax 01; LFM2 has convolutions.
+"""GGUF files of Mamba and hybrids: Jamba, Falcon-H1, Nemotron H; LFM2 has convolutions.
 
 The converter of Falcon-H1 has multiplied the factors in its config into the tensors.
 """
@@ -26,26 +26,6 @@ _LFM2 = {
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
 }
-
-
-def _minimax_01(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for MiniMax 01; files have one factor for all residuals."""
-    layers = keys.layers()
-    recurrent = keys.raw("attention.recurrent_layers")
-    if recurrent is None:
-        every = keys.count("full_attention_interval", 8)
-        recurrent = [(i + 1) % every != 0 for i in range(layers)]
-    if not isinstance(recurrent, list):
-        keys.fail("attention.recurrent_layers", recurrent, "a list with a boolean for each layer")
-    kinds = ("full_attention", "linear_attention")
-    alpha = keys.real("residual_scale")
-    return {
-        **{f"{part}_alpha_factor": alpha for part in ("linear_attn", "full_attn", "mlp")},
-        "num_local_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
-        "lightning_output": "o_proj",
-        "layer_types": [kinds[bool(is_so)] for is_so in recurrent[:layers]],
-    }
 
 
 def _lfm2(keys: Keys) -> dict[str, Any]:
@@ -105,11 +85,21 @@ def _nemotron_h(keys: Keys) -> dict[str, Any]:
     if "moe" not in kinds:
         return settings
     latent = keys.file.tensors.get(f"blk.{kinds.index('moe')}.ffn_latent_down.weight")
-    mixture = experts(keys)
+    if isinstance(keys.raw("expert_used_count"), list):  # Puzzle: the mixtures differ
+        sizes = {
+            "num_experts_per_tok": "used_count",
+            "moe_intermediate_size": "feed_forward_length",
+        }
+        settings["block_configs"] = [
+            {"block_type": kind}
+            | {n: keys.of_layer(f"expert_{key}", i) for n, key in sizes.items() if kind == "moe"}
+            for i, kind in enumerate(kinds)
+        ]
+    else:
+        settings |= experts(keys)
     return {
         **settings,
-        **mixture,
-        "n_routed_experts": mixture["num_experts"],
+        "n_routed_experts": keys.count("expert_count"),
         "moe_shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
         "moe_latent_size": None if latent is None else latent.shape[0],
         "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
@@ -126,6 +116,7 @@ def _kind(keys: Keys, block: int) -> str:
 
 _NEMOTRON_H = {
     "attn_norm": "norm",
+    "post_attention_norm": "post_attention_layernorm",  # of a head, before its experts
     **{f"attn_{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
     "attn_output": "mixer.o_proj",
     **{f"ffn_{part}": f"mixer.{part}_proj" for part in ("up", "down")},
@@ -249,20 +240,6 @@ _MAMBA_ARCH = GgufArch(
 FALCON_MAMBA = replace(_MAMBA_ARCH, family="FalconMambaForCausalLM", model_type="falcon_mamba")
 
 ARCHS = {
-    "minimax-01": GgufArch(
-        "MiniMaxForCausalLM",
-        "minimax",
-        {
-            "ffn_gate_inp": "block_sparse_moe.gate",
-            "ffn_gate_exps": "block_sparse_moe.experts.w1",
-            "ffn_up_exps": "block_sparse_moe.experts.w3",
-            "ffn_down_exps": "block_sparse_moe.experts.w2",
-            "attn_qkv": "self_attn.qkv_proj",
-            "attn_norm_2": "self_attn.norm",
-            "attn_gate": "self_attn.output_gate",
-        },
-        _minimax_01,
-    ),
     "mamba": _MAMBA_ARCH,
     "mamba2": replace(
         _MAMBA_ARCH,

@@ -28,6 +28,14 @@ def longrope(keys: Keys) -> dict[str, Any]:
     return {"rope_scaling": scaling}
 
 
+def _nanbeige(keys: Keys) -> dict[str, Any]:
+    """Return no settings; Nanbeige is Llama, but its layers may run several times."""
+    if (loops := keys.count("num_loops", 1)) > 1:
+        wanted = "1, since layers that run several times are not supported. Llama and Qwen3 run"
+        keys.fail("num_loops", loops, wanted)
+    return {}
+
+
 def _gpt_oss(keys: Keys) -> dict[str, Any]:
     return {
         "num_local_experts": keys.count("expert_count"),
@@ -41,6 +49,8 @@ def _stablelm(keys: Keys) -> dict[str, Any]:
     return {
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
         "use_qkv_bias": keys.has("blk.0.attn_q.bias"),
+        "qk_layernorm": keys.has("blk.0.attn_q_norm.weight"),
+        "joined_head_norms": True,
     }
 
 
@@ -102,7 +112,10 @@ def _olmoe(keys: Keys) -> dict[str, Any]:
 
 
 def _cohere(keys: Keys) -> dict[str, Any]:
-    return {"logit_scale": keys.real("logit_scale")}
+    return {
+        "logit_scale": keys.real("logit_scale"),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+    }
 
 
 def _ernie(keys: Keys) -> dict[str, Any]:
@@ -309,16 +322,6 @@ def _phimoe(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _minimax_m2(keys: Keys) -> dict[str, Any]:
-    need_sigmoid(keys)
-    settings = experts(keys)
-    return {
-        "num_local_experts": settings["num_experts"],
-        "num_experts_per_tok": settings["num_experts_per_tok"],
-        "intermediate_size": settings["moe_intermediate_size"],
-    }
-
-
 def _scaled(keys: Keys) -> dict[str, Any]:
     """Return the RoPE parameters that scale queries; files of other models do not scale them."""
     rope: dict[str, Any] = {}
@@ -363,10 +366,12 @@ _HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
+_EXAONE_MLP = {"gate": "fc_0", "up": "fc_1", "down": "proj"}
 ARCHS = {
     "llama": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
     # The converter splits the matrix that InternLM 2 has for queries, keys and values.
     "internlm2": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
+    "nanbeige": GgufArch("LlamaForCausalLM", "llama", {}, _nanbeige, interleaved=True),
     "mistral3": GgufArch("Ministral3ForCausalLM", "ministral3", {}, _scaled, interleaved=True),
     "mistral4": GgufArch("Mistral4ForCausalLM", "mistral4", LATENT, _mistral4),
     "phi3": GgufArch(
@@ -394,6 +399,31 @@ ARCHS = {
         settings=_stablelm,
         eps="layer_norm_eps",
         layer_norm=True,
+    ),
+    "orion": GgufArch("OrionForCausalLM", "orion", layer_norm=True),
+    "pangu-embedded": GgufArch(
+        "PanguEmbeddedForCausalLM",
+        "PanguEmbedded",
+        settings=lambda keys: {
+            "qkv_bias": keys.has("blk.0.attn_q.bias"),
+            "bias": keys.has("blk.0.attn_output.bias"),
+        },
+    ),
+    # GLM-4-9B and GLM-Edge; llama.cpp reads ChatGLM 3 as the same architecture.
+    "chatglm": GgufArch("GlmForCausalLM", "glm", {"ffn_up": "mlp.gate_up_proj"}),
+    "xverse": GgufArch("XverseForCausalLM", "xverse", interleaved=True),
+    "exaone": GgufArch(
+        "ExaoneForCausalLM",
+        "exaone",
+        {
+            "attn_norm": "ln_1",
+            "ffn_norm": "ln_2",
+            **{f"attn_{part}": f"attn.attention.{part}_proj" for part in "qkv"},
+            "attn_output": "attn.attention.out_proj",
+            **{f"ffn_{part}": f"mlp.c_{at}" for part, at in _EXAONE_MLP.items()},
+        },
+        top={"token_embd": "transformer.wte", "output_norm": "transformer.ln_f"},
+        layers="transformer.h",
     ),
     "mellum": GgufArch("MellumForCausalLM", "mellum", EXPERTS, _mellum),
     "olmo": GgufArch("OlmoForCausalLM", "olmo", {}, _olmo, layer_norm=True, interleaved=True),
@@ -556,16 +586,4 @@ ARCHS = {
     ),
     "minicpm3": GgufArch("MiniCPM3ForCausalLM", "minicpm3", _LATENT_ALONE, _minicpm3),
     "phimoe": GgufArch("PhimoeForCausalLM", "phimoe", MIXTRAL.blocks, _phimoe),
-    "minimax-m2": GgufArch(
-        "MiniMaxM2ForCausalLM",
-        "minimax_m2",
-        {
-            "ffn_gate_inp": "block_sparse_moe.gate",
-            "ffn_gate_exps": "block_sparse_moe.experts.w1",
-            "ffn_up_exps": "block_sparse_moe.experts.w3",
-            "ffn_down_exps": "block_sparse_moe.experts.w2",
-            "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
-        },
-        _minimax_m2,
-    ),
 }

@@ -8,7 +8,7 @@ from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, shared
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
-_DELTA = {
+DELTA = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
@@ -25,26 +25,27 @@ _DELTA = {
 }
 
 
-_GATED_SHARED = {
+GATED_SHARED = {
     **shared("shared_expert"),
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 
 
-def _shared_experts(keys: Keys) -> dict[str, Any]:
-    shared = keys.count("expert_shared_feed_forward_length")
-    return {**experts(keys), "shared_expert_intermediate_size": shared}
+def shared_experts(keys: Keys) -> dict[str, Any]:
+    """Return entries of config.json for experts, and for one that all tokens share."""
+    width = keys.count("expert_shared_feed_forward_length")
+    return {**experts(keys), "shared_expert_intermediate_size": width}
 
 
 def _qwen2_moe(keys: Keys) -> dict[str, Any]:
     return {
-        **_shared_experts(keys),
+        **shared_experts(keys),
         "norm_topk_prob": False,
         "qkv_bias": keys.has("blk.0.attn_q.bias"),
     }
 
 
-def _delta(keys: Keys) -> dict[str, Any]:
+def delta(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for gated delta nets, and the kind of each layer."""
     values = keys.count("ssm.time_step_rank")
     width = keys.count("ssm.inner_size")
@@ -68,16 +69,16 @@ def _delta(keys: Keys) -> dict[str, Any]:
 
 
 def _qwen35(keys: Keys) -> dict[str, Any]:
-    return {**_delta(keys), "linear_value_heads_tiled": True}
+    return {**delta(keys), "linear_value_heads_tiled": True}
 
 
 def _qwen35_moe(keys: Keys) -> dict[str, Any]:
-    return {**_qwen35(keys), **_shared_experts(keys)}
+    return {**_qwen35(keys), **shared_experts(keys)}
 
 
 def _qwen3_next(keys: Keys) -> dict[str, Any]:
     split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
-    return {**_delta(keys), **_shared_experts(keys), "linear_in_proj_split": split}
+    return {**delta(keys), **shared_experts(keys), "linear_in_proj_split": split}
 
 
 def _qwen3_moe(keys: Keys) -> dict[str, Any]:
@@ -94,18 +95,18 @@ ARCHS = {
     "qwen2moe": GgufArch(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
-        {**EXPERTS, **_GATED_SHARED},
+        {**EXPERTS, **GATED_SHARED},
         _qwen2_moe,
     ),
     "qwen3": GgufArch("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": GgufArch("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, _qwen3_moe),
     "qwen35": GgufArch(
-        "Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA, _qwen35, added_norms=True, tiled=True
+        "Qwen3_5ForCausalLM", "qwen3_5_text", DELTA, _qwen35, added_norms=True, tiled=True
     ),
     "qwen35moe": GgufArch(
         "Qwen3_5MoeForCausalLM",
         "qwen3_5_moe_text",
-        {**_DELTA, **EXPERTS, **_GATED_SHARED},
+        {**DELTA, **EXPERTS, **GATED_SHARED},
         _qwen35_moe,
         added_norms=True,
         tiled=True,
@@ -113,7 +114,7 @@ ARCHS = {
     "qwen3next": GgufArch(
         "Qwen3NextForCausalLM",
         "qwen3_next",
-        {**_DELTA, **EXPERTS, **_GATED_SHARED},
+        {**DELTA, **EXPERTS, **GATED_SHARED},
         _qwen3_next,
         added_norms=True,
     ),

@@ -28,11 +28,14 @@ class GgufArch:
     interleaved: whether the converter reorders the rows of q and k for ggml's "normal" RoPE,
       which rotates the pairs 2j, 2j + 1.
     added_norms: whether the converter adds 1 to the weights of norms, except in gated delta nets.
+    plain_last: whether it does not add 1 to the last norm.
     tiled: whether the converter reorders the value heads of gated delta nets.
     yarn: the YaRN parameters of the family that GGUF files do not store.
     mixed: whether metadata may be lists with a number for each layer, as layers differ in size.
     narrow: whether values may be narrower than keys; `settings` then returns their width.
     states: whether no layer attends; the numbers of heads and of MLP features are 0 in the file.
+    still: whether attention has no RoPE; the number of rotated dimensions is 0 in the file.
+    positive_rates: whether files have the rates of decay with their sign changed.
     guesses: whether all blocks guess tokens for another model.
     """
 
@@ -44,6 +47,7 @@ class GgufArch:
     layer_norm: bool = False
     interleaved: bool = False
     added_norms: bool = False
+    plain_last: bool = False
     tiled: bool = False
     yarn: Mapping[str, Any] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=dict)
@@ -51,4 +55,6 @@ class GgufArch:
     mixed: bool = False
     narrow: bool = False
     states: bool = False
+    still: bool = False
+    positive_rates: bool = False
     guesses: bool = False

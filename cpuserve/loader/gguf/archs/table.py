@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs import (
+    baichuan,
     deepseek,
     encoders,
     gemma,
@@ -19,7 +20,9 @@ from cpuserve.loader.gguf.archs import (
     granite,
     hybrids,
     llama_like,
+    minimax,
     qwen,
+    qwen4,
     rwkv,
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
@@ -30,27 +33,41 @@ if TYPE_CHECKING:
 
 # The model_type in transformers that can run the safetensors of the same model, but slowly.
 THROUGH_TRANSFORMERS = {
-    "exaone": "exaone",
+    "hrm_text": "hrm_text",
 }
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
 _PICTURES = "it is for images or sound, and cpuserve reads texts. Gemma 3, Qwen3 and Qwen3.5 run"
 _PAIR = "it is of an encoder-decoder. Decoders such as Qwen3 and encoders such as EuroBERT run"
+_SPEECH = "it makes or reads speech: use a server for speech"
 REASONS = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     **dict.fromkeys(("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl"), _PICTURES),
-    "wavtokenizer-dec": _PICTURES,
+    **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), _SPEECH),
+    "eagle3": (
+        "it is an EAGLE-3 head, which guesses tokens for another model: give that model, and the "
+        "safetensors of the head with "
+        """--speculative-config '{"method": "eagle3", "model": HEAD}'"""
+    ),
+    "dflash": (
+        "it guesses tokens for another model: give that model. Its own head, an EAGLE-3 head or a "
+        "draft model can guess for it (--speculative-config)"
+    ),
     "t5": _PAIR,
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
-    "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
     "gptj": "give the safetensors of the model, which run",
-    "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
+    "kimi-k3": "of its kind, Kimi Linear and Kimi K2 (deepseek2) run",
+    "dots3note": "of its kind, dots.llm1, DeepSeek V3.2 and GLM-5 run",
+    "graniteswitch": (
+        "its tokens choose among adapters in the file. Granite 3, 4 and SWA run, and a request can "
+        "choose an adapter of its own (--lora-modules)"
+    ),
     "jais": "of its kind, GPT-2 runs",
     "qwen": "of its kind, Qwen2, Qwen3 and Qwen3.5 run",
     **dict.fromkeys(
         (
-            *("arctic", "baichuan", "codeshell", "deci", "grok", "grovemoe", "maincoder"),
-            *("openelm", "orion", "pangu-embedded", "plamo", "plamo2", "plamo3", "plm"),
-            *("refact", "smallthinker", "xverse"),
+            *("arctic", "codeshell", "deci", "grok", "grovemoe", "maincoder"),
+            *("openelm", "plamo", "plamo2", "plamo3", "plm"),
+            *("refact", "smallthinker", "maple", "spark2_5", "talkie"),
         ),
         "transformers has no such family. Dense models such as Llama and Qwen3, mixtures such as "
         "Qwen3-MoE, and hybrids such as Falcon-H1 run",
@@ -71,7 +88,10 @@ def why_refused(name: str) -> str | None:
 ARCHS = {
     **encoders.ARCHS,
     **llama_like.ARCHS,
+    **baichuan.ARCHS,
+    **minimax.ARCHS,
     **qwen.ARCHS,
+    **qwen4.ARCHS,
     **gemma.ARCHS,
     **granite.ARCHS,
     **deepseek.ARCHS,
@@ -107,4 +127,6 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     if name == "t5encoder" and "enc.blk.0.ffn_gate.weight" not in file.tensors:
         return Keys(file, name), encoders.T5_PLAIN
     arch = ARCHS[name]
+    if name == "qwen4exp":
+        return (keys := Keys(file, name)), qwen4.with_table(arch, keys)
     return Keys(file, name, mixed=arch.mixed, guesses=arch.guesses), arch

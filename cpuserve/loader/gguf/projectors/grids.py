@@ -83,6 +83,15 @@ _PIXTRAL_12B = {
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "full",
 }
+_DOTS_OCR = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_gate": "mlp.fc1",
+    "ffn_up": "mlp.fc3",
+    "ffn_down": "mlp.fc2",
+}
 _KIMI = {
     "ln1": "norm0",
     "ln2": "norm1",
@@ -119,6 +128,24 @@ def _kimi(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _dots_ocr(keys: Keys) -> dict[str, Any]:
+    patch, merge = keys.count("patch_size"), keys.count("projector.scale_factor")
+    return {
+        "model_type": "dots_ocr",
+        "vision_config": {
+            "embed_dim": keys.count("embedding_length"),
+            "hidden_size": keys.count("projection_dim"),
+            "intermediate_size": keys.count("feed_forward_length"),
+            "num_hidden_layers": keys.count("block_count"),
+            "num_attention_heads": keys.count("attention.head_count"),
+            "rms_norm_eps": keys.real("attention.layer_norm_epsilon"),
+            "patch_size": patch,
+            "spatial_merge_size": merge,
+        },
+        PICTURES: {**_any_size(keys, patch, merge, (1, 1)), **_pixel_limits(keys)},
+    }
+
+
 def _qwen2_vl(keys: Keys) -> dict[str, Any]:
     vision, merge = _grid_vision(keys), keys.count("spatial_merge_size", 2)
     # The converter writes the width of the text part as feed_forward_length.
@@ -144,6 +171,10 @@ def _qwen25_vl(keys: Keys) -> dict[str, Any]:
         "vision_config": vision,
         PICTURES: _any_size(keys, vision["patch_size"], merge, (4, 16384)),
     }
+
+
+def _qwen25_omni(keys: Keys) -> dict[str, Any]:
+    return {**_qwen25_vl(keys), "model_type": "qwen2_5_omni_thinker"}
 
 
 def _grid_vision(keys: Keys) -> dict[str, Any]:
@@ -202,12 +233,37 @@ def _paddleocr(keys: Keys) -> dict[str, Any]:
         "vision_config": vision,
         PICTURES: {
             **_any_size(keys, patch, 2, (1, 1)),
-            "size": {
-                "shortest_edge": keys.count("image_min_pixels"),
-                "longest_edge": keys.count("image_max_pixels"),
-            },
+            **_pixel_limits(keys),
         },
     }
+
+
+def _kimi_k25(keys: Keys) -> dict[str, Any]:
+    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
+    high, wide, _ = shape_of(keys, "v.position_embd.weight", 3)
+    vision |= {
+        "merge_kernel_size": [merge, merge],
+        "init_pos_emb_height": high,
+        "init_pos_emb_width": wide,
+        "projector_ln_eps": vision["layer_norm_eps"],
+    }
+    pictures = {
+        **read_pixels(keys),
+        "patch_size": vision["patch_size"],
+        "merge_kernel_size": merge,
+        "in_patch_limit": keys.count("image_max_pixels") // vision["patch_size"] ** 2,
+    }
+    return {
+        "model_type": "kimi_k25",
+        "vision_config": vision,
+        PICTURES: {"media_proc_cfg": pictures},
+    }
+
+
+def _pixel_limits(keys: Keys) -> dict[str, Any]:
+    """Return the settings for the least and the most pixels of a picture; ModelError without."""
+    least, most = (keys.count(f"image_{end}_pixels") for end in ("min", "max"))
+    return {"size": {"shortest_edge": least, "longest_edge": most}}
 
 
 def _gemma4(keys: Keys) -> dict[str, Any]:
@@ -237,6 +293,24 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
             "max_soft_tokens": 280,
             "resample": 3,
         },
+    }
+
+
+def _gemma4_unified(keys: Keys) -> dict[str, Any]:
+    merge, width = keys.count("projector.scale_factor", 3), keys.count("embedding_length")
+    _, table, _ = shape_of(keys, "v.position_embd.weight", 3)
+    sizes = {"patch_size": keys.count("patch_size"), "pooling_kernel_size": merge}
+    return {
+        "model_type": "gemma4_unified",
+        "vision_config": {
+            **sizes,
+            "mm_embed_dim": width,
+            "output_proj_dims": width,
+            "mm_posemb_size": table,
+            "rms_norm_eps": keys.real("attention.layer_norm_epsilon"),
+        },
+        "text_config": {"use_bidirectional_attention": "vision"},
+        PICTURES: {**read_pixels(keys), **sizes, "max_soft_tokens": 280, "resample": 3},
     }
 
 
@@ -313,6 +387,13 @@ PROJECTORS = {
         "model.visual.blocks",
         _QWEN25_VL,
     ),
+    "qwen2.5o": Projector(
+        {"Qwen2ForCausalLM": "Qwen2_5OmniThinkerForConditionalGeneration"},
+        _qwen25_omni,
+        _QWEN2_TOP,
+        "model.visual.blocks",
+        {**_QWEN25_VL, **{f"attn_{part}": f"attn.{part}" for part in "qkv"}},
+    ),
     "qwen3vl_merger": Projector(
         {
             "Qwen3ForCausalLM": "Qwen3VLForConditionalGeneration",
@@ -377,6 +458,22 @@ PROJECTORS = {
         _GEMMA4,
         channels_last=("v.patch_embd.weight",),
     ),
+    "gemma4uv": Projector(
+        {"Gemma4ForCausalLM": "Gemma4UnifiedForConditionalGeneration"},
+        _gemma4_unified,
+        {
+            "v.patch_norm.1": "model.vision_embedder.patch_ln1",
+            "v.patch_embd": "model.vision_embedder.patch_dense",
+            "v.patch_norm.2": "model.vision_embedder.patch_ln2",
+            "v.position_embd.weight": "model.vision_embedder.pos_embedding",
+            "v.patch_norm.3": "model.vision_embedder.pos_norm",
+            "mm.input_projection": "model.embed_vision.embedding_projection",
+        },
+        "",
+        {},
+        channels_last=("v.patch_embd.weight", "v.patch_norm.1.weight", "v.patch_norm.1.bias"),
+        turned=("v.position_embd.weight",),
+    ),
     "pixtral": Projector(
         {
             f"{name}ForCausalLM": "Mistral3ForConditionalGeneration"
@@ -387,6 +484,35 @@ PROJECTORS = {
         "vision_tower.transformer.layers",
         _PIXTRAL,
         interleaved=("attn_q", "attn_k"),
+    ),
+    "dots_ocr": Projector(
+        {"Qwen2ForCausalLM": "DotsOCRForCausalLM"},
+        _dots_ocr,
+        {
+            "v.patch_embd": "vision_tower.patch_embed.patchifier.proj",
+            "v.pre_ln": "vision_tower.patch_embed.patchifier.norm",
+            "mm.post_norm": "vision_tower.post_trunk_norm",
+            "mm.input_norm": "vision_tower.merger.ln_q",
+            "mm.0": "vision_tower.merger.mlp.0",
+            "mm.2": "vision_tower.merger.mlp.2",
+        },
+        "vision_tower.blocks",
+        _DOTS_OCR,
+    ),
+    "kimik25": Projector(
+        {"DeepseekV3ForCausalLM": "KimiK25ForConditionalGeneration"},
+        _kimi_k25,
+        {
+            "v.patch_embd": "vision_tower.patch_embed.proj",
+            "v.position_embd": "vision_tower.patch_embed.pos_emb",
+            "v.post_ln": "vision_tower.encoder.final_layernorm",
+            "mm.input_norm": "mm_projector.pre_norm",
+            "mm.1": "mm_projector.proj.0",
+            "mm.2": "mm_projector.proj.2",
+        },
+        "vision_tower.encoder.blocks",
+        {**_KIMI, "attn_qkv": "wqkv"},
+        axial=("attn_qkv",),
     ),
     "kimivl": Projector(
         {"DeepseekV3ForCausalLM": "KimiVLForConditionalGeneration"},

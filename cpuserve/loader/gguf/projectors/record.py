@@ -38,8 +38,11 @@ class Projector:
     levels, level: the same for DeepStack, and the new names of its parts.
     added: the tensors of the file that have 1 added to them.
     interleaved: the parts of a block with rows in the order of ggml's "normal" RoPE.
+    axial: the parts of a block with queries and keys. In the file, a head has all rotated pairs of
+      one axis before all of the other, and in transformers it has pairs of both axes in turns.
     channels_last: the convolutions of the file that are matrices in transformers, with the channels
-      of a pixel side by side.
+      of a pixel side by side; or matrices and vectors, with a number for each byte of a patch.
+    turned: the tensors of the file that have their first two axes exchanged in transformers.
     width: the tensor with as many rows as the results have numbers, if clip.vision.projection_dim
       is something else.
     """
@@ -53,7 +56,9 @@ class Projector:
     level: Mapping[str, str] = field(default_factory=dict)
     added: tuple[str, ...] = ()
     interleaved: tuple[str, ...] = ()
+    axial: tuple[str, ...] = ()
     channels_last: tuple[str, ...] = ()
+    turned: tuple[str, ...] = ()
     width: str = ""
 
 

@@ -1,0 +1,93 @@
+"""Molmo 2 (text): Qwen3, or OLMo 3 without windows, with fused matrices under names of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.config import read_bool, read_choice, read_int, read_layers, read_object
+from cpuserve.models.llama import finish_decoder, layer_rope, read_decoder
+from cpuserve.models.rope import read_rope
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+WORDS = "model.transformer.wte"
+
+
+class Molmo2:
+    """Molmo 2 4B and 8B (Qwen3), and Molmo 2 O 7B (OLMo 3), text.
+
+    Source: transformers modeling_molmo2. The embeddings of tokens for pictures are not read.
+
+    Keys of ModelSpec.extra: after, whether norms follow attention and MLP; wide, whether one norm
+    is for all heads of q, and one for all heads of k.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in the config of the text part of a Molmo 2."""
+        older = {"attention_bias": "qkv_bias", "rms_norm_eps": "layer_norm_eps"}
+        given = {key: value for key, value in config.items() if value is not None}
+        given = {**given, **{a: given[b] for a, b in older.items() if b in given}}
+        given["head_dim"] = read_int(given, "head_dim", 128)
+        norms = {"qwen3": "", "olmo": "wide"}
+        extra: dict[str, object] = {
+            "after": read_bool(given, "norm_after", False),
+            "wide": bool(read_choice(given, "qk_norm_type", "qwen3", norms)),
+        }
+        spec = read_decoder(
+            given,
+            positions=36864,
+            qkv_bias=read_bool(given, "attention_bias", False),
+            extra=extra,
+        )
+        every = tuple(range(spec.layers))
+        scaled = read_layers(given, "rope_scaling_layers", every, spec.layers)
+        if len(scaled) == spec.layers:
+            return spec
+        ropes = {**read_object(given, "rope_scaling"), **read_object(given, "rope_parameters")}
+        plain = {"rope_theta": ropes.get("rope_theta", given.get("rope_theta"))}
+        rope, _ = read_rope(plain, spec.head_dim, spec.max_position)
+        by_layer = tuple(spec.rope if layer in scaled else rope for layer in every)
+        return replace(spec, extra={**spec.extra, "ropes": by_layer})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x, after = b.embed(WORDS), cast("bool", s.extra["after"])
+        for layer in range(s.layers):
+            at = f"model.transformer.blocks.{layer}"
+            for norm, part in ((f"{at}.attn_norm", _attention), (f"{at}.ff_norm", _mlp)):
+                if after:
+                    b.add(b.rms_norm(part(b, s, layer, x, None), norm), to=x)
+                else:
+                    part(b, s, layer, b.rms_norm(x, norm), x)
+        finish_decoder(b, s, b.rms_norm(x, "model.transformer.ln_f"), embedding=WORDS)
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return `to` plus the attention of h; only the attention if `to` is None."""
+    at, d = f"model.transformer.blocks.{layer}.self_attn", s.head_dim
+    q, k = s.q_heads * d, s.kv_heads * d
+    features = (q, k, k)
+    begins = zip((0, q, q + k), features, strict=True)
+    parts = [rows(f"{at}.att_proj", begin, n) for begin, n in begins]
+    qkv = b.linear(h, parts, features=list(features), bias=s.qkv_bias)
+    norms: tuple[str | None, str | None] = f"{at}.q_norm", f"{at}.k_norm"
+    if s.extra["wide"]:
+        b.part_norm(qkv, norms[0], width=q)
+        b.part_norm(qkv, norms[1], width=k, column=q)
+        norms = None, None
+    b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer), q_norm=norms[0], k_norm=norms[1])
+    return b.linear(b.attention(qkv, layer=layer), f"{at}.attn_out", features=s.width, add_to=to)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return `to` plus the MLP of h; only the MLP if `to` is None."""
+    at, n = f"model.transformer.blocks.{layer}.mlp", s.intermediate
+    both = [rows(f"{at}.ff_proj", begin, n) for begin in (n, 0)]  # the gate is stored last
+    g = b.linear(h, both, features=n, then=cast("Then", f"{s.activation}_mul"))
+    return b.linear(g, f"{at}.ff_out", features=s.width, add_to=to)
