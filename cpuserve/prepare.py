@@ -95,7 +95,7 @@ def prepare(
     notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
     notes += tuned_notes(host.tuned, resolved.config.isa)
     notes += plugin_notes()
-    notes += unserved_notes(facts.name, facts.unserved, facts.unread_why)
+    notes += unserved_notes(facts.name, facts.unserved, facts.unread_why, facts.tower)
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 
@@ -309,7 +309,7 @@ def _counts(program: Program, path: Path, positions: int) -> dict[str, Any]:
     from cpuserve.loader.packed_files import earlier_use
     from cpuserve.program.counts import expert_weights_of, selected_floats, weight_counts
 
-    names = "matrix_weights", "parameters", "expert_weights", "chosen_weights"
+    names = "matrix_weights", "parameters", "expert_weights", "chosen_weights", "largest_expert"
     counts = *weight_counts(program), *expert_weights_of(program)
     found = dict(zip(names, counts, strict=True))
     used = earlier_use(str(path)) if found["expert_weights"] else {}
@@ -473,11 +473,11 @@ def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None]:
         size = packed_size(path, config, lambda: files.safetensors)
         return config, size, _directory_quantization(config)
     from cpuserve.loader.gguf.mmproj import add_mmproj
-    from cpuserve.loader.gguf.model import gguf_config
-    from cpuserve.quant.gguf.sizes import packed_bytes
+    from cpuserve.loader.gguf.model import bytes_in_memory, gguf_config
 
-    size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
-    config, more, files.pictures = add_mmproj(gguf_config(file), files.mmproj, path, file)
+    config = gguf_config(file)
+    size = bytes_in_memory(file, config)
+    config, more, files.pictures = add_mmproj(config, files.mmproj, path, file)
     return config, size + more, _gguf_quantization(file)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import platform
 import platform as stdlib_platform
@@ -115,6 +116,8 @@ def schema() -> bytes:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **msgspec.json.schema(DoctorReport),
     }
+    for kind in made["$defs"].values():  # msgspec keeps the indentation of docstrings before 0.23
+        kind["description"] = inspect.cleandoc(kind["description"])
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
 

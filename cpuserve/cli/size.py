@@ -283,7 +283,7 @@ def count_weights(name: str, program: Program, max_position: int) -> ModelWeight
     packed = sum(sizes[need.name] for need in program.weights if need.role == "matrix")
     heads = {op.weight for op in program.ops if isinstance(op, Logits)}
     looked_up = {op.weight for op in program.ops if isinstance(op, Embed)} - heads
-    every, chosen = expert_weights_of(program)
+    every, chosen, _ = expert_weights_of(program)
     rows = [(each.window, _kv_bytes(each)) for each in program.cache]
     return ModelWeights(
         name=name,

@@ -14,6 +14,9 @@ MOST_AHEAD = 512
 # Recurrent layers update the stored state of a sequence after each group of STATE_CHUNK tokens,
 # and keep the data of the tokens since the last update (kernels/table/recurrent.h: kStateChunk).
 STATE_CHUNK = 16
+# A state cannot be undone, so the draft tokens of a step must not fill a group. One place is the
+# token before the drafts, and one is free.
+STATE_DRAFTS = STATE_CHUNK - 2
 # A request can have four states: at the end of the cached prefix that it began with, at the token
 # where prompts branch, at the end of its last full block, and in the block in progress.
 STATES_OF_ONE = 4

@@ -136,6 +136,9 @@ def open_eagle(path: Path, model: Path) -> tuple[GuessHead, Weights]:
         refuse("it has no tensor fc.weight, so it is no EAGLE-3 head")
     if odd := sorted({"fc.bias", "mask_hidden"} & names):
         refuse(f"it has the tensor {odd[0]}, which EAGLE-3 heads do not have")
+    for name in sorted({"fc.weight", TABLE, OUTPUT} & names):
+        if len(weights.get(name).shape) != 2:
+            refuse(f"its tensor {name} is no matrix")
     layer = "midlayer." if any(n.startswith("midlayer.") for n in names) else "model.layers.0."
     form = _form(checkpoint.config, target, names, layer)
     if wrong := _wrong_layers(form, target.layers):
@@ -231,7 +234,8 @@ def _ids_of(store: SafetensorsStore, rows: int, vocab: int) -> tuple[Ids | None,
     kind = np.dtype("<i8" if store.dtype("d2t") == "I64" else "<i4")
     ids = np.arange(rows) + np.ascontiguousarray(stored).view(kind).astype(np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab):
-        return None, f"its d2t leads to token {ids.max()}, and the model has {vocab} tokens"
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        return None, f"its d2t leads to token {wrong}, and the model has {vocab} tokens"
     return ids, ""
 
 

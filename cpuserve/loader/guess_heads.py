@@ -33,12 +33,18 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import QuantTensor, Weights
 
 # How tensors of heads begin, in the Program and in checkpoints. {}: the number of layers.
-_NEXTN = {
+_AFTER = {  # as the layer after the last of the model
     "model.layers.0.": "model.layers.{}.",
     "guess.fc.": "model.layers.{}.eh_proj.",
     "guess.embedding_norm.": "model.layers.{}.enorm.",
     "guess.hidden_norm.": "model.layers.{}.hnorm.",
-    "model.norm.": "model.layers.{}.shared_head.norm.",
+}
+_NEXTN = {**_AFTER, "model.norm.": "model.layers.{}.shared_head.norm."}
+_FINAL = {**_AFTER, "model.norm.": "model.layers.{}.final_layernorm."}
+_STEP = {
+    **_AFTER,
+    "model.norm.": "model.layers.{}.transformer.shared_head.norm.",
+    "lm_head.": "model.layers.{}.transformer.shared_head.output.",
 }
 _QWEN = {
     "model.layers.0.": "mtp.layers.0.",
@@ -91,21 +97,6 @@ _OWN = {
     "model.embed_tokens.": "model.layers.{}.embed_tokens.",
     "lm_head.": "model.layers.{}.shared_head.head.",
 }
-_STEP = {
-    "model.layers.0.": "model.layers.{}.",
-    "guess.fc.": "model.layers.{}.eh_proj.",
-    "guess.embedding_norm.": "model.layers.{}.enorm.",
-    "guess.hidden_norm.": "model.layers.{}.hnorm.",
-    "model.norm.": "model.layers.{}.transformer.shared_head.norm.",
-    "lm_head.": "model.layers.{}.transformer.shared_head.output.",
-}
-_FINAL = {
-    "model.layers.0.": "model.layers.{}.",
-    "guess.fc.": "model.layers.{}.eh_proj.",
-    "guess.embedding_norm.": "model.layers.{}.enorm.",
-    "guess.hidden_norm.": "model.layers.{}.hnorm.",
-    "model.norm.": "model.layers.{}.final_layernorm.",
-}
 _NEMOTRON = {  # an attention and experts, each a layer as in the model
     "model.layers.": "mtp.layers.",
     "guess.fc.": "mtp.layers.0.eh_proj.",
@@ -113,13 +104,21 @@ _NEMOTRON = {  # an attention and experts, each a layer as in the model
     "guess.hidden_norm.": "mtp.layers.0.hnorm.",
     "model.norm_f.": "mtp.layers.{last}.final_layernorm.",
 }
+_NEMOTRON_GGUF = {  # both in one block
+    **_AFTER,
+    "model.layers.1.norm.": "model.layers.{}.post_attention_layernorm.",
+    "model.layers.1.": "model.layers.{}.",
+    "model.norm_f.": "model.layers.{}.shared_head.norm.",
+}
 HEADS = {
     "BailingHybridForCausalLM": _FINAL,
     "BailingMoeV2ForCausalLM": _FINAL,
+    "BailingMoeV3ForCausalLM": _FINAL,
     "DeepseekV3ForCausalLM": _NEXTN,
     "DeepseekV32ForCausalLM": _NEXTN,
     "DeepseekV4ForCausalLM": _DEEPSEEK_V4,
     "Ernie4_5_MoeForCausalLM": _ERNIE,
+    "ExaoneMoEForCausalLM": _QWEN,
     "ExaoneMoeForCausalLM": _QWEN,
     "GlmMoeDsaForCausalLM": _NEXTN,
     "Glm4MoeForCausalLM": _NEXTN,
@@ -135,8 +134,8 @@ HEADS = {
     "Step3p5ForCausalLM": _STEP,  # its first head; the others guess later tokens
 }
 DENSE = ("Ernie4_5_MoeForCausalLM", "MiMoV2FlashForCausalLM")
-# Their heads are read from safetensors only.
-NO_GGUF = ("DeepseekV4ForCausalLM", "NemotronHForCausalLM")
+# llama.cpp's converter writes their heads to files of their own, which are not read.
+NO_GGUF = ("DeepseekV4ForCausalLM",)
 HIDDEN_FIRST = ("Qwen2ForCausalLM",)  # the columns of their fc begin with the hidden state
 # A checkpoint has a head if it has one of these tensors of its Program.
 FIRSTS = ("guess.fc.weight", "guess.h_proj.weight")
@@ -210,7 +209,8 @@ def guess_head(
         return None
     if found is _NEMOTRON and "guess" not in spec.extra:
         return None  # a head with layers that a head cannot have
-    found = _NEXTN if gguf else found
+    if gguf:
+        found = _NEMOTRON_GGUF if found is _NEMOTRON else _NEXTN
     own = guess_spec(spec)
     last = len(cast("tuple[str, ...]", own.extra.get("kinds", ()))) - 1
     called = {ours: at.format(spec.layers, last=last) for ours, at in found.items()}
@@ -260,6 +260,8 @@ def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, li
         return facts, [f"{error}; no tokens are guessed with it"]
     if found is None and asked != AUTO:
         msg = f"{facts.name} has no head that guesses tokens; remove the method {asked!r}"
+        if path.suffix == ".gguf" and facts.architecture in NO_GGUF:
+            msg += ", or use its safetensors: the GGUF files of this model have no head"
         raise ModelError(msg)
     if found is None:
         return facts, []

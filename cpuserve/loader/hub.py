@@ -38,6 +38,7 @@ _PATTERNS = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
     "tokenizer.model",
+    "tiktoken.model",
 )
 # The hub library tries twice, and its timeout does not include name resolution.
 # Each query therefore also has a deadline.

@@ -12,6 +12,8 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.parts import first_part, model_files
 from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.loader.names import is_ignored
+from cpuserve.models.config import read_object
+from cpuserve.models.text_parts import THINKER
 from cpuserve.models.towers import PICTURES
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant.registry import FORMATS
@@ -79,7 +81,9 @@ def open_checkpoint(
     config = gguf_config(file)
     text = GgufStore(file, config, heads=bool(parts))
     if mmproj is None:
-        return Checkpoint(config, open_weights("gguf", text, config), path, file)
+        return Checkpoint(
+            config, with_normed(open_weights("gguf", text, config), config), path, file
+        )
     from cpuserve.loader.gguf.mmproj import WholeStore, with_mmproj
 
     pictures = open_gguf(Path(mmproj))
@@ -92,16 +96,21 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     """Return the weights for a Program of this config, with tensors that are built from others.
 
     Such tensors are the tables of models with token types (BERT), the experts of nomic-bert and
-    DBRX, the factors of mixtures (RWKV 6), and the first matrix of a tower.
+    DBRX, the biases of experts for text (ERNIE 4.5 VL), the factors of mixtures (RWKV 6), the head
+    of Baichuan 2, and the first matrix of a tower.
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.models.dbrx import FLAT, flat_experts
+    from cpuserve.models.ernie4_5 import BIAS, biases_pictures
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
     from cpuserve.models.rwkv6 import published_form
     from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
+    from cpuserve.quant.first_rows import FirstRows
     from cpuserve.quant.flat_experts import FlatExperts
 
     if (tower := _tower_of(config)) is not None:
+        if not tower.patch_weight:
+            return weights
         from cpuserve.quant.patches import PatchWeights
 
         names = tower.patch_weight, tower.merge_weight
@@ -109,6 +118,8 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
         return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
     if experts := flat_experts(config):
         return FlatExperts(weights, experts, FLAT)
+    if biases_pictures(config):
+        return FirstRows(weights, BIAS)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
     if (form := published_form(config)) is not None:
@@ -117,8 +128,19 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
 
         return PartWeights((MixtureWeights if form == "fla" else FinchWeights)(weights))
     if not reads_types(config):
-        return weights
+        return with_normed(weights, config)
     return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")
+
+
+def with_normed(weights: Weights, config: dict[str, Any]) -> Weights:
+    """Return the weights with normalized rows of the output matrix, if the model is Baichuan 2."""
+    from cpuserve.models.baichuan import HEAD, has_normed_head
+
+    if not has_normed_head(config):
+        return weights
+    from cpuserve.quant.normed_head import NormedHead
+
+    return NormedHead(weights, HEAD)
 
 
 def read_config(path: Path, mmproj: str | None = None) -> dict[str, Any]:
@@ -338,7 +360,7 @@ def _read_pictures(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
     They are in processor_config.json of newer files, else in preprocessor_config.json.
     """
-    if "vision_config" not in config:
+    if "vision_config" not in {**config, **read_object(config, THINKER)}:
         return {}
     found = None
     if (path / "processor_config.json").exists():

@@ -7,11 +7,13 @@ import mmap
 import os
 import stat
 from collections.abc import Generator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
+from cpuserve.loader.content import ContentCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,6 +114,17 @@ class MappedFile:
 
         return np.frombuffer(self.map, np.uint8, size, offset)
 
+    def check_content(self) -> None:
+        """Raise SourceChanged if the content differs from that at the first call (ContentCheck).
+
+        Engines that read the file while they run call this before and after they do.
+        """
+        self._content()
+
+    @cached_property
+    def _content(self) -> ContentCheck:
+        return ContentCheck(self._fd, self.path)
+
     def check_unchanged(self) -> None:
         """Raise ModelError if the file's size or modification time has changed since opening."""
         now = os.fstat(self._fd)
@@ -151,6 +164,9 @@ class FileCopy:
         return np.frombuffer(self.map, np.uint8, size, offset)
 
     def check_unchanged(self) -> None:
+        """Do nothing: a copy does not change."""
+
+    def check_content(self) -> None:
         """Do nothing: a copy does not change."""
 
     def release(self, offset: int, size: int) -> None:

@@ -38,6 +38,7 @@ _BARE = (
     *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),  # RWKV
     *(".mu", ".x_proj.2.bias", "attn.bonus", *(f"attn.x_{part}.bias" for part in "rwkvg")),
     *(".attn_sink", ".compressor.ape", ".gate.tid2eid"),  # DeepSeek V4
+    *(".index_kpool_compress_ape", ".index_kpool_compress_gate"),  # GLM-5.3-Flash
     *(".learnable_sink_param", *(f"{at}_{part}" for at in _HC for part in ("fn", "base", "scale"))),
 )
 
@@ -60,6 +61,14 @@ _PARTS = re.compile(
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio|vision_embedder)\..*"
     r"|model\.(?:vqmodel|generation_(?:embeddings|aligner|head))\..*"
     r"|(?:model\.)?(?:vision|audio)_tokenizer\..*|d2t|t2d|masked_embedding\..*"
+    r"|(?:model\.)?(?:vit|high_res_vision_\w+|vision_(?:projector|adapter|projection)|projector)\..*"
+    r"|(?:model\.)?(?:linear_proj|resampler_model|sound_\w+|(?:image|video)_tower|\w+_projectors)\..*"
+    r"|model\.high_res_vision_alpha|model\.vision_backbone\..*|model\.transformer\.wte\.new_embedding"
+    r"|(?:talker|token2wav|code2wav|vision_final_layernorm|blocks|patch_embed|pos_embed)\..*"
+    # Cosmos 3: layers that make pictures, sounds and movements.
+    r"|.*(?:\.add_[qkv]_proj\.|\.to_add_out\.|\.norm_added_[qk]\.|moe_gen).*"
+    r"|(?:(?:audio_|action_)?proj_(?:in|out)|time_embedder|deepstack_merger_list)\..*"
+    r"|(?:audio|action)_modality_embed"
 )
 
 
@@ -70,17 +79,24 @@ _PUBLISHED = {
     ".hc_pre.hc_": ".hc_",
     ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".self_attn.softmax_offset": ".self_attn.sinks",
+    ".mamba.x_proj_weight": ".mamba.x_proj.weight",  # Zamba
+    ".mamba.dt_proj_weight": ".mamba.dt_proj.weight",
+    ".mamba.dt_proj_bias": ".mamba.dt_proj.bias",
     ".attn.norm.weight": ".attn.kv_norm.weight",  # DeepSeek V4 as transformers saves it
     ".mlp.experts.fc1.weight": ".mlp.experts.gate_up_proj",
     ".mlp.experts.fc2.weight": ".mlp.experts.down_proj",
     ".linear_attn.out_norm.": ".linear_attn.norm.",
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
+    **{f".self_attn.to_{part}.": f".self_attn.{part}_proj." for part in "qkv"},  # Cosmos 3
+    **{f".self_attn.norm_{part}.": f".self_attn.{part}_norm." for part in "qk"},
+    ".self_attn.to_out.": ".self_attn.o_proj.",
 }
-# Names of DeepSeek V4's published files outside of layers.
+# Names of published files outside of layers, most of them of DeepSeek V4.
 _WHOLE_NAMES = {
     "embed.weight": "model.embed_tokens.weight",
     "head.weight": "lm_head.weight",
+    "model.transformer.wte.embedding": "model.transformer.wte.weight",  # Molmo 2
     **{f"hc_head_{part}": f"model.hc_head.hc_{part}" for part in ("fn", "base", "scale")},
 }
 _IMAGES = (
@@ -133,7 +149,10 @@ def checkpoint_to_hf(name: str) -> str:
     with "bert.", "roberta.", "deberta." and so on if the checkpoint has a head. The parts of
     Gemma 3 for images have names of three kinds, depending on the version that wrote them.
     """
+    name = name.removeprefix("thinker.")  # the part of Qwen-Omni for text
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+    if name.startswith(("model.model.", "model.lm_head.")):  # HyperCLOVA X with pictures
+        name = name.removeprefix("model.")
     if name.startswith("model.text_model."):
         name = f"model.{name.removeprefix('model.text_model.')}"
     if name == "model.image_newline":
@@ -155,7 +174,7 @@ def checkpoint_to_hf(name: str) -> str:
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
     name = _FLAT_EXPERTS.sub(r"\g<0>.weight", name)
-    for prefix in ("bert.", "roberta.", "distilbert.", "new.", "deberta.", "mpnet."):
+    for prefix in ("bert.", "roberta.", "distilbert.", "new.", "gte.", "deberta.", "mpnet."):
         name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.", *_GPT1)):

@@ -35,6 +35,7 @@ from typing import Any
 
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes, format_gib_up
+from cpuserve.core.regular_file import read_regular, replace_file
 from cpuserve.fault_points import fault
 
 FOLDER = "packed-weights"  # of the cache directory
@@ -42,6 +43,7 @@ USE = ".use.json"
 MAGIC = b"cpuserve weights 1\n"
 HEADER_BYTES = 2 << 20  # Buffer::kPage (csrc/base/buffer.h): the first arena begins there
 MOST_JSON = 4096
+MOST_HEAT_BYTES = 4 << 20  # of a million matrices, which no model has
 FREE_BYTES = 1 << 30  # number of bytes that must stay free on the disk
 MOST_RECORDS = 500
 _NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{24}\.weights")
@@ -259,10 +261,7 @@ def keep_use(weights: Path, model: str, rate: float) -> None:
         OSError: the record cannot be written.
     """
     fault("expert_use.write")
-    path = weights.with_suffix(USE)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"model": model, "rate": rate}))
-    part.replace(path)
+    replace_file(weights.with_suffix(USE), json.dumps({"model": model, "rate": rate}).encode())
 
 
 def earlier_use(model: str) -> dict[str, Any]:
@@ -277,12 +276,27 @@ def earlier_use(model: str) -> dict[str, Any]:
         for path in (cache_dir() / FOLDER).glob(f"*{USE}"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 heat = Path(str(path).removesuffix(USE) + ".heat")
-                record, time = json.loads(path.read_text()), heat.stat().st_mtime
-                if record["model"] != model or time <= newest:
+                record = json.loads(read_regular(path, MOST_JSON) or b"")
+                rate, time = float(record["rate"]), heat.stat().st_mtime
+                if record["model"] != model or time <= newest or not math.isfinite(rate):
                     continue
-                found = {"expert_misses": misses_of(heat), "expert_rate": float(record["rate"])}
+                found = {"expert_misses": misses_of(heat), "expert_rate": rate}
                 newest = time
     return found
+
+
+def read_heat(heat: Path) -> bytes:
+    """Return the content of the file of an ExpertHeat: fp32 values.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no regular file, or has more than MOST_HEAT_BYTES.
+    """
+    content = read_regular(heat, MOST_HEAT_BYTES)
+    if content is None:
+        msg = "the use of experts is not in a file of its size"
+        raise ValueError(msg)
+    return content
 
 
 def misses_of(heat: Path) -> tuple[float, ...]:
@@ -292,9 +306,9 @@ def misses_of(heat: Path) -> tuple[float, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it has no uses.
+        ValueError: it has no uses, or read_heat refuses it.
     """
-    uses = array("f", heat.read_bytes())
+    uses = array("f", read_heat(heat))
     if not (0 < sum(uses) < math.inf and min(uses) >= 0):
         raise ValueError
     missed = missed_uses(uses)
@@ -313,6 +327,8 @@ def missed_uses(uses: Iterable[float]) -> list[float]:
 def _remove_records(weights: Path) -> None:
     for suffix in (".heat", USE):
         weights.with_suffix(suffix).unlink(missing_ok=True)
+    for left in weights.parent.glob(f".{weights.stem}.*.tmp"):  # by a server that was killed
+        left.unlink(missing_ok=True)
 
 
 def _is_at(fd: int, path: Path) -> bool:

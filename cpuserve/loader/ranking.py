@@ -16,7 +16,14 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Dense, Head, VectorNorm
 from cpuserve.loader.pooling import ACTIVATIONS, labels_of, ranker
 from cpuserve.models.bert import POOLER
-from cpuserve.models.config import read_architectures, read_bool, read_choice, read_float
+from cpuserve.models.config import (
+    read_architectures,
+    read_bool,
+    read_choice,
+    read_float,
+    read_int,
+    refuse,
+)
 from cpuserve.program.parts import rows
 from cpuserve.quant import dequantize
 
@@ -87,6 +94,17 @@ def _bert(read: Read, config: Mapping[str, Any]) -> Head:
     return Head("first", layers, unit=False)
 
 
+def _gte(read: Read, config: Mapping[str, Any]) -> Head:
+    if (types := read_int(config, "type_vocab_size", 1, low=0)) > 1 and len(labels_of(config)) == 1:
+        refuse("type_vocab_size", types, "at most 1: pairs with token types are not supported")
+    return _bert(read, config)
+
+
+def _distilbert(read: Read, config: Mapping[str, Any]) -> Head:
+    layers = _dense(read, "pre_classifier", "relu"), _dense(read, "classifier", _activation(config))
+    return Head("first", layers, unit=False)
+
+
 def _deberta(read: Read, config: Mapping[str, Any]) -> Head:
     then = read_choice(config, "pooler_hidden_act", "gelu", {"gelu": "gelu", "tanh": "tanh"})
     layers = _dense(read, POOLER, then), _dense(read, "classifier", _activation(config))
@@ -150,9 +168,15 @@ HEADS = {
     "ModernBertModel": _gguf_modernbert,
     "Qwen3ForCausalLM": _gguf_decoder,
     "BertForSequenceClassification": _bert,
+    "CamembertForSequenceClassification": _roberta,
     "DebertaV2ForSequenceClassification": _deberta,
+    "DistilBertForSequenceClassification": _distilbert,
+    "Gemma2ForSequenceClassification": _decoder,
+    "GteForSequenceClassification": _gte,
     "LlamaForSequenceClassification": _decoder,
+    "MistralForSequenceClassification": _decoder,
     "ModernBertForSequenceClassification": _modernbert,
+    "NewForSequenceClassification": _gte,
     "Qwen2ForSequenceClassification": _decoder,
     "Qwen3ForSequenceClassification": _decoder,
     "RobertaForSequenceClassification": _roberta,
@@ -160,9 +184,15 @@ HEADS = {
 }
 TAGGER_HEADS = {
     "BertForTokenClassification": _tagger,
+    "CamembertForTokenClassification": _tagger,
     "DebertaV2ForTokenClassification": _tagger,
+    "DistilBertForTokenClassification": _tagger,
+    "Gemma2ForTokenClassification": _decoder_tagger,
+    "GteForTokenClassification": _tagger,
     "LlamaForTokenClassification": _decoder_tagger,
+    "MistralForTokenClassification": _decoder_tagger,
     "ModernBertForTokenClassification": _modernbert_tagger,
+    "NewForTokenClassification": _tagger,
     "Qwen2ForTokenClassification": _decoder_tagger,
     "Qwen3ForTokenClassification": _decoder_tagger,
     "RobertaForTokenClassification": _tagger,

@@ -166,28 +166,39 @@ class SafetensorsStore:
 
     def dtype(self, name: str) -> str:
         """Return the name of the dtype in safetensors, and F32 for tables of ids."""
-        return "F32" if name.endswith(ID_TABLES) else self._tensors[name][1].dtype
+        return dtype_read(name, self._tensors[name][1].dtype)
 
     def get(self, name: str) -> StoredTensor:
-        """Return the tensor as a mapped view; ModelError if its file has changed since opening."""
+        """Return the tensor as a mapped view.
+
+        Raises:
+            ModelError: its file has changed since it was opened, or the tensor has no numbers.
+        """
         file, tensor = self._tensors[name]
         file.file.check_unchanged()
+        if not tensor.size:
+            msg = f"{file.path}: tensor {name} has shape {list(tensor.shape)}, so no numbers"
+            raise ModelError(msg)
         data = file.file.view(tensor.offset, tensor.size)
 
         def release() -> None:
             file.file.release(tensor.offset, tensor.size)
 
-        dtype = tensor.dtype
-        if name.endswith(ID_TABLES):
-            data, dtype = ids_as_floats(data, dtype)
-        return StoredTensor(name, tensor.shape, dtype, data, None, release)
+        dtype = self.dtype(name)
+        if dtype != tensor.dtype:
+            data = ids_as_floats(data, tensor.dtype)
+        check = file.file.check_content
+        return StoredTensor(name, tensor.shape, dtype, data, None, release, check)
 
 
-def ids_as_floats(data: npt.NDArray[np.uint8], dtype: str) -> tuple[npt.NDArray[np.uint8], str]:
-    """Return the bytes and the dtype of a table of ids, which is F32 if it had integers."""
-    if dtype not in _INTEGERS:
-        return data, dtype
-    return data.view(_INTEGERS[dtype]).astype("<f4").view("u1"), "F32"
+def dtype_read(name: str, dtype: str) -> str:
+    """Return the dtype that a tensor is read as: F32 if it is a table of ids with integers."""
+    return "F32" if name.endswith(ID_TABLES) and dtype in _INTEGERS else dtype
+
+
+def ids_as_floats(data: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a table of ids, whose integers of `dtype` become F32."""
+    return data.view(_INTEGERS[dtype]).astype("<f4").view("u1")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from cpuserve.core.regular_file import replace_file
 from cpuserve.fault_points import fault
+from cpuserve.loader.content import sampled
 from cpuserve.loader.gguf.parts import part_names
 
-# Half a mebibyte of each file is read; if the file is in memory, this takes less than 1 ms.
-SAMPLES, SAMPLE_BYTES = 32, 16 << 10
 PART_BYTES = 16 << 20  # number of bytes of a file that one thread hashes at a time
 # The digest of a file is recorded only if its last change is at least this old.
 # Otherwise the file could change again without a new time of change.
@@ -42,18 +42,10 @@ def weight_files(path: Path, mmproj: str | None = None) -> list[Path]:
     return files if mmproj is None else [*files, Path(mmproj)]
 
 
-def sampled(file: Path, size: int) -> str:
-    """Return a hash of samples that are spread evenly over `file`.
-
-    Each layer has some samples, because a fine-tune may leave most layers unchanged.
-    """
-    hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
-    fault("source.sample")
+def samples_of(file: Path, size: int) -> str:
+    """Return a hash of samples of `file`, which has `size` bytes (see `sampled`)."""
     with file.open("rb", buffering=0) as stream:
-        for index in range(SAMPLES + 1):
-            stream.seek(last * index // SAMPLES)
-            hashed.update(stream.read(SAMPLE_BYTES))
-    return hashed.hexdigest()
+        return sampled(stream.fileno(), size)
 
 
 class SourceDigest:
@@ -126,21 +118,17 @@ class SourceDigest:
             raise OSError(msg)
 
     def _identified(self) -> list[object]:
+        fault("source.sample")
         return [
-            [*seen[:-1], list(seen[-1]), sampled(file, seen[3])]
+            [*seen[:-1], list(seen[-1]), samples_of(file, seen[3])]
             for file, seen in zip(self._files, self._seen, strict=True)
         ]
 
     def _write(self, digest: str) -> None:
-        temporary = self._record.with_name(f".{self._record.name}.{os.getpid()}.tmp")
         text = json.dumps({"files": self._identified(), "digest": digest})
         self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            fault("source.write")
-            temporary.write_text(text)
-            temporary.replace(self._record)
-        finally:
-            temporary.unlink(missing_ok=True)
+        fault("source.write")
+        replace_file(self._record, text.encode())
 
 
 def _identity(file: Path) -> tuple[str, int, int, int, tuple[int, int]]:

@@ -80,6 +80,7 @@ class ModelFacts:
       a tied matrix counted once (0 without a Program).
     expert_weights: number of weights in all experts of a mixture.
     chosen_weights: number of weights in the experts that one token is routed to.
+    largest_expert: number of weights in the largest expert: all of its matrices.
     expert_misses: the shares of their uses of experts that earlier requests would have missed if
       0, 1 .. 100 % of the experts were in memory; () = the model was not run with a pool of them.
     expert_rate: bytes/s at which the disk gave experts at the last start.
@@ -125,6 +126,7 @@ class ModelFacts:
     matrix_weights: int = 0
     expert_weights: int = 0
     chosen_weights: int = 0
+    largest_expert: int = 0
     expert_misses: tuple[float, ...] = ()
     expert_rate: float = 0.0
     fixed_positions: bool = False

@@ -109,7 +109,8 @@ def _why_no_pool(options: EngineOptions, facts: ModelFacts, weights: int) -> str
         )
     others = weights - weights * facts.expert_weights // facts.matrix_weights
     if weight_memory(options) < others:
-        enough = format_gib_up(int(others * 1.02) + (1 << 20))
+        one = weights * facts.largest_expert // facts.matrix_weights
+        enough = format_gib_up(int((others + one) * 1.02) + (1 << 20))
         return (
             f"every token reads {format_bytes(others)} of weights besides experts, which stay in "
             f"memory; give at least --weights-on-disk {enough}"

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from cpuserve.config.cache_groups import STATE_CHUNK, STATE_DRAFTS
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineConfig, Resolved
@@ -370,9 +371,11 @@ def _speculation(
     head = facts.draft is not None and facts.draft.head
     if facts.draft is not None and not head:
         ledger.decide("model_draft", facts.draft.name, f"it guesses tokens; {why}")
-    most = got.num_speculative_tokens
+    asked = got.num_speculative_tokens
+    most = min(asked, STATE_DRAFTS) if facts.state_bytes else asked
     if options.draft_max is not None:
-        ledger.decide("draft_max", most, "as requested")
+        limit = f"recurrent layers store their states every {STATE_CHUNK} tokens, drafts in between"
+        ledger.decide("draft_max", most, "as requested" if most == asked else limit)
     if options.speculative_config is None:
         method = "ngram" if got.method == AUTO else got.method
         if head:

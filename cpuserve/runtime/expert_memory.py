@@ -17,9 +17,10 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_bytes, format_gib_up
+from cpuserve.core.regular_file import replace_file
 from cpuserve.errors import ConfigError
 from cpuserve.fault_points import active, fault
-from cpuserve.loader.packed_files import missed_uses
+from cpuserve.loader.packed_files import missed_uses, read_heat
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import ExpertCounts, Float32
 
@@ -98,7 +99,7 @@ class ExpertHeat:
         """Return the heat, or None if there is none."""
         with suppress(OSError, ValueError):
             fault("expert_heat.read")
-            heat = np.frombuffer(self._path.read_bytes(), np.float32)
+            heat = np.frombuffer(read_heat(self._path), np.float32)
             if heat.size and np.isfinite(heat).all() and (heat >= 0).all():
                 return heat
         return None
@@ -106,9 +107,7 @@ class ExpertHeat:
     def write(self, heat: Float32) -> None:
         """Replace the file; OSError if it cannot be written."""
         fault("expert_heat.write")
-        part = self._path.with_suffix(".heat.part")
-        part.write_bytes(np.ascontiguousarray(heat, np.float32).tobytes())
-        part.replace(self._path)
+        replace_file(self._path, np.ascontiguousarray(heat, np.float32).tobytes())
 
     def missed(self, kept: float) -> float | None:
         """Return the share of uses that miss if the share `kept` of the hottest units is in memory.

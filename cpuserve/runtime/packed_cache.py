@@ -28,6 +28,7 @@ from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
+from cpuserve.loader.content import ContentCheck
 from cpuserve.loader.load import read_config
 from cpuserve.loader.packed_files import FOLDER, HEADER_BYTES, PackedFile, PackedFiles, keep_use
 from cpuserve.loader.source_digest import SourceDigest
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 LEAST_BYTES = 64 << 20
 WRITE_BYTES = 8 << 20
 PROBE_S, PROBE_THREADS, PROBE_MOST_BYTES = 0.25, 8, 1 << 22
+# A file that cannot be used is made anew; so many times in one start, as a disk may err twice.
+MOST_UNUSABLE = 2
 _HUGE_PAGE = 1 << 21
 
 log = get_logger("loader")
@@ -153,6 +156,8 @@ class PackedCache:
         self._source: SourceDigest | None = None
         self._rate = 0.0  # bytes/s of the disk, if it was measured
         self.unsaved = False
+        self._unusable = 0  # number of files that were there and could not be used
+        self.check: ContentCheck | None = None  # of the file, if weights are mapped
 
     @classmethod
     def of(
@@ -247,11 +252,12 @@ class PackedCache:
     def _map(self, create: Callable[[int, bool], P], pack: Callable[[P], None]) -> P:
         digest = self._digest(self._config.threads)
         source = digest.compute()
+        made = False  # whether this engine has written the file
         while True:
             file = self._open(source)
             if file is not None:
                 native = create(file.fd, False)
-                if self._read(native, file):
+                if self._read(native, file, fresh=made):
                     break
                 del native
                 continue
@@ -269,10 +275,13 @@ class PackedCache:
             if self._config.weight_memory_bytes:  # as the next start: experts stay in the file
                 del native
                 file.close()
+                made = True
                 continue
             native.seal_packed()
             break
         self._file = file
+        if not self._config.weight_memory_bytes:  # a pool compares the digests of experts
+            self.check = ContentCheck(file.fd, file.path)
         log.info("%s", self._expectation(file, self.heat))
         if self._config.weight_memory_bytes:
             with suppress(OSError):  # `cpuserve config` then expects that experts are used alike
@@ -339,11 +348,29 @@ class PackedCache:
         try:
             return self._files.open(source)
         except OSError as error:
-            log.warning("a file of packed weights is made anew: %s", _reason(error))
+            self._make_anew("a file of packed weights is", _reason(error))
             return None
 
-    def _read(self, native: Packed, file: PackedFile) -> bool:
-        """Read the matrices (check them if they are mapped); False if the file is damaged."""
+    def _make_anew(self, which: str, why: str) -> None:
+        """Log that a file cannot be used.
+
+        Raises:
+            OSError: this is one such file too many, so they cannot be replaced.
+        """
+        self._unusable += 1
+        if self._unusable > MOST_UNUSABLE:
+            msg = f"the file there can be neither used nor made anew: {why}"
+            raise OSError(msg)
+        log.warning("%s made anew: %s", which, why)
+
+    def _read(self, native: Packed, file: PackedFile, *, fresh: bool = False) -> bool:
+        """Read the matrices (check them if they are mapped); False if the file is damaged.
+
+        fresh: whether the file was just written, so that another one would be as bad.
+
+        Raises:
+            OSError: the file is damaged although it is fresh, or one such file too many.
+        """
         started = time.perf_counter()
         try:
             fault("packed.load")
@@ -356,8 +383,11 @@ class PackedCache:
             seconds = time.perf_counter() - started
             log.info("read packed weights from %s in %.1f s", file.path, seconds)
             return True
-        log.warning("the packed weights in %s are made anew: %s", file.path, why)
         file.discard()
+        if fresh:
+            msg = f"what was just written there cannot be read back: {why}"
+            raise OSError(msg)
+        self._make_anew(f"the packed weights in {file.path} are", why)
         return False
 
 

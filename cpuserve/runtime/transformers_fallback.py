@@ -29,6 +29,7 @@ ProgressFn = Callable[[str, int, int], None]
 log = logging.getLogger(__name__)
 
 BLOCK = 32  # tokens of a KV block
+TRIED = 8  # tokens of the text that shows whether a model reads later tokens
 OTHER_STATE = (
     "this architecture keeps other state than keys and values of every token; "
     "cpuserve cannot run it through transformers"
@@ -117,11 +118,30 @@ class PagedModel:
             raise ModelError(OTHER_STATE)
         logits, cache = self._forward(torch.zeros(1, dtype=torch.long), 0, None, torch.tensor([0]))
         self.vocab = int(logits.shape[1])
+        self._check_order()
         # Pages of an empty tensor take no memory until something is written to them.
         self._pools = [
             tuple(_pool(state, num_blocks * BLOCK) for state in (layer.keys, layer.values))
             for layer in _layers(cache)
         ]
+
+    def _check_order(self) -> None:
+        """Raise ModelError if the logits of a token depend on later tokens.
+
+        BERT and its relatives compute so unless their config has "is_decoder", and steps would
+        not have the logits of one pass over a text.
+        """
+        half = torch.arange(TRIED // 2)
+        same, _ = self._forward(torch.cat([half, half]) % self.vocab, 0, None, half)
+        other, _ = self._forward(torch.cat([half, half + len(half)]) % self.vocab, 0, None, half)
+        # Experts may sum in another order; that is less than the root of the rounding error.
+        bound = torch.finfo(self._model.dtype).eps ** 0.5 * same.abs().max()
+        if not (same - other).abs().max() <= bound:
+            msg = (
+                f"{type(self._model).__name__} reads later tokens as well, so it cannot write a "
+                'text; if it was trained to, its config.json needs "is_decoder": true'
+            )
+            raise ModelError(msg)
 
     def hidden(self, arrays: StepArrays) -> Tensor:
         """Run the step; return the logits [R, vocab] of its logit rows."""

@@ -31,7 +31,8 @@ class Terminal:
 
     def __init__(self, *words):
         self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        # So wide that the line with the path of the model is not wrapped.
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 300, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cpuserve", *words],
             **child_options(TERM="xterm"),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from cpuserve.lost_signals import sent_again
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 
@@ -50,3 +51,29 @@ def test_a_signal_in_a_finalizer_ends_the_program(name):
     raised = {"SIGINT": "KeyboardInterrupt", "SIGTERM": "_Stopped"}[name]
     assert done.stdout.splitlines()[-1] == raised
     assert "Exception ignored" not in done.stderr
+
+
+class Stopped(BaseException):
+    """The exception of a handler."""
+
+
+class Field:
+    """An attribute; a signal arrives while its class is made."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __set_name__(self, owner, name):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [Stopped, ValueError])
+def test_python_3_11_wraps_no_exception_of_a_handler_in_another(error):
+    # From 3.12 on, Python wraps none. Other exceptions stay as they are.
+    number_of = {Stopped: 2}
+    with (
+        pytest.raises((Stopped, RuntimeError, ValueError)) as found,
+        sent_again(lambda raised: number_of.get(type(raised))),
+    ):
+        type("Made", (), {"field": Field(error())})
+    assert isinstance(found.value, Stopped) == (error is Stopped)

@@ -46,6 +46,7 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     others += ("moe_statics.e_score_correction_bias", "index_kpool_compress_ape", ".A_log")
     others += (".attn.r_k", ".attn.x_x", ".attn.bonus", ".x_proj.2.bias")
     others += (".compressor.ape", ".gate.tid2eid")
+    others += (".mamba.D", ".dt_proj.bias")  # Zamba has a row for each head
     shapes = [store.get(n).shape for n in store.names() if not n.endswith(others)]
     # A stack of matrices has three dimensions, and so has a convolution, of one column.
     matrices = [s for s in shapes if len(s) == 2 or (len(s) == 3 and s[1] > 1)]
@@ -74,6 +75,18 @@ def test_the_start_says_that_pictures_are_not_read(tmp_path, parts, named):
     found = [note for note in prepared.notes if "is served as a text model" in note]
     assert len(found) == (named is not None)
     assert all(f"its part for {named} is not read" in note for note in found)
+
+
+def test_the_start_says_that_a_model_reads_pictures_but_no_sound(tmp_path):
+    from tests.helpers.pictures import OMNI, write_grid_model
+
+    write_grid_model(OMNI, tmp_path)
+    for file in tiny_model("llama").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    prepared = prepare(from_arguments({"model": str(tmp_path), "max_model_len": 128}))
+    (found,) = [note for note in prepared.notes if "is not read" in note]
+    assert "reads texts and pictures: its part for audio is not read" in found
+    assert "requests with sound are refused" in found
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "bert"])
@@ -235,7 +248,8 @@ def test_an_override_out_of_range_is_refused_by_name(model):
         (None, "not found"),
         (
             {"vocab.json": "{}"},
-            r"holds no tokenizer.json, no vocab.json with merges.txt and no rwkv_vocab\*.txt",
+            r"holds no tokenizer.json, no vocab.json with merges.txt, no tiktoken.model, no "
+            r"tokenizer.model and no rwkv_vocab\*.txt",
         ),
     ],
     ids=["missing", "half"],

@@ -169,6 +169,17 @@ def test_old_opt_names_get_their_prefix():
     assert checkpoint_to_hf("wpe.weight") == "transformer.wpe.weight"
 
 
+def test_the_layers_of_cosmos_3_that_write_no_text_are_ignored():
+    at = "layers.0.self_attn"
+    assert checkpoint_to_hf(f"{at}.to_q.weight") == f"model.{at}.q_proj.weight"
+    assert checkpoint_to_hf(f"{at}.norm_k.weight") == f"model.{at}.k_norm.weight"
+    assert checkpoint_to_hf(f"{at}.to_out.weight") == f"model.{at}.o_proj.weight"
+    others = (f"{at}.add_k_proj", f"{at}.norm_added_q", "layers.0.mlp_moe_gen.up_proj", "proj_out")
+    for name in (*others, "audio_proj_in", "blocks.0.attn.qkv", "time_embedder.linear_1"):
+        assert is_ignored(checkpoint_to_hf(f"{name}.weight"))
+    assert not is_ignored(checkpoint_to_hf(f"{at}.to_q.weight"))
+
+
 def test_norms_of_olmo_hybrid_have_the_names_of_transformers():
     layer = "model.layers.0."
     norms = {"attention_layer_norm": "input_layernorm"}

@@ -2,12 +2,15 @@
 
 import errno
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cpuserve import fault_points
 from cpuserve.loader import packed_files
-from cpuserve.loader.packed_files import NoRoom, PackedFiles
+from cpuserve.loader.packed_files import NoRoom, PackedFiles, keep_use
+from cpuserve.runtime.expert_memory import ExpertHeat
 from tests.helpers.once import Once
 
 SIZE = 3 << 20
@@ -140,3 +143,67 @@ def test_only_our_files_are_removed(files):
     for source in SOURCES:
         make(files, source)
     assert other.exists()
+
+
+def write_heat(path, number):
+    ExpertHeat(path.with_suffix(".heat")).write(np.full(1000 + number, number, np.float32))
+
+
+def write_use(path, number):
+    keep_use(path, str(number), 1e9)
+
+
+@pytest.mark.parametrize(
+    ("write", "record", "begin"),
+    [(write_heat, "heat", b"\0\0\x80?"), (write_use, "use.json", b'{"')],
+    ids=["heat", "use"],
+)
+def test_servers_with_one_file_may_write_its_records_at_once(
+    files, write, record, begin, monkeypatch
+):
+    """Another one writes its whole record just before the first one gives its own its name."""
+    path, replace, meanwhile = make(files, SOURCES[0]), Path.replace, [2]
+
+    def after_another(self, target):
+        if meanwhile:
+            write(path, meanwhile.pop())
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", after_another)
+    write(path, 1)
+    assert not meanwhile
+    (found,) = (each for each in files.folder.iterdir() if each != path)
+    assert found == path.with_suffix(f".{record}")
+    assert found.read_bytes().startswith(begin)
+
+
+def test_what_a_killed_server_has_written_of_a_record_goes_with_the_file(files, monkeypatch):
+    path = make(files, SOURCES[0], at=100)
+
+    def killed(*_args, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as death:
+        death.setattr(Path, "replace", killed)
+        death.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_heat(path, 1)
+    assert len(list(files.folder.iterdir())) == 2
+    for source in SOURCES[1:4]:
+        make(files, source)
+    assert len(list(files.folder.iterdir())) == 3  # of files of weights
+
+
+def test_a_full_disk_leaves_the_old_record_and_no_other_file(files, monkeypatch):
+    path = make(files, SOURCES[0])
+    write_heat(path, 1)
+
+    def full(self, content):
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        write_heat(path, 2)
+    assert ExpertHeat(path.with_suffix(".heat")).read().tolist() == [1.0] * 1001
+    assert len(list(files.folder.iterdir())) == 2

@@ -570,6 +570,15 @@ def test_a_line_says_that_draft_max_has_no_effect_where_drafts_are_off_by_themse
     assert got(resolve("vm_2core_zen5", draft_max=3), "draft_max") == 3
 
 
+def test_a_line_says_that_states_limit_the_tokens_of_a_draft():
+    recurrent = dataclasses.replace(LLAMA_1B, state_bytes=1 << 20)
+    resolved = resolve("vm_2core_zen5", recurrent, draft_max=40)
+    assert got(resolved, "draft_max") == 14
+    assert "states every 16 tokens" in why(resolved, "draft_max")
+    assert got(resolve("vm_2core_zen5", recurrent, draft_max=14), "draft_max") == 14
+    assert got(resolve("vm_2core_zen5", LLAMA_1B, draft_max=40), "draft_max") == 40
+
+
 def test_kv_events_are_off_without_a_prefix_cache_and_each_engine_has_its_number():
     asked = {"enable_kv_cache_events": True, "topic": "kv"}
     resolved = resolve("xeon_2s_amx", kv_events_config=asked, data_parallel_size=2)

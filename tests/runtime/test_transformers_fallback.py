@@ -28,25 +28,42 @@ BOUND = sum_bound(2 * (5 * 64 + 128 + 16 + 2 * len(TOKENS)) + 2 * 64)
 
 
 @pytest.fixture(scope="module")
-def persimmon(tmp_path_factory):
-    """A tiny Persimmon, which cpuserve has no family file for."""
-    assert find_model("PersimmonForCausalLM") is None
+def japanese(tmp_path_factory):
+    """A tiny Japanese GPT-NeoX, which cpuserve has no family file for."""
+    assert find_model("GPTNeoXJapaneseForCausalLM") is None
     torch.manual_seed(0)
-    config = transformers.PersimmonConfig(
+    config = transformers.GPTNeoXJapaneseConfig(
         vocab_size=512,
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=128,
+        intermediate_multiple_size=2,
         max_position_embeddings=256,
         initializer_range=0.1,
         eos_token_id=[2, 7],
-        architectures=["PersimmonForCausalLM"],
+        architectures=["GPTNeoXJapaneseForCausalLM"],
     )
-    path = tmp_path_factory.mktemp("persimmon")
+    path = tmp_path_factory.mktemp("japanese")
     transformers.utils.logging.disable_progress_bar()
-    transformers.PersimmonForCausalLM(config).save_pretrained(path)
+    transformers.GPTNeoXJapaneseForCausalLM(config).save_pretrained(path)
     return path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_reads_later_tokens_is_refused(tmp_path, dtype):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    for decodes in (False, True):
+        config = transformers.BertConfig(
+            **sizes, intermediate_size=96, initializer_range=0.3, is_decoder=decodes
+        )
+        path = tmp_path / str(decodes)
+        transformers.BertLMHeadModel(config).save_pretrained(path)
+        if decodes:
+            executor_of(path, dtype=dtype).close()
+        else:
+            with pytest.raises(ModelError, match=r'BertLMHeadModel reads later .* "is_decoder"'):
+                executor_of(path, dtype=dtype)
 
 
 def executor_of(path, **changes):
@@ -56,9 +73,9 @@ def executor_of(path, **changes):
     return TransformersExecutor(config)
 
 
-@pytest.fixture(params=["persimmon", "mistral", "opt"])
-def checkpoint(request, persimmon):
-    return persimmon if request.param == "persimmon" else tiny_model(request.param)
+@pytest.fixture(params=["japanese", "mistral", "opt"])
+def checkpoint(request, japanese):
+    return japanese if request.param == "japanese" else tiny_model(request.param)
 
 
 def test_chunks_of_several_sequences_give_the_logits_of_one_pass(checkpoint):
@@ -78,11 +95,11 @@ def test_a_model_that_has_a_program_is_said_to_run_so_as_asked(caplog):
     assert "LlamaForCausalLM runs through transformers, as requested" in caplog.text
 
 
-def test_greedy_generation_survives_a_preemption(persimmon, caplog):
-    executor = executor_of(persimmon, architecture="PersimmonForCausalLM")
+def test_greedy_generation_survives_a_preemption(japanese, caplog):
+    executor = executor_of(japanese, architecture="GPTNeoXJapaneseForCausalLM")
     assert (
-        "PersimmonForCausalLM runs through transformers, because cpuserve does not implement it"
-        in caplog.text
+        "GPTNeoXJapaneseForCausalLM runs through transformers, "
+        "because cpuserve does not implement it" in caplog.text
     )
     tokens, sequence = list(TOKENS[:30]), Sequence(0, list(TOKENS[:30]), [3, 1])
     executor.admit(0, SlotRequest(SamplingParams(temperature=0), 0, tokens, [], []))
@@ -94,13 +111,13 @@ def test_greedy_generation_survives_a_preemption(persimmon, caplog):
             )
             sequence = Sequence(1, sequence.tokens, [6, 3])
         sequence.tokens.append(int(executor.step(step(sequence.chunk())).tokens[0]))
-    logits = transformers_logits(persimmon, sequence.tokens)[len(tokens) - 1 : -1]
+    logits = transformers_logits(japanese, sequence.tokens)[len(tokens) - 1 : -1]
     assert_likeliest(sequence.tokens[len(tokens) :], logits, BOUND)
     executor.close()
 
 
-def test_a_step_out_of_range_is_refused(persimmon):
-    executor = executor_of(persimmon)
+def test_a_step_out_of_range_is_refused(japanese):
+    executor = executor_of(japanese)
     with pytest.raises(ValueError, match="not admitted"):
         executor.step(step(Sequence(0, [1], [0]).chunk()))
     executor.admit(0, SlotRequest(SamplingParams(), 0, [], [], []))
@@ -110,8 +127,8 @@ def test_a_step_out_of_range_is_refused(persimmon):
         executor.tap(step(Sequence(0, [1], [0]).chunk()), 0)
 
 
-def test_code_in_a_checkpoint_is_never_run(persimmon, tmp_path):
-    for file in persimmon.iterdir():
+def test_code_in_a_checkpoint_is_never_run(japanese, tmp_path):
+    for file in japanese.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {
@@ -127,8 +144,8 @@ def test_code_in_a_checkpoint_is_never_run(persimmon, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_pickled_weights_are_never_read(persimmon, tmp_path):
-    (tmp_path / "config.json").write_bytes((persimmon / "config.json").read_bytes())
+def test_pickled_weights_are_never_read(japanese, tmp_path):
+    (tmp_path / "config.json").write_bytes((japanese / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(ModelError, match="transformers cannot load"):
         executor_of(tmp_path)
@@ -158,9 +175,9 @@ def test_a_gguf_cannot_run_through_transformers(tmp_path):
         executor_of(tmp_path / "model.gguf")
 
 
-def test_the_numbers_of_an_unknown_architecture_are_read_under_any_name(persimmon):
-    spec = generic_spec(json.loads((persimmon / "config.json").read_text()))
-    assert (spec.architecture, spec.vocab, spec.layers) == ("PersimmonForCausalLM", 512, 2)
+def test_the_numbers_of_an_unknown_architecture_are_read_under_any_name(japanese):
+    spec = generic_spec(json.loads((japanese / "config.json").read_text()))
+    assert (spec.architecture, spec.vocab, spec.layers) == ("GPTNeoXJapaneseForCausalLM", 512, 2)
     assert (spec.q_heads, spec.kv_heads, spec.head_dim) == (4, 4, 16)
     assert (spec.max_position, spec.eos_ids) == (256, (2, 7))
     gpt2 = {
@@ -180,8 +197,8 @@ def test_the_numbers_of_an_unknown_architecture_are_read_under_any_name(persimmo
         generic_spec({**gpt2, "n_layer": None})
 
 
-def test_who_runs_an_architecture_is_decided_without_importing_transformers(persimmon):
-    assert read_spec(json.loads((persimmon / "config.json").read_text()))[1] is False
+def test_who_runs_an_architecture_is_decided_without_importing_transformers(japanese):
+    assert read_spec(json.loads((japanese / "config.json").read_text()))[1] is False
     assert read_spec(tiny_config("llama"))[1] is True
     for kind in ("no_such_type", "../gpt_neox", None):
         unknown = {"architectures": ["NoSuchForCausalLM"], "model_type": kind}
@@ -189,10 +206,10 @@ def test_who_runs_an_architecture_is_decided_without_importing_transformers(pers
             read_spec(unknown)
 
 
-def test_the_engine_serves_an_architecture_without_a_program(persimmon):
+def test_the_engine_serves_an_architecture_without_a_program(japanese):
     config = fake_config(
-        model_path=str(persimmon),
-        architecture="PersimmonForCausalLM",
+        model_path=str(japanese),
+        architecture="GPTNeoXJapaneseForCausalLM",
         model_impl="transformers",
         block_size=32,
         kv_blocks=16,
