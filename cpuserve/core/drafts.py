@@ -19,6 +19,7 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import LONGEST_WAIT, NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
+from cpuserve.ids import SlotId
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -31,6 +32,8 @@ CERTAIN = (1, 2, 3, 4, 6, 8, 12, 16)
 # Drafts have to pay although they take CAUTION times as long as predicted: prices and chances are
 # measured with errors of 10 to 20 %, and drafts that seem to pay are more often those with errors.
 CAUTION = 1.2
+# Where no draft can pay, this is asked again after so many steps, or with another number of rows.
+IDLE_STEPS = 31
 MOST_JUMPS = 128  # the most tokens of grammars that need no sampling in a step
 # Beside prompts, drafts take at most a fourth of the tokens and of the time that prompts may take.
 BESIDE_PROMPTS = 4
@@ -187,7 +190,8 @@ class Drafter:
     """Proposes up to `num_tokens` draft tokens after a step, and adds them to the next one.
 
     A request without drafts that pay is looked at in every second step, then more rarely, so a
-    text that never repeats costs almost nothing. While no request is looked at, nothing is done.
+    text that never repeats costs almost nothing. While no request is looked at, nothing is done:
+    after a step of the model, each function that is called begins with cold caches.
 
     num_drafts: how often a sequence got draft tokens that were verified.
     num_draft_tokens: the number of draft tokens that were verified or certain.
@@ -195,6 +199,7 @@ class Drafter:
     limits: the limits of a step; the scheduler sets them (`limit`).
     prices: what steps with and without drafts take by `clock`; None without a clock.
     has_model: whether a draft model adds drafts after `propose`, up to Request.most_drafts.
+    ended: the requests that have ended since a draft model took them, by the slot that they had.
     """
 
     def __init__(
@@ -207,6 +212,7 @@ class Drafter:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.source = source
         self.has_model = False
+        self.ended: dict[SlotId, Request] = {}
         self.limits = StepLimits(CostModel(), sys.maxsize)
         self.prices = None if clock is None else CostModel()
         self._clock = clock
@@ -234,38 +240,40 @@ class Drafter:
 
         running, keys: the number of requests of the next step, and of the keys that they read.
         """
-        self._propose_all(requests, running, keys)
-        self._observe(keys)
-
-    def _propose_all(self, requests: Sequence[Request], running: int, keys: int) -> None:
+        same = running == self._rows
         self._rows, self._keys = running, keys
-        if self._rests:
+        if self._rest and (same or self._worth):
             self._rest -= 1
             self._rested += 1
             return
+        self._propose_all(requests, running)
+        self._observe(keys)
+
+    def _propose_all(self, requests: Sequence[Request], running: int) -> None:
+        if self._worth_of and not self._worth:
+            self.limits.price.forgive_drafts(1 + self._rested)
         self.budget = None
         if self.has_model or not self._worth or running != self._worth_of:
             self._make_budget()
         worth = self._worth
-        self._drafted, self._rest = self.has_model, 0 if self.has_model else LONGEST_WAIT
+        self._drafted, self._rest = self.has_model, LONGEST_WAIT if worth else IDLE_STEPS
         self.source.begin(self._rested)
         self._rested = 0
         for request in requests:
             if request.drafts or request.most_drafts:
                 request.drafts, request.chances, request.most_drafts = [], [], 0
-            if not request.is_running or request.computes_prompt:
-                self._rest = 0
-                continue
             if not worth:  # no draft pays, however likely it is
-                self.source.rest(request, 1 + LONGEST_WAIT)
+                self.source.rest(request, 1 + IDLE_STEPS)
+            elif not request.is_running or request.computes_prompt:
+                self._rest = 0
             elif (most := self._most(request)) > 0:
                 self._rest = min(self._rest, self._propose(request, most))
             else:  # the next token ends the response, or a chunk of states
                 self._rest = 0
-        if not (self._drafted or self.has_model):
+        if self._drafted:
+            self._rest = 0
+        else:
             self._leave_out(requests)
-        if not worth:
-            self.limits.price.forgive_drafts(1 + self._rest)
 
     def _make_budget(self) -> DraftBudget:
         """Return the budget of the next step, if it has the same requests.
@@ -277,10 +285,6 @@ class Drafter:
             self.budget = DraftBudget.after(work, self.limits)
             self._worth, self._worth_of = self.budget.is_worth, self._rows
         return self.budget
-
-    @property
-    def _rests(self) -> bool:
-        return self._rest > 0 and not self._drafted
 
     def _leave_out(self, requests: Iterable[Request]) -> None:
         """Drop all drafts: none pays. If some are likely, their price may be too high."""
@@ -332,7 +336,7 @@ class Drafter:
         work: the work of the step; the drafts are added to it.
         prompts: whether prompts follow in the step.
         """
-        if self._rests:
+        if self._rest:
             return
         if self._clock is not None:
             self._work, self._began = work, self._clock()
@@ -367,6 +371,16 @@ class Drafter:
             LogitRow(first + i, -1, top, draft, i if request.masked else -1)
             for i, draft in enumerate([*drafts, -1])
         ]
+
+    def end(self, request: Request) -> None:
+        """Note that the last step of a request has run; it still has its slot."""
+        if self.has_model:
+            self.ended[request.slot] = request
+
+    def take_ended(self) -> dict[SlotId, Request]:
+        """Return `ended`, and forget these requests."""
+        taken, self.ended = self.ended, {}
+        return taken
 
     def count(self, verified: int, accepted: int) -> None:
         """Count the draft tokens of a sequence after the step that verified them."""

@@ -1,8 +1,9 @@
-"""Read a file from a directory where others may write: no pipe, device or endless file."""
+"""Files in a directory where others may write: read no pipe or device, and replace files whole."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -35,3 +36,17 @@ def read_regular(path: Path, most: int, *, links: bool = False) -> bytes | None:
     with file:
         data = file.read(most + 1)
     return data if len(data) <= most else None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace the content of a file at once, though other processes may replace it meanwhile.
+
+    Raises:
+      OSError: it cannot be written, and has its old content.
+    """
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

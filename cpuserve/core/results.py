@@ -206,6 +206,8 @@ class ResultProcessor:
         if finish == "stop" and delta.tokens and delta.tokens[-1] in request.params.stop_token_ids:
             delta.stop_id = delta.tokens[-1]
         self.kv.publish_end(request.tables, request.chain, request.num_computed)
+        if self.drafter is not None:
+            self.drafter.end(request)
         self._drop(request)
         return delta
 

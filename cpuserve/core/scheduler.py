@@ -223,7 +223,7 @@ class Scheduler:
                 deltas.append(self._results.append_drafts(request, chunk, rows))
                 continue
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
-            if computed % block_size <= request.sure or computed - chunk.start >= block_size:
+            if computed // block_size > chunk.start // block_size:
                 self.kv.publish(
                     request.tables, request.chain, request.token_ids, computed, computed=True
                 )

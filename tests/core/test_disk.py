@@ -12,7 +12,7 @@ import pytest
 
 from cpuserve.core.kv import disk
 from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
-from cpuserve.core.kv.cache_folder import FOLDER, MARK, MARK_TEXT, claim
+from cpuserve.core.kv.cache_folder import FOLDER, MARK, MARK_TEXT, claim, lock_file
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.errors import ConfigError
 from tests.core.disk_caches import (
@@ -28,6 +28,8 @@ from tests.core.disk_caches import (
 )
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.special_files import replace_with
+
+pytestmark = pytest.mark.usefixtures("patient_closes")
 
 
 @pytest.fixture
@@ -227,6 +229,43 @@ def test_a_torn_seed_is_replaced_and_an_old_temporary_file_removed(made, caplog,
     assert "torn" in caplog.text
     assert not left.exists()
     assert open_cache(directory).seed == cache.seed
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_scan_before_a_new_file_is_locked_costs_no_block(made, monkeypatch, holds):
+    """The other process has removed the file, or is about to: `holds`, it has locked it."""
+    directory, _ = made
+    cache = open_cache(directory)
+    opened, scans = os.open, []
+
+    def scanned(path, flags, mode=0o777):
+        fd = opened(path, flags, mode)
+        if not scans and str(path).endswith(".tmp"):
+            scans.append(path)
+            if holds:
+                other = opened(path, os.O_WRONLY)
+                assert lock_file(other)
+                threading.Timer(0.1, lambda: (path.unlink(), os.close(other))).start()
+            else:
+                monkeypatch.setattr("cpuserve.core.kv.disk.os.open", opened)
+                open_cache(directory).close()
+                assert not path.exists()
+        return fd
+
+    monkeypatch.setattr("cpuserve.core.kv.disk.os.open", scanned)
+    chain = fill(cache, list(range(50, 58)))
+    cache.close()
+    assert len(scans) == 1
+    assert found(cache, chain) == [True, True]
+    assert not list(directory.glob("**/*.tmp"))
+
+
+def test_the_file_of_a_writer_that_was_killed_is_removed_at_the_next_start(made):
+    directory, _ = made
+    left = directory / FOLDER / FINGERPRINT.hex()[:32] / ".1-0123abcd.tmp"
+    left.write_bytes(b"x")
+    open_cache(directory)
+    assert not left.exists()
 
 
 def test_an_unusable_directory_is_an_oserror(tmp_path):

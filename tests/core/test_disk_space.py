@@ -13,6 +13,7 @@ from cpuserve.core.kv.block_file import HEAD
 from tests.core.disk_caches import DATA, ONE, entries_of, files, fill, found, load, open_cache
 from tests.helpers.patience import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("patient_closes")
 FDOPEN = os.fdopen
 
 

@@ -459,6 +459,28 @@ def test_drafts_come_back_although_no_draft_seemed_to_pay_for_a_while(monkeypatc
     assert run(200) > 120
 
 
+def test_where_no_draft_can_pay_this_is_asked_rarely_and_after_each_change(monkeypatch):
+    asked = []  # the number of rows each time
+    never = property(lambda budget: bool(asked.append(budget.rows)))
+    monkeypatch.setattr(DraftBudget, "is_worth", never)
+    engine = Engine(monkeypatch, num_blocks=900, drafts=(3, 1, 3), pays=True)
+    for number, tokens in enumerate((300, 150, 300)):
+        engine.add(number, PROMPT, max_tokens=tokens)
+    for _ in range(100):
+        engine.step()
+    assert set(asked) == {3}
+    assert len(asked) == 4
+    price = engine.scheduler.cost._measured
+    assert 0.995 ** len(engine.batches) <= price <= 0.995**64, "it falls by each step left out"
+    engine.add(3, PROMPT, max_tokens=300)
+    engine.step()
+    engine.step()
+    assert asked[4:] == [4]
+    while 1 not in engine.finished:
+        engine.step()
+    assert asked[-1] == 3
+
+
 class Clock:
     """A clock of CPU time that a test moves."""
 

@@ -22,6 +22,7 @@ from tests.helpers.fake_executor import fake_config
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.special_files import replace_with
 
+pytestmark = pytest.mark.usefixtures("patient_closes")
 TOKENS = list(range(32))
 
 
@@ -146,6 +147,22 @@ def test_the_directory_of_a_killed_server_goes_at_the_next_start(tmp_path):
     assert foreign.is_dir()
     assert one.path.is_dir()
     assert other.path != one.path
+    one.close()
+    other.close()
+
+
+def test_two_servers_that_start_together_keep_their_directories(tmp_path, monkeypatch):
+    locks, other = cache_folder.lock_file, SharedMemory()
+
+    def lock_after_the_other(fd, **how):
+        monkeypatch.setattr(cache_folder, "lock_file", locks)
+        other.create(tmp_path)  # this removes the directory, whose lock nobody has yet
+        return locks(fd, **how)
+
+    monkeypatch.setattr(cache_folder, "lock_file", lock_after_the_other)
+    one = SharedMemory()
+    one.create(tmp_path)
+    assert {one.path, other.path} == set(tmp_path.iterdir())
     one.close()
     other.close()
 

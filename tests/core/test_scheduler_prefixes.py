@@ -188,3 +188,21 @@ def test_a_request_that_skipped_tokens_of_a_parked_one_computes_them():
     scheduler.abort(first.id)
     computed_in(scheduler, model)
     assert second.token_ids[-3:] == reference([*PREFIX, 2, 9], second.params, 1, 3)
+
+
+def test_a_parked_chunk_that_fills_a_block_and_ends_behind_it_is_found_later():
+    scheduler, model = make(budget=16)
+    prompts = [[number + 1] * 9 for number in range(2)]
+    for number, prompt in enumerate(prompts):
+        scheduler.add(request(number, 0, max_tokens=1, prompt=prompt))
+    assert step(scheduler, model)[0] == [9, 7]
+    (last,) = scheduler.schedule().chunks
+    assert (last.start, len(last.token_ids)) == (7, 2)  # token 7 fills a block of 4
+    assert scheduler.park([0], []) == []
+    scheduler.update([])
+    assert step(scheduler, model)[0] == [2]
+    for number, prompt in enumerate(prompts, 2):
+        scheduler.add(later := request(number, 0, max_tokens=1, prompt=prompt))
+        step(scheduler, model)
+        assert later.cached_tokens == 8
+    scheduler.check_invariants()

@@ -16,6 +16,7 @@ from hypothesis.stateful import Bundle, invariant, precondition, rule
 from cpuserve.core.admission import check_request, output_limit
 from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
 from cpuserve.core.request import Request
+from cpuserve.core.step import RowResult, StepBatch
 from cpuserve.errors import InvalidRequest
 from cpuserve.runtime.pack import pack
 from cpuserve.sampling.params import SamplingParams
@@ -182,9 +183,13 @@ class SchedulerMachine(SchedulerUnderTest):
         count=st.integers(1, 8),
         seconds=st.sampled_from([1e-4, 0.02, 0.3, 5.0]),
         then=st.sampled_from([*[None] * 6, "fail", "fail", "abandon"]),
+        parks=st.one_of(st.none(), st.none(), st.integers(0, 10**6)),
     )
-    def step(self, count, seconds, then):
+    def step(self, count, seconds, then, parks):
+        choose = random.Random(parks) if parks is not None else None
         for _ in range(count):
+            if choose is not None and not self.kv.has_states:
+                self.park_some(choose)
             self.run_step(seconds)
         if then == "fail":
             self.fail_step()
@@ -327,16 +332,54 @@ class SchedulerMachine(SchedulerUnderTest):
             r: r.num_preemptions
             for r in self.scheduler.running
             if len(r.token_ids) - r.num_computed == 1 and r.num_computed >= r.num_prompt
+            if r.id not in self.scheduler.parked.ids
         }
         before = {r.id: r.num_computed for r in self.scheduler.running}
+        parked = self.scheduler.parked.num_tokens
         moved, preempted = self.num_moved, self.scheduler.num_preemptions
         batch = self.scheduler.schedule()
         runs = bool(batch.chunks) or self.num_moved > moved
         # What a tier had may be gone, so that a request has to start again.
         runs |= self.scheduler.num_preemptions > preempted
         assert runs == self.scheduler.has_work, "requests wait, but no step was scheduled"
-        self.check_order(batch, decoding, before)
+        self.check_order(batch, decoding, before, parked)
         self.finish_step(batch, seconds)
+
+    def park_some(self, choose):
+        """Run a step in which some sequences wait for experts, as an executor may park them."""
+        batch = self.sent(self.scheduler.schedule())
+        numbers = [i for i in range(len(batch.chunks)) if choose.random() < 0.5]
+        if not batch.chunks or self.shares_new_blocks(batch):
+            return self.finish_step(batch, 0.02)
+        parked = StepBatch([batch.chunks[i] for i in numbers])
+        others = StepBatch([c for i, c in enumerate(batch.chunks) if i not in numbers])
+        self.model.spoil(parked)
+        results = iter(self.model.run(others) if others.chunks else [])
+        every = [
+            RowResult(NOTHING) if i in numbers else next(results)
+            for i, chunk in enumerate(batch.chunks)
+            for _ in chunk.rows
+        ]
+        for delta in self.scheduler.update(self.scheduler.park(numbers, every)):
+            self.take(delta)
+        return None
+
+    def shares_new_blocks(self, batch):
+        """Return whether a sequence reads a block that another one fills in this step."""
+        size = self.kv.block_size
+        filled = {
+            block
+            for c in batch.chunks
+            for table in c.tables
+            for block in table[c.start // size : (c.start + len(c.token_ids)) // size]
+        }
+        return any(
+            block in filled
+            for c in batch.chunks
+            if c.start % size == 0
+            for table in c.tables
+            for block in table[: c.start // size]
+        )
 
     def finish_step(self, batch, seconds):
         """Run what has been scheduled."""
@@ -354,14 +397,18 @@ class SchedulerMachine(SchedulerUnderTest):
             assert other.tables == chunk.tables, "the executor has another table"
         return received
 
-    def check_order(self, batch, decoding, before):
+    def check_order(self, batch, decoding, before, parked):
+        """Check who waits for whom; parked: the tokens that were parked before this step."""
         unready = [r for r in self.scheduler.requests.values() if not r.ready]
         assert not any(r.is_running or r.num_computed for r in unready), "one was not ready"
         first = min(self.scheduler.running, key=lambda r: r.rank, default=None)
         if first is not None:
             runs = first.slot in {c.slot for c in batch.chunks}
             restored = first.num_computed > before.get(first.id, 0)
-            assert runs or restored, "the first request makes no progress"
+            # A prompt gets what parked chunks and decode rows leave: both are in every step.
+            work, most = self.scheduler.work, self.scheduler.max_num_batched_tokens
+            full = parked > 0 and parked + work.rows + work.drafts >= most
+            assert runs or restored or full, "the first request makes no progress"
         kept = {r.slot for r, preempted in decoding.items() if r.num_preemptions == preempted}
         rows = batch.chunks[: len(kept)]
         assert {c.slot for c in rows} == kept, "a decode row waits behind a prompt"

@@ -65,7 +65,7 @@ class BlockFormat:
         return BlockName(self.key(key, group), parent or bytes(32), root, content, size)
 
     def key(self, key: bytes, group: int) -> bytes:
-        """Return the key of the file for block `key` in a cache group, or of a head."""
+        """Return the key of the file for block `key` in a cache group; the last may be a head's."""
         of_head = self._head and group == len(self._sizes) - 1
         return file_key(key, group, self._head if of_head else b"")
 

@@ -95,12 +95,16 @@ class SharedMemory:
         for path in memory.iterdir():
             if _IN_MEMORY.fullmatch(path.name):
                 _remove_unused(path)
-        path = memory / f"cpuserve-kv-{os.getpid()}-{secrets.token_hex(8)}"
-        path.mkdir(mode=0o700)
-        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        lock_file(self._lock)
-        self.path = path
-        return path
+        while True:
+            path = memory / f"cpuserve-kv-{os.getpid()}-{secrets.token_hex(8)}"
+            path.mkdir(mode=0o700)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock_file(self._lock, wait=True)
+            # A server that starts now may have removed the directory before it was locked.
+            if path.exists():
+                self.path = path
+                return path
+            os.close(self._lock)
 
     def clear(self) -> None:
         """Remove all blocks; engines that start later begin anew."""
@@ -130,14 +134,17 @@ def _remove_unused(path: Path) -> None:
             os.close(lock)
 
 
-def lock_file(fd: int) -> bool:
-    """Lock a file; return False if a process has locked it, or its file system has no locks."""
+def lock_file(fd: int, *, wait: bool = False) -> bool:
+    """Lock a file; return False if a process has locked it, or its file system has no locks.
+
+    With `wait`, the function waits until no other process has locked the file.
+    """
     if sys.platform == "win32":
         return False
     import fcntl
 
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         return False
     return True

@@ -513,12 +513,9 @@ class DiskCache:
         size = sum(map(len, parts))
         if not self._free_space(size):
             return
-        temporary = self._directory / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        temporary, fd = _create_temporary(self._directory)
         try:
-            with os.fdopen(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as f:
-                lock_file(f.fileno())
+            with os.fdopen(fd, "wb") as f:
                 fault("kv_block.write")
                 for part in parts:
                     f.write(part)
@@ -552,6 +549,21 @@ class DiskCache:
 
     def _path(self, key: bytes) -> Path:
         return self._directory / file_name(key)
+
+
+def _create_temporary(folder: Path) -> tuple[Path, int]:
+    """Return the path and the descriptor of a new file that only this process may remove.
+
+    A process that scans the folder may remove the file before it is locked (_remove_abandoned).
+    """
+    while True:
+        path = folder / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        fault("kv_block.open")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        lock_file(fd, wait=True)
+        if path.exists():
+            return path, fd
+        os.close(fd)
 
 
 def _mapped(path: Path, size: int) -> memoryview | None:
