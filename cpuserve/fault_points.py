@@ -81,6 +81,7 @@ POINTS = {
     # The prefix cache on disk.
     "kv_folder.read": _point("read the mark of the folder", "EIO"),
     "kv_folder.write": _point("write the mark of the folder", "ENOSPC", "EROFS"),
+    "kv_block.open": _point("create the file of a block", "EMFILE", "EROFS", KILL),
     "kv_block.read": _point("read a block", "EIO", "EMFILE"),
     "kv_block.write": _point("write a block", KILL, "ENOSPC", "EIO"),
     "kv_scan.read": _point("read the list of blocks", "EIO"),
@@ -112,7 +113,9 @@ POINTS = {
     "weights.read": _point("read a small file of a model", "EIO"),
     "adapter.read": _point("read a file of an adapter", "EIO", "EMFILE"),
     "source.read": _point("read weights for their digest", "EIO"),
-    "source.sample": _point("read samples of weights", "EIO"),
+    "source.sample": _point("read samples of weights, to find their digest", "EIO"),
+    "mapped.sample": _point("read samples of a file that stays mapped", "EIO"),
+    "fingerprint.read": _point("read the files of a model for a fingerprint", "EIO"),
     "source.write": _point("record a digest", "ENOSPC"),
     "packed.open": _point("open packed weights", "EMFILE", "EIO"),
     "packed.read": _point("read the head of packed weights", "EIO"),

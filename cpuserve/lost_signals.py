@@ -22,6 +22,8 @@ _AGAIN_S = 0.01
 def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Iterator[None]:
     """While the `with` block runs, send a signal again if Python drops its handler's exception.
 
+    An exception that Python wraps in another is raised as itself.
+
     number_of(exception): returns the number of the signal that raises this exception;
     None if a handler has not raised it.
     """
@@ -56,6 +58,10 @@ def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Itera
     sys.unraisablehook = hook
     try:
         yield
+    except RuntimeError as error:  # Python 3.11 wraps exceptions of __set_name__, as in imports
+        if error.__cause__ is None or number_of(error.__cause__) is None:
+            raise
+        raise error.__cause__ from None
     finally:
         sys.unraisablehook = before
         if timer is not None:

@@ -48,7 +48,7 @@ class Assistant(DraftHead):
         self._tables: dict[SlotId, list[BlockTable]] = {}  # as this executor has them
 
     def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
-        rows = self._target.step_rows()
+        rows = self._rows
         known = [r for r in requests if r.slot in rows and self._row(r, rows[r.slot]) is not None]
         turns = self._chosen(self._turns(known), budget)
         chunks = [self._first_chunk(turn, rows[turn.request.slot]) for turn in turns]
@@ -68,10 +68,10 @@ class Assistant(DraftHead):
     # --- texts -------------------------------------------------------------------------------
 
     def _begin_at(self, request: Request, sequence: DraftedText, first: int) -> None:
-        del sequence, first
-        self._requests[request.slot] = request
-        self._tables[request.slot] = [BlockTable() for _ in self._groups]
-        self._admit(request, request.seed + WEYL)
+        del first
+        self._requests[sequence.slot] = request
+        self._tables[sequence.slot] = [BlockTable() for _ in self._groups]
+        self._admit(sequence.slot, request, request.seed + WEYL)
 
     def _learn(self, sequence: DraftedText, ids: Sequence[int]) -> None:
         self._learn_chances(sequence, ids)
@@ -99,7 +99,7 @@ class Assistant(DraftHead):
         request = self._requests[slot]
         if request.params.temperature > 0:
             # The random number of a row follows from its position, which does not change.
-            self._admit(request, request.seed + WEYL * (guesses + 1))
+            self._admit(slot, request, request.seed + WEYL * (guesses + 1))
         rows = [LogitRow(0, num_top=0)]
         tables = self._tables[slot]
         return SeqChunk(slot, tokens, last - 1, tables, rows, angles=[[last]])

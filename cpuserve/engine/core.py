@@ -36,7 +36,7 @@ from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlot
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_kv
 from cpuserve.engine.pictures import make_encoder
-from cpuserve.errors import RequestError
+from cpuserve.errors import RequestError, SourceChanged
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
 from cpuserve.log import get_logger
@@ -394,6 +394,9 @@ class EngineCore:
         try:
             outputs = self.executor.step(arrays := pack(batch, masks))
             results = unpack(outputs, arrays.tops)
+        except SourceChanged:  # no later step could be computed: the engine ends
+            self.interrupt.end()
+            raise
         except Exception as error:  # any failure ends only the requests of this step
             reason = self.interrupt.end()
             if reason == "came":

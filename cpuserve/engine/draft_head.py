@@ -6,7 +6,7 @@ inputs of some layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,7 +38,8 @@ class DraftHead(DraftModel):
 
     A row of the head reads the hidden state of token p and the embedding of token p + 1, and
     guesses token p + 2. It attends to earlier rows, with keys in blocks of its own. The model keeps
-    the hidden states of its last step only, so the head runs after each step, over prompts too.
+    the hidden states of its last step only, so the head runs after each step, over prompts too,
+    and over the last tokens of a response, because a next turn finds all of them in the cache.
     Further guesses read hidden states of the head itself. Their rows are computed again
     when the model has computed their tokens.
 
@@ -72,18 +73,49 @@ class DraftHead(DraftModel):
         self._columns = head.program.media_width
         self._own_columns = head.spec.width if head.layers else 0
         self._last: dict[SlotId, int] = {}  # the row of each text's last token in the last step
+        self._rows: dict[int, StepRows] = {}  # of the model's last step, by request slot
 
-    def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
-        rows = self._target.step_rows()
-        known = [request for request in requests if request.slot in rows]
-        turns = self._chosen(self._turns(known), budget)
-        if not turns and 0 < self._rests < self._try_after - EARLY:
-            self._forget_all_but(())
-            return
+    def _end(self, ended: Mapping[SlotId, Request]) -> None:
+        """Compute and publish the keys of the last tokens of texts that have ended."""
+        self._rows = rows = self._target.step_rows()
         if self.kv.offload is not None:
             self.kv.offload.left_s = MOVING_S
+        if self._has_rest or not self.keeps_keys:
+            return
+        texts: list[tuple[DraftedText, list[int]]] = []
+        lacking: list[_Rows] = []
+        for slot, request in ended.items():
+            if slot not in rows or request.decides:
+                continue
+            # Without a response nobody knows the next token. The key of the last token of a prefix
+            # may belong to any one.
+            ids = request.token_ids + request.token_ids[-1:] * (not request.num_output)
+            found = self._lacking(request, slot, ids)
+            lacking += [] if found is None else [found]
+            if (sequence := self._sequences.get(request.id)) is not None:
+                texts.append((sequence, ids))
+        self._compute(lacking)
+        for sequence, ids in texts:
+            self._publish(sequence, ids)
+
+    @property
+    def _has_rest(self) -> bool:
+        """Whether no guess has paid for a while, and none is tried soon."""
+        return 0 < self._rests < self._try_after - EARLY
+
+    def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
+        rows = self._rows
+        known = [request for request in requests if request.slot in rows]
+        turns = self._chosen(self._turns(known), budget)
+        if not turns and self._has_rest:
+            self._forget_all_but({})
+            return
+        if self.kv.offload is not None:
             self._follow([request for request in requests if request.slot not in rows])
-        self._guess_on(*self._catch_up(known, turns, rows), budget)
+        self._guess_on(*self._catch_up(known, turns), budget)
+        for request in known:
+            if (sequence := self._sequences.get(request.id)) is not None:
+                self._publish(sequence, request.token_ids)
 
     def _is_worth(self, turn: Draft, saved: float) -> bool:
         """Return True: a text lacks no more tokens than the last step of the model had."""
@@ -92,10 +124,10 @@ class DraftHead(DraftModel):
 
     # --- texts -------------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> DraftedText:
+    def _begin(self, request: Request, slot: SlotId) -> DraftedText:
         """Return a text without keys; a head that rests begins texts in each round."""
         chain = PrefixChain(salt=request.chain.salt)
-        sequence = DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
+        sequence = DraftedText(slot, self.kv.new_tables(), chain, self._chances.copy())
         sequence.base = len(request.token_ids)
         self._begin_at(request, sequence, 0)
         self._sequences[request.id] = sequence
@@ -117,7 +149,7 @@ class DraftHead(DraftModel):
             if not (end and request.computes_prompt) or self._is_left_out(request):
                 continue
             if sequence is None:
-                sequence = self._begin(request)
+                sequence = self._begin(request, request.slot)
             if not sequence.first:
                 self._reach(sequence, request.token_ids, end)
 
@@ -146,18 +178,18 @@ class DraftHead(DraftModel):
         self.kv.free(sequence.tables)
         sequence.tables = self.kv.new_tables()
         sequence.first = sequence.computed = first
-        self._admit(request, request.seed + WEYL * (first + 1))
+        self._admit(sequence.slot, request, request.seed + WEYL * (first + 1))
 
     def _learn(self, sequence: DraftedText, ids: Sequence[int]) -> None:
         """Learn which guesses were right, and drop the keys of all of them."""
         self._learn_chances(sequence, ids)
         sequence.computed = min(sequence.computed, sequence.base - 1)
         sequence.base = len(ids)
-        self._publish(sequence, ids)
 
     def _publish(self, sequence: DraftedText, ids: Sequence[int]) -> None:
+        """Publish the keys of a text, without those of guesses."""
         if sequence.first == 0:
-            computed = sequence.computed
+            computed = min(sequence.computed, len(ids) - 1)
             self.kv.publish(sequence.tables, sequence.chain, ids, computed, computed=True)
 
     def _computed(self, request: Request) -> int:
@@ -170,7 +202,7 @@ class DraftHead(DraftModel):
     # --- the rows of the model's last step -----------------------------------------------------
 
     def _catch_up(
-        self, requests: Sequence[Request], turns: list[Draft], rows: dict[int, StepRows]
+        self, requests: Sequence[Request], turns: list[Draft]
     ) -> tuple[list[SeqChunk], list[Draft]]:
         """Compute the rows that texts lack, but not the last ones of `turns`, which sample.
 
@@ -180,13 +212,13 @@ class DraftHead(DraftModel):
         sampling = {turn.request.id for turn in turns}
         last: dict[RequestId, _Rows] = {}
         # Texts that begin after a prefix may find keys that another text gets in this round.
-        late = {r.id for r in requests if self._computed(r) < rows[r.slot].position}
+        late = {r.id for r in requests if self._computed(r) < self._rows[r.slot].position}
         for begins in (False, True):
             earlier: list[_Rows] = []
             for request in requests:
                 if (request.id in late) != begins:
                     continue
-                found = self._lacking(request, rows[request.slot])
+                found = self._lacking(request, request.slot, request.token_ids)
                 if found is None:
                     continue
                 kept = few if begins or not late else 1
@@ -200,13 +232,13 @@ class DraftHead(DraftModel):
         turns = [turn for turn in turns if turn.request.id in last]
         return [self._chunk_of(last[turn.request.id], sample=True) for turn in turns], turns
 
-    def _lacking(self, request: Request, step: StepRows) -> _Rows | None:
+    def _lacking(self, request: Request, slot: SlotId, ids: list[int]) -> _Rows | None:
         """Return the rows of the model's last step that a text lacks; None without memory."""
-        ids, sequence = request.token_ids, self._sequences.get(request.id)
+        step, sequence = self._rows[slot], self._sequences.get(request.id)
         if self._is_left_out(request):
             return None
         if sequence is None:
-            sequence = self._begin(request)
+            sequence = self._begin(request, slot)
         elif sequence.base != len(ids):
             self._learn(sequence, ids)
         # The row of a token needs the next token, and rejected drafts are not in the text.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -154,11 +154,16 @@ class DraftModel:
         Call it between two steps. An error ends no request: it ends the draft model.
         """
         drafter, requests = scheduler.drafter, scheduler.running
+        ended = {} if drafter is None else drafter.take_ended()
         if self._failed or drafter is None or drafter.budget is None:
             return
         began = time.perf_counter()
         try:
-            self._forget_all_but(requests)
+            slots = {request.id: request.slot for request in requests}
+            if ended:
+                self._forget_all_but(slots | {r.id: slot for slot, r in ended.items()})
+            self._end(ended)
+            self._forget_all_but(slots)
             self._round(requests, drafter.budget)
         except Exception:
             log.exception("the draft model failed; there are no drafts of it any more")
@@ -196,6 +201,9 @@ class DraftModel:
 
     # --- a round -----------------------------------------------------------------------------
 
+    def _end(self, ended: Mapping[SlotId, Request]) -> None:
+        """Do nothing for requests that have ended; ended: these requests by their slot."""
+
     def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
         turns = self._chosen(self._turns(requests), budget)
         chunks, turns = self._first_chunks(turns, budget.took_s * CHUNK_SHARE)
@@ -219,7 +227,7 @@ class DraftModel:
         """Return the turn of a request; None if it has its drafts, or likely ones of n-grams."""
         sequence = self._sequences.get(request.id)
         if sequence is None:
-            sequence = self._begin(request)
+            sequence = self._begin(request, request.slot)
         elif len(request.token_ids) == sequence.base:
             return None  # the bitmasks of a grammar may belong to the drafts of the last round
         self._learn(sequence, request.token_ids)
@@ -314,11 +322,11 @@ class DraftModel:
 
     # --- sequences ---------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> DraftedText:
+    def _begin(self, request: Request, slot: SlotId) -> DraftedText:
         """Admit a request, and find the part of its text that the cache has."""
         chain = PrefixChain(salt=request.chain.salt)
-        sequence = DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
-        self._admit(request, request.seed)
+        sequence = DraftedText(slot, self.kv.new_tables(), chain, self._chances.copy())
+        self._admit(slot, request, request.seed)
         match = self.kv.match_prefix(chain, request.token_ids)
         self.kv.adopt(sequence.tables, chain, match)
         sequence.computed = match.num_tokens
@@ -326,7 +334,7 @@ class DraftModel:
         self._sequences[request.id] = sequence
         return sequence
 
-    def _admit(self, request: Request, seed: int) -> None:
+    def _admit(self, slot: SlotId, request: Request, seed: int) -> None:
         params = request.params
         plain = SamplingParams(
             temperature=params.temperature,
@@ -334,11 +342,10 @@ class DraftModel:
             top_p=params.top_p,
             min_p=params.min_p,
         )
-        self.executor.admit(request.slot, SlotRequest(plain, seed, [], [], []))
+        self.executor.admit(slot, SlotRequest(plain, seed, [], [], []))
 
-    def _forget_all_but(self, requests: Iterable[Request]) -> None:
-        """Free the blocks and slots of requests that do not run in the same slot any more."""
-        slots = {request.id: request.slot for request in requests}
+    def _forget_all_but(self, slots: Mapping[RequestId, SlotId]) -> None:
+        """Free the blocks and slots of requests that are not in `slots` with the same slot."""
         for number, sequence in [*self._sequences.items()]:
             if slots.get(number) != sequence.slot:
                 self.kv.free(sequence.tables)

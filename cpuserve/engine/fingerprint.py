@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.loader.source_digest import sampled, weight_files
+from cpuserve.errors import ModelError
+from cpuserve.fault_points import fault
+from cpuserve.loader.source_digest import samples_of, weight_files
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -36,11 +38,15 @@ SETTINGS = (
 
 # The ends of the names of the files that a fingerprint follows.
 _OF_MODEL = (".safetensors", ".json", ".gguf")
-_OF_TOKENIZER = (".json", ".txt", ".gguf")
+_OF_TOKENIZER = (".json", ".txt", ".gguf", ".model")
 
 
 def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
-    """Return 32 bytes that differ if engines have other keys, values or states for a token."""
+    """Return 32 bytes that differ if engines have other keys, values or states for a token.
+
+    Raises:
+        ModelError: a file of the model cannot be read.
+    """
     facts = {
         "version": version(),
         "kv_form": KV_FORM,
@@ -87,10 +93,18 @@ def _files(
 
     Name, size and time are not enough: fine-tunes of one model have equal ones if a container image
     or an archive has set all times to one value.
+
+    Raises:
+        ModelError: a file cannot be read.
     """
-    files = sorted(path.glob("*")) if path.is_dir() else weight_files(path, mmproj)
-    found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
-    return [
-        (file.name, status.st_size, status.st_mtime_ns, sampled(file, status.st_size))
-        for file, status in found
-    ]
+    try:
+        fault("fingerprint.read")
+        files = sorted(path.glob("*")) if path.is_dir() else weight_files(path, mmproj)
+        found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
+        return [
+            (file.name, status.st_size, status.st_mtime_ns, samples_of(file, status.st_size))
+            for file, status in found
+        ]
+    except OSError as error:
+        msg = f"{error.filename or path} cannot be read: {error.strerror or error}"
+        raise ModelError(msg) from error

@@ -124,6 +124,7 @@ def make_offload(
 
     Raises:
         ConfigError: a tier is unknown, or the cache directory has files of other programs.
+        ModelError: a file of the model cannot be read.
     """
     if not config.enable_prefix_caching:
         return None

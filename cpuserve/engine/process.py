@@ -47,7 +47,12 @@ from cpuserve.log import get_logger
 log = get_logger("engine")
 
 EXIT_WAIT_S = 5.0
+KILL_WAIT_S = 2.0  # a process in a call to a disk that does not respond ends only after the call
 POLL_S = 0.01
+_CAUSES = {
+    "SIGKILL": "the system does that when memory runs out",
+    "SIGBUS": "the system does that when a file that is mapped was cut, such as packed weights",
+}
 # Signals for a fault in the process itself, which its last lines of output may describe.
 # Lines before another signal, such as SIGKILL, are not related to that signal.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
@@ -200,7 +205,7 @@ class ProcessClient:
         return self._process.pid
 
     async def close(self) -> None:
-        """Stop the engine, kill it if it does not end in time, and reap it."""
+        """Stop the engine, kill it if it does not end in time, and reap it if it ends then."""
         if self._closing:
             return
         self._closing = True
@@ -209,6 +214,12 @@ class ProcessClient:
         else:
             self._process.kill()
         await self._wait_exit()
+        if self._process.poll() is None:
+            log.warning(
+                "the engine (process %d) was killed and has not ended: the system still frees its "
+                "memory, or waits for a disk that does not respond",
+                self.pid,
+            )
         if self._link is not None:
             self._link.close()
         self._fail("the server is shutting down")
@@ -217,10 +228,11 @@ class ProcessClient:
         self._release()
 
     def kill(self) -> None:
-        """Kill the engine and reap it; for callers without an event loop."""
+        """Kill the engine and reap it if it ends; for callers without an event loop."""
         self._closing = True
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_WAIT_S + KILL_WAIT_S)
         self._release()
 
     # --- the link's callbacks -----------------------------------------------------------------
@@ -321,8 +333,8 @@ class ProcessClient:
         if code < 0:
             name = _signal_name(-code)
             how = f"was killed by {name}"
-            if -code == signal.SIGKILL:
-                how += " (the system does that when memory runs out)"
+            if name in _CAUSES:
+                how += f" ({_CAUSES[name]})"
             if name not in _FAULTS:
                 last = ""
         if self._fatal is not None:
@@ -342,12 +354,14 @@ class ProcessClient:
             self._watch()
 
     async def _wait_exit(self) -> None:
-        """Reap the process; kill it after EXIT_WAIT_S seconds."""
+        """Reap the process; kill it after EXIT_WAIT_S seconds. `close` waits KILL_WAIT_S more."""
         deadline = time.monotonic() + EXIT_WAIT_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
                 self._ended_because = self._ended_because or "closed its connection"
                 self._process.kill()
+            if self._closing and time.monotonic() > deadline + KILL_WAIT_S:
+                break
             await asyncio.sleep(POLL_S)
         self._ended_at = time.monotonic()
 

@@ -12,6 +12,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from cpuserve.api.http import startup_server
 from cpuserve.api.lifecycle.serve import serve
 from cpuserve.children import exit_now
 from cpuserve.config.engine import Resolved
@@ -27,6 +28,7 @@ from cpuserve.prepare import Prepared
 from cpuserve.serving.models.preparation import StoppedWhilePreparing
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.hosts import SMOLLM2
+from tests.helpers.patience import PATIENCE_S
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -55,6 +57,7 @@ def main() -> int:
         return client
 
     ProcessClient.spawn = spawn_fake
+    startup_server.HEAD_TIMEOUT_S = PATIENCE_S  # a client may wait until the engine has started
     config = fake_config(model=options["model"], **options["config"])
     http = ServerOptions(
         port=options["port"],

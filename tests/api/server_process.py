@@ -12,6 +12,7 @@ import psutil
 
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_gone
+from tests.helpers.ports import reserve_port
 from tests.helpers.tiny import tiny_model
 
 LONG_S = 600.0  # beyond every wait of a test: who waits for this to pass fails
@@ -41,7 +42,8 @@ class Served:
         also=None,
         **config,
     ):
-        self.port = port or free_port()
+        reserved, self._held = reserve_port()
+        self.port = port or reserved
         self.uds = uds
         self._connections = []
         tiny = str(tiny_model("llama"))
@@ -93,6 +95,7 @@ class Served:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+        self._held.close()
         for connection in self._connections:
             connection.close()
 

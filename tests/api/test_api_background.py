@@ -17,7 +17,7 @@ from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.patience import until
+from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.tiny import tiny_model
 from tests.meta.test_background import kept_names
 
@@ -87,7 +87,7 @@ def test_each_background_task_is_told_when_it_fails_and_runs_again(tmp_path, mon
             listener.setblocking(False)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             running = asyncio.create_task(front_end.run(listener, on_ready))
-            async with httpx.AsyncClient(base_url=url) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
                 await until(lambda: told.update(troubles()) or shown or running.done())
                 assert not running.done(), running.result()
                 degraded = (await http.get("/health")).json()

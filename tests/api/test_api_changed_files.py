@@ -78,6 +78,44 @@ def test_a_killed_engine_does_not_serve_a_file_that_was_moved_over_its_model(mod
         assert completion(server) == before
 
 
+def overwrite(file):
+    """Write other bytes into a file that a server has open."""
+    with file.open("r+b") as stream:
+        stream.write(bytes(byte ^ 16 for byte in file.read_bytes()))
+
+
+@pytest.mark.deep
+def test_a_server_does_not_go_on_with_a_model_that_was_overwritten(tmp_path):
+    made = tiny_model("qwen3-moe", tie_word_embeddings=False)  # reads rows of the file
+    model = shutil.copytree(made, tmp_path / "model")
+    cache = ("env", f"CPUSERVE_CACHE={tmp_path / 'cache'}")
+    on_disk = ("--weights-on-disk", "800KiB", "--served-model-name", "m")
+    with running_server(model, *on_disk, prefix=cache) as server:
+        assert completion(server)[0] == 200
+        overwrite(model / NAME)
+        status, text = completion(server)
+        assert (status, NAME in text) == (503, True)
+        wait_until(lambda: "replaced or changed" in asked(server, "/health")[1])
+        status, text = asked(server, "/health")
+        assert (status, NAME in text) == (503, True)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("change", [overwrite, lambda file: os.truncate(file, 4096)])
+def test_packed_weights_that_change_in_use_are_made_anew(tmp_path, change):
+    cache = ("env", f"CPUSERVE_CACHE={tmp_path / 'cache'}")
+    on_disk = ("--weights-on-disk", "always", "--served-model-name", "m")
+    with running_server(tiny_model("qwen3-moe"), *on_disk, prefix=cache) as server:
+        before = completion(server)
+        assert before[0] == 200
+        (file,) = (tmp_path / "cache").rglob("*.weights")
+        change(file)
+        status, text = completion(server)
+        assert (status, "weights" in text) == (503, True)
+        wait_until(lambda: asked(server, "/health")[0] == 200)
+        assert completion(server) == before
+
+
 @pytest.mark.deep
 def test_a_model_that_sleeps_is_not_woken_with_another_file(model):
     with running_server(model, "--served-model-name", "m", "--admin-routes") as server:

@@ -39,7 +39,7 @@ def test_a_server_starts_beside_damaged_records_and_keeps_all_contents(tmp_path,
         async with live(files_dir=str(tmp_path), api_key=("k",)) as server:
             url = f"http://127.0.0.1:{server.port}"
             headers = {"authorization": "Bearer k"}
-            async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as http:
                 listed = (await http.get("/v1/files")).json()["data"]
                 assert [entry["id"] for entry in listed] == [output]
                 assert (await http.get(f"/v1/batches/{batch}")).json()["status"] == "completed"

@@ -106,6 +106,7 @@ CASES = (
     Case("template_process.fork", end(TEMPLATES)),
     Case("template_fork.receive", chat),
     Case("template_fork.send", chat),
+    Case("kv_block.open", text, (*ENGINE_GONE, "prefix cache"), then=(restart,)),
     Case("kv_block.read", restored),
     Case("kv_block.write", text, (*ENGINE_GONE, "prefix cache"), then=(restart,)),
     Case("response.list", talk),

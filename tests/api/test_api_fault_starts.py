@@ -8,12 +8,13 @@ import errno
 import json
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from cpuserve.fault_points import POINTS, SHORT
+from cpuserve.fault_points import DELAY, POINTS, SHORT
 from tests.api.faulty import FAULTY, KEPT, arm, chat, grammar, restart, seen, sent_file, text
 from tests.api.sees import write_served_model
 from tests.helpers.patience import PATIENCE_S, wait_until
@@ -62,6 +63,25 @@ def test_requests_end_with_503_when_their_experts_cannot_be_read(tmp_path):
         server.stop()
         assert fired.exists()
         assert "the use of experts is not kept" in server.log()
+
+
+def test_a_server_ends_though_a_disk_does_not_give_it_an_expert(tmp_path):
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    options = [
+        *("--max-model-len", 256, "--kv-cache-memory", "256KiB", "--omp-threads-bind", "nobind"),
+        *("--weights-on-disk", "600KiB", "--drain-timeout", 0),
+    ]
+    faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": str(plans), "CPUSERVE_FAULT_DELAY_S": "86400"}
+    with watched_server(tmp_path, tiny_model("qwen3-moe"), *options, **faults) as server:
+        assert text(server)[0][0] == 200
+        fired = arm(plans, ":".join(("expert.read", "1", DELAY)))
+        asked = threading.Thread(target=text, args=(server,), daemon=True)
+        asked.start()
+        wait_until(fired.exists, "no expert was read")
+        server.stop()
+        asked.join(PATIENCE_S)
+        assert not asked.is_alive()
 
 
 def test_a_killed_engine_with_experts_on_disk_serves_the_same_again(tmp_path):
@@ -271,7 +291,9 @@ REFUSED = (
     ("packed.allocate", "ENOSPC", ON_DISK),
     ("packed.sync", "EIO", ON_DISK),
     ("source.read", "EIO", ON_DISK),
-    ("source.sample", "EIO", ("--prefix-cache-dir", "FOLDER/prefixes")),
+    ("mapped.sample", "EIO", ()),
+    ("mapped.sample", "EIO", ON_DISK),
+    ("fingerprint.read", "EIO", ("--prefix-cache-dir", "FOLDER/prefixes")),
 )
 
 

@@ -18,7 +18,7 @@ from tests.api.fakes import Api, speak
 from tests.api.live import live
 from tests.clients.test_batches import CHAT, data_of, ended, line, results_of
 from tests.helpers.full_disk import full_disk
-from tests.helpers.patience import until
+from tests.helpers.patience import PATIENCE_S, until
 
 
 @asynccontextmanager
@@ -30,7 +30,7 @@ async def serving(place, script=speak):
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", **options) as client,
             anthropic.AsyncAnthropic(base_url=url, **options) as claude,
-            httpx.AsyncClient(base_url=url) as http,
+            httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,
         ):
             yield server, client, claude, http
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -189,7 +190,7 @@ def test_a_long_step_is_no_hang(model):
 
 @pytest.mark.deep
 def test_a_replica_that_hangs_gets_no_requests_and_is_replaced():
-    limits = HangLimits(tick_s=0.02, suspect_s=0.2, end_s=1.5)
+    limits = HangLimits(tick_s=0.02, suspect_s=0.2, end_s=NEVER)
 
     def spawn(index, on_progress):
         config, own = fake_config(model="fake:slow"), None if index else limits
@@ -209,6 +210,7 @@ def test_a_replica_that_hangs_gets_no_requests_and_is_replaced():
                 assert len(await collect(client, 2)) == 2
             assert client._replicas[0].open == 1, "a request went to the replica that hangs"
             assert await client.ask("check") == {"ok": True}
+            stopped._liveness._limits = replace(limits, end_s=0.3)
             with pytest.raises(EngineDead, match="has not answered"):
                 await lost
             await until(lambda: client.replicas[0].restarts == 1)

@@ -19,6 +19,7 @@ from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.patience import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("patient_closes")
 PROMPT = [(7 * i) % 300 for i in range(41)]
 
 

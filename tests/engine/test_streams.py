@@ -75,9 +75,12 @@ def test_request_whose_time_is_over_before_it_could_be_sent_is_not_sent():
     async def main():
         engine, streams = Engine(), Streams()
         engine.writable.clear()
-        asyncio.get_running_loop().call_later(0.05, engine.writable.set)
+        first = asyncio.ensure_future(anext(engine.run(streams, 0.01)))
+        await asyncio.sleep(0)  # its time has begun, and ends before the next line does
+        await asyncio.sleep(0.02)
+        engine.writable.set()
         with pytest.raises(DeadlineExceeded):
-            await anext(engine.run(streams, 0.01))
+            await first
         assert engine.posted == []
 
     asyncio.run(main())

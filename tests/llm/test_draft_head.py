@@ -276,6 +276,7 @@ def test_a_head_begins_anew_after_a_prefix_that_it_has_not_seen(
     with make(path) as llm:
         with monkeypatch.context() as without:
             without.setattr(DraftHead, "_round", lambda *_: None)
+            without.setattr(DraftHead, "_end", lambda *_: None)
             want = llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids
         assert llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids == want
         assert llm._client.stats.accepted_tokens > 20
@@ -353,6 +354,13 @@ def test_a_model_without_a_head_is_refused_if_a_head_must_guess():
         make(tiny_model("glm4-moe", dtype="bfloat16"))
     with pytest.raises(StartupError, match="mtp needs the native executor, not torch"):
         make(tiny_model("glm4-moe", dtype="bfloat16"), executor="torch")
+
+
+def test_a_file_that_never_has_a_head_is_refused_with_what_does(tmp_path):
+    path = str(tmp_path / "m.gguf")
+    convert("deepseek4", path)
+    with pytest.raises(StartupError, match="remove the method 'mtp', or use its safetensors"):
+        make(path)
 
 
 def test_a_model_that_returns_vectors_has_no_use_for_a_head(checkpoint):

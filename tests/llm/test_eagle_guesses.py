@@ -6,7 +6,8 @@ import pytest
 
 from cpuserve import LLM
 from cpuserve.core.ngram_drafts import NgramDrafts
-from cpuserve.errors import ConfigError, StartupError
+from cpuserve.errors import ConfigError, ModelError, StartupError
+from cpuserve.loader.eagle_heads import open_eagle
 from cpuserve.loader.load import read_config
 from cpuserve.models import spec_from_config
 from tests.helpers.depth import deep_but
@@ -177,6 +178,24 @@ def test_a_start_refuses_a_head_that_does_not_fit(heads, tmp_path):
         make(path, heads(path), pooling="last")
     with pytest.raises((ConfigError, ValueError), match='or a head, with the method "eagle3"'):
         LLM(str(path), **SIZES, speculative_config={"method": "eagle3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("fc.weight", lambda t: t.sum(), "its tensor fc.weight is no matrix"),
+        ("lm_head.weight", lambda t: t.sum(), "its tensor lm_head.weight is no matrix"),
+        ("d2t", lambda t: t - 1000, "its d2t leads to token -1000,"),
+    ],
+)
+def test_a_head_with_damaged_tensors_is_refused(tmp_path, name, change, why):
+    def damage(tensors, _first):
+        tensors[name] = change(tensors[name])
+
+    path = tiny_model("llama", dtype="bfloat16")
+    width = spec_from_config(read_config(path)).width
+    with pytest.raises(ModelError, match=why):
+        open_eagle(eagle_head(tmp_path / "h", width, change=damage, **NAMED), path)
 
 
 def test_the_memory_plan_counts_a_head(heads):

@@ -1,6 +1,7 @@
 """Experts in a pool of limited memory: the same bits as in memory, and what a failed read costs."""
 
 import ctypes
+import dataclasses
 import errno
 import mmap
 import os
@@ -17,15 +18,18 @@ from safetensors.numpy import load_file, save_file
 
 from cpuserve import _C, LLM, SamplingParams, fault_points
 from cpuserve.engine.build import build_engine, run_engine
+from cpuserve.engine.core import EngineCore
 from cpuserve.engine.ipc import AddRequest
 from cpuserve.errors import StartupError
 from cpuserve.loader import packed_files
+from cpuserve.program.operations.mixture import Guess, with_guesses
 from cpuserve.runtime import expert_memory, native, packed_cache
 from tests.helpers.answers import exact_answers
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(5 + 20 * n)] for n in range(3)]
 PARAMS = SamplingParams(max_tokens=16, temperature=0.8, seed=3, ignore_eos=True, logprobs=2)
+MADV_PAGEOUT = 21  # of Linux 5.4; Python has no name for it
 ALL = "64MiB"  # more than all weights of the models of these tests
 
 
@@ -307,6 +311,76 @@ def test_experts_are_read_before_their_router_chooses_them(tmp_path, monkeypatch
     assert counts["guessed_right"] == counts["guessed"] > 0
 
 
+def with_worst_guesses(program):
+    """Return the program with guesses of the experts that the next router likes least."""
+    ops = [*with_guesses(program).ops]
+    for i, op in enumerate(ops):
+        if isinstance(op, Guess):
+            name = ops[i - 1].weight.replace("post_attention", "input")
+            ops[i - 1] = replace(ops[i - 1], weight=name)
+    return dataclasses.replace(with_guesses(program), ops=tuple(ops))
+
+
+def test_wrong_guesses_stop(tmp_path, monkeypatch):
+    path = without_layers(tmp_path)
+    for file in path.glob("*.safetensors"):
+        weights = load_file(file)
+        for name in weights:
+            if "post_attention_layernorm" in name:
+                weights[name.replace("post_attention", "input")] = -weights[name]
+        save_file(weights, file)
+    monkeypatch.setattr(native, "with_guesses", with_worst_guesses)
+    sizes = {"max_model_len": 256, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    with LLM(str(path), executor="native", weights_on_disk=ALL, **sizes) as llm:
+        config = llm.config
+    all_sizes, expected = with_engine(config, lambda core: (parts(core), all_prompts(core)))
+    monkeypatch.setattr(fault_points, "_hook", Slow(0.002))
+
+    def use(core):
+        """Return the counts after the 64 guesses of a trial, and after five more rounds."""
+        for _ in range(60):
+            assert all_prompts(core) == expected
+            if parts(core)["guessed"] >= 64:
+                break
+        trial = parts(core)
+        for _ in range(5):
+            assert all_prompts(core) == expected
+        return trial, parts(core)
+
+    trial, later = with_engine(of_experts(config, all_sizes, 0.4), use)
+    assert 64 <= trial["guessed"] == later["guessed"] < 80
+    assert later["guessed_right"] == 0
+
+
+def test_steps_of_one_token_guess_only_where_experts_may_be_missing(tmp_path, monkeypatch):
+    """One thread runs most operations of such a step, and must leave out those of guesses, too."""
+    path = without_layers(tmp_path)
+    sizes = {"max_model_len": 256, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    with LLM(str(path), executor="native", weights_on_disk=ALL, **sizes) as llm:
+        config = llm.config
+    all_sizes = with_engine(config, parts)
+    monkeypatch.setattr(fault_points, "_hook", Slow(0.01))
+
+    def use(core):
+        for number in range(5):
+            add(core, number, [5 + 60 * number], max_tokens=3)
+            run(core)
+        return parts(core)
+
+    counts = with_engine(config, use)
+    assert counts["slots"] == counts["units"]
+    assert counts["misses"] > 0  # as when experts are read that were guessed
+    assert counts["guessed"] == 0
+    remove_heat(tmp_path)
+    assert with_engine(of_experts(config, all_sizes, 0.9), use)["guessed"] > 0
+
+
+def remove_heat(folder):
+    """Forget which experts were used, so that the next start loads none of them."""
+    for heat in folder.rglob("*.heat"):
+        heat.unlink()
+
+
 @pytest.mark.parametrize("family", ["gpt-oss", "qwen3-next", "deepseek-v3"])
 def test_guesses_change_no_bit(family, monkeypatch):
     config, sizes = config_of(family)
@@ -324,7 +398,7 @@ def test_guesses_change_no_bit(family, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1024, 256])
-def test_a_prompt_of_1024_tokens_reads_no_expert_twice_in_a_chunk(chunk, monkeypatch):
+def test_a_prompt_of_1024_tokens_reads_no_expert_twice_in_a_chunk(folder, chunk, monkeypatch):
     path = tiny_model("qwen3-moe", dtype="bfloat16", max_position_embeddings=2048)
     sizes = {"max_model_len": 1100, "max_num_seqs": 2, "max_num_batched_tokens": chunk}
     with LLM(str(path), executor="native", weights_on_disk=ALL, **sizes) as llm:
@@ -345,6 +419,7 @@ def test_a_prompt_of_1024_tokens_reads_no_expert_twice_in_a_chunk(chunk, monkeyp
         return tokens, reads, parts(core)
 
     expected, _, sizes = with_engine(config, use)
+    remove_heat(folder)  # reads of a warm start that still go on in the first step are misses
     found, reads, counts = with_engine(of_experts(config, sizes, 0), use)
     assert found == expected
     assert counts["slots"] < counts["units"] // 4  # each layer works in waves
@@ -439,6 +514,44 @@ def test_experts_do_not_fill_the_page_cache(folder):
     if reads_past_the_page_cache(file):
         others = -(-sizes["others"] // mmap.PAGESIZE) + 64  # what every token reads, and headers
         assert cached_pages(file) - before <= others
+
+
+def push_out(core, file):
+    """Take all pages of a file from the page cache, and from this process, as under pressure."""
+    for arena in core.executor.native.packed_arenas:
+        at, end = arena.ctypes.data, arena.ctypes.data + arena.nbytes
+        at, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        size = ctypes.c_size_t(max(0, end - at))
+        assert ctypes.CDLL(None).madvise(ctypes.c_void_p(at), size, MADV_PAGEOUT) == 0
+    with file.open("rb") as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the page cache of Linux")
+@pytest.mark.parametrize("place", ["pool", "mapped"])
+def test_a_page_cache_that_others_fill_costs_reads_and_no_bit(folder, monkeypatch, place):
+    config, sizes = config_of()
+    expected = with_engine(config, all_prompts)
+    if place == "mapped":
+        with make(weights_on_disk="always") as llm:
+            config = llm.config
+    else:
+        config = of_experts(config, sizes, 0.3)
+    (file,) = folder.glob("*.weights")
+    all_pages, kept, step = file.stat().st_size // mmap.PAGESIZE, [], EngineCore.step
+
+    def pressed(core):
+        push_out(core, file)
+        kept.append(cached_pages(file))
+        return step(core)
+
+    def use(core):
+        os.sync()
+        monkeypatch.setattr(EngineCore, "step", pressed)
+        return all_prompts(core)
+
+    assert with_engine(config, use) == expected
+    assert max(kept) < all_pages / 4
 
 
 def test_a_later_start_loads_the_experts_that_were_used_most(folder):

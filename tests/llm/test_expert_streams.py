@@ -138,6 +138,81 @@ def test_a_stream_goes_on_while_the_experts_of_another_request_are_read(tmp_path
     assert found[1][1] is None
 
 
+class Steady:
+    """A hook of fault points: reads of experts wait until a step has ended, then a few may go on.
+
+    So a disk is as slow as wanted, in reads a step, on a machine of any speed.
+    """
+
+    def __init__(self):
+        self.permits, self.limited, self.late = threading.Semaphore(0), False, False
+        self.came, self.gone = 0, 0
+
+    def __call__(self, point, size):
+        if point == "expert.read" and self.limited:
+            self.came += 1
+            self.late |= not self.permits.acquire(timeout=LATE_S)
+            self.gone += 1
+        return size
+
+    def let(self, core, reads):
+        """Let at most so many reads go on, and wait until they have ended."""
+        for _ in range(50):  # without reads, the request can go on already
+            if self.came > self.gone:
+                break
+            time.sleep(0.002)
+        ended, reads = core.executor.progress()[1], min(reads, self.came - self.gone)
+        if reads:
+            self.permits.release(reads)
+        wait_until(lambda: core.executor.progress()[1] >= ended + reads, poll_s=0.001)
+
+
+READS = 2  # of experts, in a step
+
+
+def test_gaps_are_bounded_by_the_reads_of_the_stream_itself(tmp_path, monkeypatch):
+    """Two streams have their experts in memory, and one after another begins without."""
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
+    whole, half = of_half(tmp_path, 0.6, max_num_seqs=6)
+    disk = Steady()
+
+    def use(core):
+        stream(core, 1, 5)
+        stream(core, 2, 5, 2)
+        until_read(core)
+        disk.limited = True
+        monkeypatch.setattr(fault_points, "_hook", disk)
+        gaps = {}
+        for number, token in ((3, 300), (4, 99)):
+            before = core.stats.expert_misses
+            stream(core, number, token)
+            gap, tokens = -1, {}
+            while not tokens.get(number):
+                tokens, _ = steps(core, 1)
+                assert tokens[1] == tokens[2] == 1  # in each step, whatever others read
+                disk.let(core, READS)
+                gap += 1
+            gaps[number] = gap, core.stats.expert_misses - before
+            core.handle(Abort([number]))
+        disk.limited = False
+        disk.permits.release(1000)
+        return gaps, run(core)
+
+    def alone(core):
+        stream(core, 1, 5)
+        stream(core, 2, 5, 2)
+        return run(core)
+
+    gaps, found = with_engine(half, use)
+    assert not disk.late
+    for gap, own in gaps.values():
+        assert 0 < gap <= own / READS + 8  # two steps more for each of four layers
+    expected = with_engine(whole, alone)
+    for number, (tokens, error) in found.items():
+        assert error is None
+        assert tokens == expected[number][0][-len(tokens) :]
+
+
 def test_a_parked_request_that_is_aborted_leaves_nothing_behind(tmp_path, disk):
     whole, half = of_half(tmp_path)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
+from cpuserve import SamplingParams
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.engine import draft_head
 from cpuserve.engine.draft_model import DraftModel
+from cpuserve.engine.inline import InlineClient
 from cpuserve.loader.load import read_config
 from cpuserve.models import spec_from_config
 from tests.helpers.depth import deep_but
@@ -221,7 +224,7 @@ def test_a_head_begins_anew_after_a_block_that_a_tier_has_lost(
 
 @pytest.mark.parametrize("family", deep_but(["glm4-moe"], ["glm4-moe", "qwen3.5", "mimo-v2"]))
 def test_a_head_follows_its_model_that_restores_a_block_a_step(
-    monkeypatch, drafter, seen, tmp_path, family
+    patient_closes, monkeypatch, drafter, seen, tmp_path, family
 ):
     monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
     found, options, steps = drafter(family), {"prefix_cache_dir": str(tmp_path)}, []
@@ -257,3 +260,57 @@ def test_a_head_without_time_for_its_keys_begins_anew(
         monkeypatch.setattr("cpuserve.core.kv.offload.Offload.has_time", False)
         assert ask(llm, seen)[0] == want
         assert firsts(seen) == {CACHED}
+
+
+@pytest.mark.parametrize("tokens", deep_but([0, 11], [0, 10, 11, 12, 13, 43]))
+@pytest.mark.parametrize("family", deep_but(["glm4-moe"], ["glm4-moe", "qwen3.5", "eagle3"]))
+def test_a_head_attends_to_all_of_the_last_turn(drafter, seen, family, tokens):
+    """The last step of a response of 11 tokens fills a block; so does a prompt without one."""
+    with make(drafter(family), max_model_len=256) as llm:
+        prompt = PROMPT if tokens else [*PROMPT, *range(5, 15)]
+        (output,) = llm.generate([prompt], turn(tokens))
+        said = [*prompt, *output.outputs[0].token_ids]
+        seen[0].clear()
+        (output,) = llm.generate([[*said, 7, 8, 9]], turn(8))
+        assert output.num_cached_tokens == (len(said) - bool(tokens)) // 32 * 32
+        assert firsts(seen) == {0}
+
+
+def turn(tokens):
+    return SamplingParams(max_tokens=tokens, temperature=0.8, seed=tokens, ignore_eos=True)
+
+
+@pytest.fixture
+def shared(monkeypatch, tmp_path):
+    """Engines read blocks from each other, as those of one server do in shared memory."""
+
+    def client(config):
+        folder = {"shared_prefix_dir": str(tmp_path), "shared_prefix_bytes": 1 << 26}
+        return InlineClient(msgspec.structs.replace(config, shares_prefixes=True, **folder))
+
+    monkeypatch.setattr("cpuserve.engine.inline.InlineClient", client)
+
+
+@pytest.mark.usefixtures("shared", "patient_offload")
+@pytest.mark.parametrize("family", deep_but(["glm4-moe"], ["glm4-moe", "qwen3.5", "eagle3"]))
+def test_another_engine_of_the_host_finds_the_keys_of_a_head(drafter, seen, kept, family):
+    """The first engine computes a turn and the beginning of the next one, which the other gets."""
+    found = drafter(family)
+    with make(found, max_model_len=256) as one, make(found, max_model_len=256) as other:
+        (output,) = one.generate([PROMPT], turn(12))
+        ahead = [*PROMPT, *output.outputs[0].token_ids, *range(5, 35)]
+        one.generate([ahead], turn(0))
+        one._client.ask_now("report")  # the head computes a prompt after its response was sent
+        wait_until(lambda: not (kept[0]._unsaved or kept[0].tiers[0]._tier._pending))
+        answers = []
+        for llm in (other, one):
+            for rows in seen:
+                rows.clear()
+            (output,) = llm.generate([[*ahead, 7]], turn(30))
+            assert output.num_cached_tokens >= 0.97 * len(output.prompt_token_ids)
+            assert firsts(seen) == {0}
+            assert min(start for _, start in seen[0]) == output.num_cached_tokens
+            answers.append((output.outputs[0].token_ids, [*seen[1]]))
+        assert answers[0] == answers[1]
+        assert len(seen[1]) > 10
+        assert other._client.ask_now("report")["draft_blocks_restored"] == len(ahead) // 32

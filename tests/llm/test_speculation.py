@@ -218,11 +218,10 @@ def test_drafts_and_forced_tokens_change_no_bit_with_grammars(eager, family):
     params = [forms(n) for n in range(16)]
     with make(speculative_config=None, family=family) as llm:
         want = [answer(o) for o in llm.generate(PROMPTS[:16], params)]
-        steps = llm._client.stats.steps
     with make(family=family) as llm:
         assert [answer(o) for o in llm.generate(PROMPTS[:16], params)] == want
-        assert accepted(llm) > 50
-        assert llm._client.stats.steps < 0.8 * steps
+        # A request passes steps over until its bitmask comes, so their number depends on time.
+        assert accepted(llm) > 0.4 * llm._client.stats.generation_tokens
         alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, params, strict=False)]
         assert alone == want
 

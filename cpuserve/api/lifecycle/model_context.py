@@ -158,6 +158,9 @@ def files_fingerprint(config: EngineConfig) -> str:
     """Return 64 hexadecimal digits that differ if the files or the settings of a model differ.
 
     This reads samples of the model's files. Where and how fast the model computes does not count.
+
+    Raises:
+      ModelError: a file of the model cannot be read.
     """
     template = config.chat_template
     facts = {
@@ -179,6 +182,7 @@ def kept_responses(config: EngineConfig) -> KeptResponses | None:
 
     Raises:
       ConfigError: the directory has files of another program.
+      ModelError: a file of the model cannot be read.
     """
     if config.prefix_cache_dir is None or config.pooling != "none":
         return None

@@ -24,7 +24,10 @@ class Holdings(Generic[T]):
         self._heaps: dict[bool, list[tuple[int, int, str]]] = {}
 
     def add(self, caller: str, num_bytes: int, entry: T | None) -> None:
-        """Count an entry, which is newer than those before. None: an entry that has to stay."""
+        """Count an entry of a caller, the newest so far.
+
+        num_bytes: its size. entry: what `drop` returns for it; None = it is never dropped.
+        """
         self._num_bytes[caller] += num_bytes
         self._counts[caller] += 1
         if entry is not None:
