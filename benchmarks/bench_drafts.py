@@ -8,7 +8,9 @@ Two engines in this process, one with and one without drafts, run the same reque
 texts: `code` asks the model to repeat a program with a change, and `quote` to repeat a passage;
 these texts end by themselves. `prose` is a story at temperature 1,
 and `random` is sampled at a temperature at which nothing repeats;
-these two have --output-tokens. Both engines must generate the same tokens, or the script fails.
+these two have --output-tokens. `--text rename` asks for a program of about 300 lines
+with another name for its class; its first --output-tokens are generated.
+Both engines must generate the same tokens, or the script fails.
 `drafts_rate` has one sample per round; its facts are tokens per second of both engines,
 drafts per token, and the share of drafts that were accepted. The pair of engines is started twice,
 each time with another engine first, and runs half of the rounds each time,
@@ -25,6 +27,7 @@ as measured.
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -32,6 +35,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.bench import programs
 from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.cli.bench_flags import number
 from cpuserve.engine.core import EngineCore
@@ -69,6 +73,8 @@ TEXTS = {
     "prose": ("Write a long story about a fox and a train.", {"temperature": 1.0}),
     "random": ("Write something.", {"temperature": 5.0}),
 }
+USUAL = list(TEXTS)
+TEXTS["rename"] = (programs.rename(random.Random(1)), GREEDY)
 
 
 def answer(llm, text, batch, tokens):
@@ -235,7 +241,7 @@ def main(argv=None):
     parser.add_argument("--rounds", type=number(int, 2), default=6)
     parser.add_argument("--output-tokens", type=number(int, 2), default=200)
     parser.add_argument("--batch", type=number(int, 1), nargs="+", default=[1])
-    parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS))
+    parser.add_argument("--text", nargs="+", choices=TEXTS, default=USUAL)
     parser.add_argument("--speculative-config", type=json.loads)
     args = parser.parse_args(argv)
     observer.watch()

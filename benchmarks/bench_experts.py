@@ -11,6 +11,7 @@ Zipf's law (exponent 1, as words are) by a logit bias, and a random model routes
 With --topics each request has tokens of another topic, and routing is as unequal and as local as
 make_gguf.py says. "allowed" is the rate that the bytes read and the disk's rate allow, with the
 compute time of the run that has all experts in memory: added, and as the larger of both.
+"digest" is the SHA-256 of all tokens and their log-probabilities, which is equal in all places.
 
 With --larger the model is larger than the memory: the compute time is measured with a request of
 equal tokens, so that the largest pool has all their experts. With --consume, the space of
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
+import hashlib
 import itertools
 import json
 import math
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ def limit_memory(args: argparse.Namespace) -> None:
     limit.write_text(str(args.limit - BESIDE + anonymous + SPARE))
 
 
-def measured(llm: Any, run: Callable[[], None], tokens: int) -> dict[str, float | None]:
+def measured(llm: Any, run: Callable[[], None], tokens: int) -> dict[str, Any]:
     """Return the figures of `run`, which generates `tokens` tokens."""
     before, started = copy.copy(llm._client.stats), time.perf_counter()
     reads, cpu = disk_bytes(), time.process_time()
@@ -85,6 +87,30 @@ def measured(llm: Any, run: Callable[[], None], tokens: int) -> dict[str, float 
     }
 
 
+def sampling(args: argparse.Namespace, bias: dict[int, float]) -> Any:
+    """Return the SamplingParams of a request."""
+    from cpuserve import SamplingParams
+
+    return SamplingParams(
+        max_tokens=args.steps,
+        temperature=1,
+        seed=1,
+        ignore_eos=True,
+        logit_bias=bias,
+        logprobs=1,
+    )
+
+
+def bits(done: Sequence[Any]) -> bytes:
+    """Return the tokens of RequestOutputs with their log-probabilities, exactly."""
+    outputs = [one.outputs[0] for one in done]
+    return b"".join(
+        f"{token} {found[token].logprob.hex()}\n".encode()
+        for output in outputs
+        for token, found in zip(output.token_ids, output.logprobs, strict=True)
+    )
+
+
 def child(args: argparse.Namespace) -> None:
     """Decode in this process, and print the figures as JSON."""
     if args.limit:
@@ -101,8 +127,10 @@ def child(args: argparse.Namespace) -> None:
         consume_source()
     once = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     written: list[list[int]] = []
+    values = hashlib.sha256()
     drawn = requests(args)
     sizes: dict[str, Any] = {"weight_cache_size": "60", "max_model_len": 2048, "max_num_seqs": 4}
+    sizes["speculate"] = "off"  # equal tokens are guessed, and then a step is not a token
     with LLM(args.path, executor="native", weights_on_disk=args.place, **sizes) as llm:
         if args.consume:  # the weights are packed
             print("{}")
@@ -111,18 +139,14 @@ def child(args: argparse.Namespace) -> None:
         def decode(first: int, end: int) -> None:
             for i in range(first, end, args.streams):
                 group = drawn[i : i + args.streams]
-                params = [
-                    SamplingParams(
-                        max_tokens=args.steps, temperature=1, seed=1, ignore_eos=True, logit_bias=b
-                    )
-                    for _, b in group
-                ]
+                params = [sampling(args, bias) for _, bias in group]
                 prompts = [prompt for prompt, _ in group]
                 done = llm.generate(prompts, params, use_tqdm=False)
                 written.extend(
                     prompt + list(one.outputs[0].token_ids)
                     for prompt, one in zip(prompts, done, strict=True)
                 )
+                values.update(bits(done))
 
         if args.limit:
             limit_memory(args)
@@ -130,6 +154,7 @@ def child(args: argparse.Namespace) -> None:
         decode(0, warm)  # warms the pool or the page cache
         tokens = args.steps * args.requests * args.streams
         figures = measured(llm, lambda: decode(warm, len(drawn)), tokens)
+        figures["digest"] = values.hexdigest()[:16]
         if args.prompt:
             prompt = [7919 * i % 30000 for i in range(args.prompt)]  # of all topics
             kilo = args.prompt / 1000
@@ -197,7 +222,7 @@ def disk_rate(file: Path) -> float:
     return max(packed_cache.disk_rate(file, PIECE) for _ in range(8))
 
 
-def run(args: argparse.Namespace, place: str, limit: int = 0, *more: str) -> dict[str, float]:
+def run(args: argparse.Namespace, place: str, limit: int = 0, *more: str) -> dict[str, Any]:
     """Return the figures of a child; limit: the bytes of its cgroup, 0 = none."""
     for file in Path(args.cache).rglob("*.weights"):  # pages in memory belong to no cgroup yet
         with file.open("rb") as stream:
@@ -222,11 +247,11 @@ def run(args: argparse.Namespace, place: str, limit: int = 0, *more: str) -> dic
             (CGROUP / name).rmdir()
     if done.returncode:
         sys.exit(done.stderr[-2000:])
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
-def allowed(figures: dict[str, float], compute_s: float, rate: float) -> dict[str, float]:
+def allowed(figures: dict[str, Any], compute_s: float, rate: float) -> dict[str, float]:
     """Return the tokens/s that the disk and the compute time allow: added, and the larger one."""
     disk_s = figures["mb_per_token"] * 1e6 / rate
     return {"added": 1 / (disk_s + compute_s), "larger": 1 / max(disk_s, compute_s)}

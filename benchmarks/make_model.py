@@ -196,6 +196,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         use_sliding_window=False,
     ),
+    # Gemma 4 E2B with 10 of 35 layers, and half of its tokens.
+    "gemma4-0.6b": _decoder(
+        "Gemma4",
+        (131072, 1536, 6144, 10, 8, 1),
+        model_type="gemma4_text",
+        hidden_activation="gelu_pytorch_tanh",
+        head_dim=256,
+        global_head_dim=512,
+        sliding_window=512,
+        layer_types=[*["sliding_attention"] * 4, "full_attention"] * 2,
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=131072,
+        max_position_embeddings=131072,
+        final_logit_softcapping=30.0,
+    ),
     "llama-3.2-1b": _decoder(
         "Llama",
         (128256, 2048, 8192, 16, 32, 8),
@@ -728,6 +745,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-gpt-neox": _decoder(
         "GPTNeoX", (512, 64, 160, 2, 4, 4), **_TINY_KEYS, model_type="gpt_neox", hidden_act="gelu"
     ),
+    "tiny-persimmon": _decoder(
+        "Persimmon",
+        (512, 64, 160, 2, 4, None),
+        **_TINY_KEYS,
+        model_type="persimmon",
+        hidden_act="relu2",
+    ),
     "tiny-starcoder2": _decoder(
         "Starcoder2", _TINY, **_TINY_KEYS, hidden_act="gelu_pytorch_tanh", sliding_window=40
     ),
@@ -775,6 +799,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         ffn_hidden_size=160,
     ),
     "tiny-seed-oss": _decoder("SeedOss", _TINY, **_TINY_KEYS, model_type="seed_oss", head_dim=32),
+    "tiny-exaone": _decoder("Exaone", _TINY, **_TINY_KEYS, rope_theta=20000.0),
     "tiny-exaone4": _decoder(
         "Exaone4",
         (512, 64, 160, 4, 4, 2),
@@ -860,6 +885,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=48,
         route_scale=1.7,
         mup_enabled=True,
+    ),
+    "tiny-molmo2": _decoder(
+        "Molmo2",
+        (512, 64, 96, 3, 4, 2),
+        **_TINY_KEYS,
+        model_type="molmo2_text",
+        additional_vocab_size=0,
+        head_dim=32,
+        norm_after=True,
+        qk_norm_type="olmo",
+        rope_scaling_layers=[1],
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+    "tiny-muse-glimmer": _decoder(
+        "MuseGlimmer",
+        (512, 64, 96, 5, 4, 2),
+        **_TINY_KEYS,
+        model_type="muse_glimmer_text",
+        head_dim=32,
+        sliding_window=20,
+        qk_scale_factor=2.5,
+        output_multiplier=0.7,
+        final_logit_softcapping=5.0,
+        post_norm_eps=1e-3,
     ),
     "tiny-arcee": _decoder("Arcee", _TINY, **{**_TINY_KEYS, "hidden_act": "relu2"}),
     "tiny-nemotron-h": _decoder(
@@ -1199,6 +1248,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         mamba_n_heads=8,
         mamba_n_groups=2,
         mamba_d_state=16,
+    ),
+    "tiny-zamba": _decoder(
+        "Zamba",
+        (512, 72, 96, 6, 4, 4),
+        **_TINY_KEYS,
+        layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"],
+        hidden_act="gelu",
+        n_mamba_heads=2,
+        mamba_d_state=12,
+        tie_word_embeddings=True,
     ),
     "tiny-zamba2": _decoder(
         "Zamba2",
@@ -1709,6 +1768,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         dim_model_base=16,
     ),
     "tiny-internlm2": _decoder("InternLM2", (*_TINY[:4], 4, 2), **_TINY_KEYS, bias=False),
+    "tiny-baichuan": _decoder("BaiChuan", (*_TINY[:4], 4, 4), **_TINY_KEYS, model_type="baichuan"),
+    "tiny-baichuan2": _decoder(
+        "Baichuan", (*_TINY[:4], 4, 4), **_TINY_KEYS, model_type="baichuan", z_loss_weight=0
+    ),
+    "tiny-baichuan2-13b": _decoder(
+        "Baichuan",
+        (512, 96, 160, 2, 6, 6),
+        torch_dtype="float32",
+        model_max_length=512,
+        model_type="baichuan",
+        z_loss_weight=0,
+    ),
     "tiny-cwm": _decoder("Cwm", (*_TINY[:3], 3, 4, 2), **_TINY_KEYS, sliding_window=20),
     "tiny-granite-moe-swa": _decoder(
         "GraniteMoeSWA",

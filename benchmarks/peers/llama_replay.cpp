@@ -29,6 +29,7 @@ llama_context* load(const char* file, int threads) {
   of_model.defer_experts = true;
 #else
   of_model.load_mode = LLAMA_LOAD_MODE_MMAP;
+  of_model.use_extra_bufts = false;  // or it copies all weights into another layout
 #endif
   llama_model* model = llama_model_load_from_file(file, of_model);
   if (!model) exit(1);

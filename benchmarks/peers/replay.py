@@ -5,6 +5,8 @@
 
 The page cache has --gb of memory: the process is in a memory cgroup, and its limit is set when the
 model has been loaded, as bench_experts.py does for mapped files. Needs root and cgroup v1.
+Page faults read as much as the disk's read-ahead allows. Where it is larger than Linux's 128 KB,
+set /sys/block/DISK/queue/read_ahead_kb first: with 8 MB the peers read experts that nothing uses.
 """
 
 from __future__ import annotations

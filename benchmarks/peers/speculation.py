@@ -11,8 +11,10 @@ settings; a second table has the gain over cpuserve without drafts.
 
 Each round has new texts, so that no server knows them from earlier rounds: `code` asks for a
 program with another name for its class, `json` for records under a JSON schema, `quote` for
-a passage word for word, and `prose` for a story. All servers get the same chat requests one after
-another, greedy, in the other order each round, and all others are suspended meanwhile.
+a passage word for word, and `prose` for a story. `--text rename` asks for a program of about
+300 lines with another name for its class; it needs `--context 8192`. All servers get the same chat
+requests one after another, greedy, in the other order each round, and all others are suspended
+meanwhile.
 A rate counts the tokens after the first chunk. The tables have medians of the rates,
 and of the ratios within the rounds.
 Servers learn their costs in the first round, which does not count.
@@ -29,6 +31,7 @@ from functools import partial
 
 from run import KEY, PEERS, ServerEngine, table
 
+from cpuserve.bench import programs
 from cpuserve.bench.driver import CHAT, complete
 from cpuserve.bench.server import private_flags, serve_command
 
@@ -117,7 +120,13 @@ def prose(chance):
     return f"Write a long story about {who}, who {chance.choice(DEEDS)} something.", {}
 
 
-TEXTS = {"code": code, "json": records, "quote": quote, "prose": prose}
+def rename(chance):
+    """Return a request for a long program with another name."""
+    return programs.rename(chance), {}
+
+
+USUAL = {"code": code, "json": records, "quote": quote, "prose": prose}
+TEXTS = {**USUAL, "rename": rename}
 
 
 async def rate(request, target, args):
@@ -178,7 +187,7 @@ def main(argv=None):
     parser.add_argument("--draft", help="a GGUF file of a smaller model for llama-server")
     parser.add_argument("--llama", nargs="*", default=KINDS, metavar="KIND")
     parser.add_argument("--llama-server", default=str(LLAMA_SERVER))
-    parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS))
+    parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(USUAL))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--output-tokens", type=int, default=320)
