@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -52,9 +52,10 @@ def without_test_folders(path: list[str]) -> list[str]:
 
 
 # The same examples every time: a failure in CI is one that everybody can repeat. Look for new ones
-# with --hypothesis-profile=explore.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("explore", derandomize=False, print_blob=True)
+# with --hypothesis-profile=explore. Neither fails because a busy machine takes long for an example.
+AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", AT_ANY_SPEED, derandomize=True)
+settings.register_profile("explore", AT_ANY_SPEED, derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
 # A shell ignores these signals in what it starts in the background, as nohup does, and so would the
@@ -201,19 +202,30 @@ def hasty(eager, monkeypatch):
 
 
 @pytest.fixture
-def patient_offload(monkeypatch):
+def patient_closes(monkeypatch):
+    """Write all blocks at the end of an engine or a tier, however long this machine takes.
+
+    Servers end after a few seconds, and lose the rest.
+    """
+    from cpuserve.core.kv.disk import DiskCache
+    from cpuserve.core.kv.offload import Offload
+    from cpuserve.engine.draft_model import DraftModel
+    from tests.helpers.patience import PATIENCE_S
+
+    for each in (DiskCache, Offload, DraftModel):
+        monkeypatch.setattr(each.close, "__defaults__", (PATIENCE_S,))
+
+
+@pytest.fixture
+def patient_offload(patient_closes, monkeypatch):
     """Save every evicted block and restore every saved one, however long this machine takes.
 
     Both are left out when they take longer than a step may wait, or than computing the tokens.
     """
     from cpuserve.core.kv.offload import Offload
-    from cpuserve.engine.draft_model import DraftModel
-    from tests.helpers.patience import PATIENCE_S
 
     monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
     monkeypatch.setattr(Offload, "has_time", True)
-    monkeypatch.setattr(Offload.close, "__defaults__", (PATIENCE_S,))
-    monkeypatch.setattr(DraftModel.close, "__defaults__", (PATIENCE_S,))
 
 
 def pytest_report_header() -> str:

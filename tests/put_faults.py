@@ -974,8 +974,8 @@ FAULTS = [
     # --- formats ------------------------------------------------------------------------------
     Fault(
         "cpuserve/quant/gptq.py",
-        '0 if settings.get("checkpoint_format") == "gptq_v2" else 1',
-        '1 if settings.get("checkpoint_format") == "gptq" else 0',
+        '0 if layout == "gptq_v2" else 1',
+        '1 if layout == "gptq" else 0',
         "tests/quant/test_gptq_awq.py",
     ),
     Fault(

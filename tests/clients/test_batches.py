@@ -19,7 +19,7 @@ from tests.api.fakes import ANSWER, speak
 from tests.api.live import live
 from tests.api.server_process import free_port
 from tests.helpers.children import child_options
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model
 
 CHAT = "/v1/chat/completions"
@@ -198,7 +198,7 @@ def test_bad_uploads_are_refused_and_leave_nothing(tmp_path):
                 await client.files.create(file=("a", b"x" * 4000), purpose="batch")
             assert refused.value.status_code == 413
             url = f"http://127.0.0.1:{server.port}/v1/files"
-            async with httpx.AsyncClient() as http:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
                 kind = {"content-type": "multipart/form-data; boundary=b"}
                 empty = b"--b\r\n\r\n\r\n"
                 for body in (b"--b\r\n", b"nonsense", b"", 17 * empty + b"--b--\r\n", 99 * empty):
@@ -315,7 +315,7 @@ def start(port, place):
 
 def is_ready(port):
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.classifiers import PROMPTS
 from tests.helpers.embedder import embedding_model
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
 
 OPTIONS = "--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "float32"
@@ -31,7 +32,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with httpx.Client() as connections:
+    with httpx.Client(timeout=PATIENCE_S) as connections:
         yield cohere.ClientV2("none", base_url=server.url, httpx_client=connections)
 
 
@@ -92,7 +93,7 @@ def test_inputs_and_a_shorter_vector(server, client):
 
 
 def test_version_1_has_a_plain_list_without_types(server):
-    with httpx.Client() as connections:
+    with httpx.Client(timeout=PATIENCE_S) as connections:
         check_version_1(
             server, cohere.Client("none", base_url=server.url, httpx_client=connections)
         )

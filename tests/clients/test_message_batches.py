@@ -12,6 +12,7 @@ from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.api.batches.service import MESSAGE_BATCHES, BatchService
 from tests.api.fakes import ANSWER, speak
 from tests.api.live import live
+from tests.helpers.patience import PATIENCE_S
 
 HI = {"max_tokens": 30, "messages": [{"role": "user", "content": "hi"}], "model": "tiny"}
 
@@ -158,7 +159,9 @@ def test_batches_are_listed_in_pages_and_belong_to_their_caller(tmp_path):
                 for work in ("retrieve", "cancel", "delete", "results"):
                     with pytest.raises(anthropic.NotFoundError):
                         await getattr(other.messages.batches, work)(made[0])
-            async with httpx.AsyncClient(headers={"authorization": "Bearer k1"}) as http:
+            async with httpx.AsyncClient(
+                headers={"authorization": "Bearer k1"}, timeout=PATIENCE_S
+            ) as http:
                 listed = (await http.get(f"{url}/v1/batches")).json()
                 assert listed["data"] == [], "batches of files are others"
                 assert (await http.get(f"{url}/v1/batches/{made[0]}")).status_code == 404
@@ -182,7 +185,10 @@ def test_batches_are_listed_in_pages_and_belong_to_their_caller(tmp_path):
 )
 def test_a_bad_batch_is_refused_and_leaves_nothing(tmp_path, requests, named):
     async def main():
-        async with client_of(tmp_path) as (server, _), httpx.AsyncClient() as http:
+        async with (
+            client_of(tmp_path) as (server, _),
+            httpx.AsyncClient(timeout=PATIENCE_S) as http,
+        ):
             url = f"http://127.0.0.1:{server.port}{MESSAGE_BATCHES.path}"
             response = await http.post(url, json={"requests": requests})
             assert response.status_code == 400, response.text

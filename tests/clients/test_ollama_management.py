@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.adapter import adapter_of
 from tests.helpers.full_disk import full_disk
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -149,7 +150,7 @@ def test_files_become_a_model_with_an_engine_of_its_own(client, server):
         digest = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
         url = f"{server.url}/api/blobs/{digest}"
         assert httpx.head(url).status_code == 404
-        assert httpx.post(url, content=path.read_bytes()).status_code == 201
+        assert httpx.post(url, content=path.read_bytes(), timeout=PATIENCE_S).status_code == 201
         assert httpx.head(url).status_code == 200
         files[path.name] = digest
     client.create("own", files=files, system="Be kind.", stream=False)
@@ -213,16 +214,17 @@ def test_files_are_checked_and_bounded(tmp_path):
     with running_server(tiny_model("llama"), "--served-model-name", "tiny", *bounds) as server:
         url = f"{server.url}/api/blobs/"
         digest = "sha256:" + hashlib.sha256(b"abc").hexdigest()
-        wrong = httpx.post(url + digest, content=b"abd")
+        wrong = httpx.post(url + digest, content=b"abd", timeout=PATIENCE_S)
         assert wrong.status_code == 400
         assert "digest" in wrong.json()["error"]
-        assert httpx.post(url + "nonsense", content=b"").status_code == 400
+        assert httpx.post(url + "nonsense", content=b"", timeout=PATIENCE_S).status_code == 400
         assert httpx.head(url + digest).status_code == 404
-        large = httpx.post(url + digest, content=b"a" * 3000)
+        large = httpx.post(url + digest, content=b"a" * 3000, timeout=PATIENCE_S)
         assert large.status_code == 413
         assert "--models-bytes" in large.json()["error"]
         page = {"origin": "http://evil.example"}
-        assert httpx.post(url + digest, content=b"abc", headers=page).status_code == 415
+        sent = httpx.post(url + digest, content=b"abc", headers=page, timeout=PATIENCE_S)
+        assert sent.status_code == 415
         assert not list((tmp_path / "blobs").iterdir())
         for method, path, body in (
             ("POST", "/api/create", {"model": "a", "from": "tiny"}),
@@ -230,7 +232,9 @@ def test_files_are_checked_and_bounded(tmp_path):
             ("DELETE", "/api/delete", {"model": "tiny"}),
             ("POST", "/api/pull", {"model": "tiny"}),
         ):
-            sent = httpx.request(method, server.url + path, json=body, headers=page)
+            sent = httpx.request(
+                method, server.url + path, json=body, headers=page, timeout=PATIENCE_S
+            )
             assert sent.status_code == 415
         with client_of(server) as client:
             client.copy("tiny", "a")
@@ -256,12 +260,12 @@ def test_on_a_full_disk_nothing_is_created_and_the_error_says_why(client, server
             status, told = refusal(work)
             assert status == 507
             assert "--models-dir cannot be written, because" in told
-        answer = httpx.post(f"{server.url}/api/blobs/{digest}", content=data)
+        answer = httpx.post(f"{server.url}/api/blobs/{digest}", content=data, timeout=PATIENCE_S)
         assert answer.status_code == 507
         assert "--models-dir cannot be written" in answer.json()["error"]
         assert [model.model for model in client.list().models] == before
     assert 'SYSTEM """A"""' in client.show("kept").modelfile
-    answer = httpx.post(f"{server.url}/api/blobs/{digest}", content=data)
+    answer = httpx.post(f"{server.url}/api/blobs/{digest}", content=data, timeout=PATIENCE_S)
     assert answer.status_code == 201
 
 

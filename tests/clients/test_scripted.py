@@ -11,7 +11,7 @@ from cpuserve.testing.replies import ScriptedCall
 from cpuserve.testing.writing import written_call
 from tests.clients.script import DONE, HELLO, THOUGHT, TITLE, items_of, written
 from tests.clients.scripted import BLOCK, scripted_server, tokenizer
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 READ = {"name": "read", "parameters": {"type": "object", "properties": {"path": {}}}}
 WRITE = {"name": "write", "parameters": {"type": "object", "properties": {"path": {}}}}
@@ -118,7 +118,7 @@ def test_messages_and_responses_get_the_same_script(server):
     assert [item.type for item in given.output] == ["reasoning", "function_call"]
     assert json.loads(given.output[1].arguments) == {"path": "a"}
     body = {"model": "scripted", "messages": [user(text)], "tools": TOOLS, "stream": False}
-    message = httpx.post(f"{server.url}/api/chat", json=body).json()["message"]
+    message = httpx.post(f"{server.url}/api/chat", json=body, timeout=PATIENCE_S).json()["message"]
     assert message["thinking"] == "Look first."
     assert message["tool_calls"][0]["function"]["arguments"] == {"path": "a"}
 

@@ -69,17 +69,30 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested.add("RobertaModel")  # the class of XLMRobertaModel
     tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
     tested.add("Ernie4_5_ForCausalLM")  # the older name of Ernie4_5ForCausalLM
+    # Older names of classes, in tests/models/test_config.py.
+    tested |= {"ExaoneMoEForCausalLM", "LLaMAForCausalLM", "MPTForCausalLM"}
+    tested |= {"MiniMaxM3SparseForCausalLM", "LFM2ForCausalLM", "StableLMEpochForCausalLM"}
+    tested |= {"RWForCausalLM", "Rwkv7ForCausalLM", "CamembertModel"}
     tested.add("PhiMoEForCausalLM")  # the published name of PhimoeForCausalLM
     tested.add("NewModel")  # the older name of GteModel
     tested.add("LlamaBidirectionalModel")  # tests/llm/test_encoders.py
+    tested.add("Ernie4_5_VLMoeForCausalLM")  # tests/llm/test_text_parts.py
     tested.add("JinaEmbeddingsV5Model")  # tests/llm/test_tasks.py
     tested.add("MT5EncoderModel")  # tests/llm/test_relative.py
     tested |= {"JinaBertModel", "JinaBertForMaskedLM"}  # tests/llm/test_jina_v2.py
     tested |= {"MiniCPMForCausalLM", "InternLM2ForCausalLM"}  # tests/models/test_published_code.py
+    tested |= {"BaichuanForCausalLM", "BaiChuanForCausalLM"}  # there, too
+    tested |= {"OrionForCausalLM", "PanguEmbeddedForCausalLM"}  # there, too
+    tested |= {"TeleChat3ForCausalLM", "XverseForCausalLM"}  # there, too
+    # The older name of Gte, in tests/llm/test_rerankers.py.
+    tested |= {"NewForSequenceClassification", "NewForTokenClassification"}
+    tested |= {"DeciLMForCausalLM", "DeepseekForCausalLM"}  # there, too
+    tested |= {"MiMoV2ForCausalLM", "NemotronHPuzzleForCausalLM"}  # there, too
     tested |= {"BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"}  # there, too
     tested.add("Rwkv6ForCausalLM")  # tests/models/test_rwkv6.py
     tested |= {"MiMoForCausalLM"}  # tests/models/test_guess_heads.py
     tested |= {"MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"}  # tests/models/test_config.py
+    tested.add("BailingMoeV3ForCausalLM")  # there, too
     assert {*TEXT_PARTS, *tested} >= {row[0] for row in listings.families()[1:]}
     methods = {settings.get("quant_method", "mlx") for _, settings in FORMATS.values()}
     methods.add("mxfp4")  # tests/quant/test_readers.py, as stacks of experts

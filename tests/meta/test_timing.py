@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture.engine import MAX_SHRINKING_SECONDS
 
 TESTS = Path(__file__).parents[1]
@@ -56,3 +57,9 @@ def test_tests_wait_with_patience_and_measure_nothing():
 def test_hypothesis_has_time_to_shrink_and_report_a_failure(pytestconfig):
     """A test that is ended while it looks for the smallest example never shows any."""
     assert float(pytestconfig.getini("timeout")) >= 2 * MAX_SHRINKING_SECONDS
+
+
+def test_no_example_of_hypothesis_has_a_deadline():
+    """By default, one that takes more than 0.2 s fails, as others do on a busy machine."""
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check

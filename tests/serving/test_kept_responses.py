@@ -16,7 +16,7 @@ from cpuserve.api.lifecycle.model_context import files_fingerprint
 from cpuserve.api.lifecycle.model_context import kept_responses as kept_of
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.pictures import Picture
-from cpuserve.errors import ConfigError
+from cpuserve.errors import ConfigError, ModelError
 from cpuserve.serving.models import kept_responses
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of, ids_of
@@ -28,6 +28,12 @@ SCOPE = ("", 1.0, "")
 BYTES = 1 << 20
 SAID = (*range(9, 90),)
 TEXT = "<user>What is <think>\ud800 in \U0010fffc?" * 3
+
+
+@pytest.fixture(autouse=True)
+def all_are_written(monkeypatch):
+    """The end of a server waits for all responses, however long this machine takes."""
+    monkeypatch.setattr(kept_responses, "_CLOSE_S", PATIENCE_S)
 
 
 def made(text=TEXT, response=SAID, *, caller="me", scope=SCOPE, chat=True, **members):
@@ -322,6 +328,21 @@ def test_another_tokenizer_at_the_same_place_finds_nothing(name, tmp_path):
     (tokenizer / name).write_text('{"one": 8, "more": 9}')
     assert find(kept_of(config), f"{TEXT}!") is None
     assert files_fingerprint(config) != before
+
+
+def test_a_model_file_that_cannot_be_read_is_a_line_of_text(tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    config = fake_config(
+        model_path=str(tmp_path), tokenizer_path=str(tmp_path), prefix_cache_dir=str(tmp_path)
+    )
+
+    def fail(file, size):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+
+    monkeypatch.setattr("cpuserve.engine.fingerprint.samples_of", fail)
+    for reads in (kept_of, files_fingerprint):
+        with pytest.raises(ModelError, match=r"model\.safetensors cannot be read: Input/output"):
+            reads(config)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from cpuserve.testing import call, failure, raw, reply, scripted
+from tests.helpers.patience import PATIENCE_S
 
 READ = {"name": "read", "parameters": {"type": "object", "properties": {"path": {}}}}
 TOOLS = [{"type": "function", "function": READ}]
@@ -124,7 +125,9 @@ def test_thought_text_and_call_arrive(server, ask, stream):
 )
 def test_a_failure_has_its_status_and_the_words_of_the_script(server, path, body, stream):
     server.add(failure(429, "wait for me", retry_after_s=7))
-    given = httpx.post(server.url + path, json={"model": "m", "stream": stream, **body})
+    given = httpx.post(
+        server.url + path, json={"model": "m", "stream": stream, **body}, timeout=PATIENCE_S
+    )
     assert given.status_code == 429
     assert given.headers["retry-after"] == "7"
     assert "wait for me" in given.text
@@ -226,7 +229,7 @@ def test_default_key_name_and_record_are_used(tmp_path):
             for _ in range(2):
                 given = client.chat.completions.create(model="my-model", messages=USER)
                 assert given.choices[0].message.content == "again"
-        assert httpx.get(server.openai_url + "/models").status_code == 401
+        assert httpx.get(server.openai_url + "/models", timeout=PATIENCE_S).status_code == 401
     assert len(list(tmp_path.iterdir())) == 4
 
 
