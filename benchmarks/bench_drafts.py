@@ -2,7 +2,7 @@
 """Decode rate with speculative decoding, as a multiple of the rate without it; JSON lines.
 
 usage: bench_drafts.py [MODEL] [--rounds 6] [--output-tokens 200] [--batch 1 ...]
-                       [--speculative-config JSON]
+                       [--again] [--speculative-config JSON]
 
 Two engines in this process, one with and one without drafts, run the same requests in turn. The
 texts: `code` asks the model to repeat a program with a change, and `quote` to repeat a passage;
@@ -15,7 +15,12 @@ Both engines must generate the same tokens, or the script fails.
 drafts per token, and the share of drafts that were accepted. The pair of engines is started twice,
 each time with another engine first, and runs half of the rounds each time,
 because the location of its memory changes the rate of an engine by up to 5 %. The first round
-of a pair, which fills the prefix caches and trains the cost models of the engines, does not count.
+of a pair, which trains the cost models of the engines, does not count.
+
+Drafts also come from earlier responses of the same salt, so no round may repeat one by accident.
+Sampled texts have new seeds in each round. Greedy ones have a new salt, and their prompts are
+computed before the round. With --again, each round repeats a round that is not counted, with
+its seeds and salt, so its drafts come from equal responses.
 
 With one sequence (--batch 1) two facts compare the gain with what this machine allows. A step has
 a price by its number of rows: the median time of the executor. A draft costs the mean time that
@@ -77,13 +82,21 @@ USUAL = list(TEXTS)
 TEXTS["rename"] = (programs.rename(random.Random(1)), GREEDY)
 
 
-def answer(llm, text, batch, tokens):
-    """Return (tokens per second, token ids of each response) for `batch` copies of a text."""
+def answer(llm, text, batch, tokens, series):
+    """Return (tokens per second, token ids of each response) for `batch` copies of a text.
+
+    series: a number that no other responses of this text and batch have, for seeds and salt.
+    """
     prompt, sampling = TEXTS[text]
     requests = [[{"role": "user", "content": prompt}]] * batch
+    salt = f"{text} {batch} {series if sampling == GREEDY else ''}"
+    common = {**sampling, "cache_salt": salt}
+    llm.chat(requests[:1], SamplingParams(max_tokens=1, **common), use_tqdm=False)
     params = [
-        SamplingParams(max_tokens=tokens, ignore_eos=sampling != GREEDY, seed=seed, **sampling)
-        for seed in range(batch)
+        SamplingParams(
+            max_tokens=tokens, ignore_eos=sampling != GREEDY, seed=series * batch + place, **common
+        )
+        for place in range(batch)
     ]
     started = time.perf_counter()
     outputs = llm.chat(requests, params, use_tqdm=False)
@@ -178,11 +191,18 @@ class Found:
 
     def measure(self, plain, drafting, text, batch, args):
         """Add the rounds of one pair of engines."""
-        before = counted(drafting)
         for round_number in range(args.rounds // 2 + 1):
-            engines = (plain, drafting) if round_number % 2 else (drafting, plain)
-            observer.steps = self.steps if round_number else {}
-            got = {llm: answer(llm, text, batch, args.output_tokens) for llm in engines}
+            got = {}
+            for llm in (plain, drafting) if round_number % 2 else (drafting, plain):
+                asked = text, batch, args.output_tokens, round_number
+                if args.again:
+                    observer.steps = {}
+                    answer(llm, *asked)
+                observer.steps = self.steps if round_number else {}
+                before = counted(llm)
+                got[llm] = answer(llm, *asked)
+                self.drafts += counted(llm)[0] - before[0]
+                self.accepted += counted(llm)[1] - before[1]
             if got[plain][1] != got[drafting][1]:
                 sys.exit(f"bench_drafts: the answers to {text!r} differ")
             self.tokens += sum(map(len, got[plain][1]))
@@ -191,9 +211,6 @@ class Found:
                 self.ratios.append(pair[1] / pair[0])
                 for samples, rate in zip(self.rates, pair, strict=True):
                     samples.append(rate)
-        drafts, accepted = (now - then for now, then in zip(counted(drafting), before, strict=True))
-        self.drafts += drafts
-        self.accepted += accepted
 
     def record(self, text, batch, args, place):
         """Return the record of all rounds."""
@@ -211,6 +228,8 @@ class Found:
             if drafting.drafting_s:
                 facts["share_of_depths"] = round(gain / depths, 3)
         shape = {"text": text, "batch": batch, "output_tokens": args.output_tokens}
+        if args.again:
+            shape["again"] = True
         return record(
             "drafts_rate",
             "x plain",
@@ -242,6 +261,7 @@ def main(argv=None):
     parser.add_argument("--output-tokens", type=number(int, 2), default=200)
     parser.add_argument("--batch", type=number(int, 1), nargs="+", default=[1])
     parser.add_argument("--text", nargs="+", choices=TEXTS, default=USUAL)
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--speculative-config", type=json.loads)
     args = parser.parse_args(argv)
     observer.watch()

@@ -41,7 +41,8 @@ class IndexedText:
     """The index of a request's text.
 
     reserved: the number of tokens that the memory of the index is reserved for.
-    tokens: the number of tokens of the request that the index has got so far.
+    earlier: tokens of earlier responses, which the index gets first.
+    tokens: the number of tokens that the index has got so far, `earlier` included.
     rests: the number of steps in a row that did not need the index.
     misses: how often in a row the index had no draft that pays.
     due: the number of tokens of the request from which on the index is asked again.
@@ -49,6 +50,7 @@ class IndexedText:
 
     index: TextIndex
     reserved: int
+    earlier: Sequence[int] = ()
     tokens: int = 0
     rests: int = 0
     misses: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from cpuserve.core.ended_responses import EndedResponses
 from cpuserve.core.ngram import IndexedText, MakeIndex
 from cpuserve.core.request import Request
 from cpuserve.ids import RequestId
@@ -36,7 +37,7 @@ MANY_MISSES = 64
 
 
 class NgramDrafts:
-    """Indexes the texts of running requests.
+    """Indexes the texts of running requests, after the last responses of the same salt.
 
     most_tokens: the number of tokens that all indexes together may have. An index reserves memory
       for the text so far, and a part more whenever the text has outgrown it. If there is no more
@@ -52,6 +53,7 @@ class NgramDrafts:
         self._step = 0
         self._indexed: dict[RequestId, Request] = {}
         self._denied: set[RequestId] = set()  # requests that get no index any more
+        self._ended = EndedResponses()
 
     def begin(self, rested: int = 0) -> None:
         """Begin the proposals after a step; rested: how many steps before it had no proposals."""
@@ -78,7 +80,7 @@ class NgramDrafts:
         text, tokens = request.text, len(request.token_ids)
         if text is None:
             return LONGEST_WAIT
-        if text.tokens < tokens:  # the index is being built, or waits
+        if text.tokens < len(text.earlier) + tokens:  # the index is being built, or waits
             return max(text.due - tokens - 1, 0)
         text.misses = min(text.misses, MOST_MISSES) // 2 if found else text.misses + 1
         if text.misses <= FEW_MISSES:
@@ -98,9 +100,14 @@ class NgramDrafts:
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Drop the index of a request that ends, or that needs none for a while."""
+        """Drop the index of a request that needs none for a while."""
         self._denied.discard(request.id)
         self._drop(request)
+
+    def end(self, request: Request) -> None:
+        """Drop the index of a request that ends, and keep its response for indexes to come."""
+        self.forget(request)
+        self._ended.add(request)
 
     def _drop(self, request: Request) -> None:
         if request.text is not None:
@@ -113,11 +120,15 @@ class NgramDrafts:
         self._denied.add(request.id)
 
     def _begin_text(self, request: Request) -> IndexedText | None:
-        tokens = max(len(request.token_ids), LEAST_RESERVED)
-        if request.id in self._denied or not self._reserve(request, tokens):
+        if request.id in self._denied:
             return None
-        request.text = IndexedText(self._make_index(len(request.token_ids)), tokens)
-        self._indexed[request.id] = request
+        for earlier in (self._ended.of(request.chain.salt), ()):
+            length = len(earlier) + len(request.token_ids)
+            tokens = max(length, LEAST_RESERVED)
+            if self._reserve(request, tokens):
+                request.text = IndexedText(self._make_index(length), tokens, earlier)
+                self._indexed[request.id] = request
+                break
         return request.text
 
     def _reserve(self, request: Request, tokens: int) -> bool:
@@ -133,7 +144,8 @@ class NgramDrafts:
 
     def _catch_up(self, request: Request, text: IndexedText) -> bool:
         """Index the tokens that are new, or a slice of them; return whether the index has all."""
-        start, end = text.tokens, len(request.token_ids)
+        begin = len(text.earlier)
+        end = begin + len(request.token_ids)
         text.rests = 0
         if end > text.reserved:
             more = max(end - text.reserved, text.reserved // GROWTH)
@@ -141,19 +153,26 @@ class NgramDrafts:
                 self._deny(request)
                 return False
             text.reserved += more
-        if end - start <= LATE:
-            text.index.advance(indexed_tokens(request, start, end))
+        if text.tokens < begin and not self._add_slice(request, text, begin):
+            return False
+        if end - text.tokens <= LATE:
+            text.index.advance(_tokens_of(request, text, end))
             text.tokens = end
             return True
-        price = price_of(start, text.reserved)
-        end = min(end, start + int(self._slice / price))
-        self._slice -= math.ceil((end - start) * price)
-        text.index.add(indexed_tokens(request, start, end))
-        text.tokens = end
-        if end < len(request.token_ids):
+        if not self._add_slice(request, text, end):
             return False
         text.index.advance([])  # look for the first match
         return True
+
+    def _add_slice(self, request: Request, text: IndexedText, end: int) -> bool:
+        """Index tokens up to `end`, or as many as the step has time for; return whether all are."""
+        start = text.tokens
+        price = price_of(start, text.reserved)
+        reached = min(end, start + int(self._slice / price))
+        self._slice -= math.ceil((reached - start) * price)
+        text.index.add(_tokens_of(request, text, reached))
+        text.tokens = reached
+        return reached == end
 
 
 def price_of(start: int, tokens: int) -> float:
@@ -168,6 +187,13 @@ def price_of(start: int, tokens: int) -> float:
 
 def _misses(request: Request) -> int:
     return 0 if request.text is None else request.text.misses
+
+
+def _tokens_of(request: Request, text: IndexedText, end: int) -> list[int]:
+    """Return the tokens before `end`, of earlier responses and of the request, that are new."""
+    start, begin = text.tokens, len(text.earlier)
+    earlier = list(text.earlier[start:end])
+    return earlier + indexed_tokens(request, max(start - begin, 0), max(end - begin, 0))
 
 
 def indexed_tokens(request: Request, start: int, end: int) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 
 from cpuserve import _C
 from cpuserve.config.speculation import read_speculation
+from cpuserve.core.ended_responses import MOST_SALTS, RECENT, EndedResponses
 from cpuserve.core.ngram import GAIN, LONGEST, first_chances, in_python
 from cpuserve.core.ngram_drafts import (
     LATE,
@@ -155,9 +156,9 @@ def test_an_index_refuses_sizes_that_it_cannot_have():
 # --- indexes of requests -----------------------------------------------------------------------
 
 
-def request_of(length, max_tokens=100):
+def request_of(length, max_tokens=100, salt=None):
     ids = [i % 251 + 300 * (i // 251 % 7) for i in range(length)]
-    return Request(0, ids, SamplingParams(), max_tokens, 0)
+    return Request(0, ids, SamplingParams(), max_tokens, 0, salt=salt)
 
 
 def drafts_of(most_tokens=10**6):
@@ -296,3 +297,101 @@ def test_placeholders_of_pictures_are_hidden_from_the_index():
     request.chain.placeholders = Placeholders([picture])
     assert propose(drafts_of(), request, count=2) == [[3, 4]]
     assert indexed_tokens(request, 1, 7) == [1, 2, 3]
+
+
+# --- responses that have ended -----------------------------------------------------------------
+
+
+def end(source, response, salt=None):
+    """End a request with this response, after a prompt of 20 tokens."""
+    request = request_of(20, salt=salt)
+    request.token_ids += response
+    source.end(request)
+
+
+def begin_like(source, response, salt=None, prompt=20):
+    """Return the drafts for a new request that begins its response with `response`."""
+    request = request_of(prompt, salt=salt)
+    request.token_ids += response
+    return propose(source, request), request
+
+
+def test_a_response_is_guessed_from_an_earlier_one_of_its_salt():
+    source = drafts_of()
+    end(source, range(5000, 5100), salt="a")
+    assert begin_like(source, [5040, 5041], salt="a")[0] == [[5042, 5043, 5044]]
+    assert begin_like(source, [5040, 5041], salt="b")[0] == [[]]
+    assert begin_like(source, [5040, 5041])[0] == [[]]
+    source.end(request_of(40, salt="b"))  # a prompt without a response
+    assert begin_like(source, [12, 13], salt="b", prompt=2)[0] == [[]]
+
+
+def test_the_text_of_the_request_goes_before_earlier_responses():
+    source = drafts_of()
+    end(source, [5000, 5001, 5002])
+    found, _ = begin_like(source, [5000, 5001, 7, 8, 9, 5000, 5001])
+    assert found == [[7, 8, 9]]
+
+
+def test_the_newest_tokens_of_the_salts_that_were_used_last_are_kept():
+    ended = EndedResponses()
+    for number in range(3):
+        request = request_of(20, salt="long")
+        request.token_ids += [number] * (RECENT // 2 + 1)
+        ended.add(request)
+    kept = list(ended.of("long"))
+    assert kept == [1] * (RECENT // 2 - 1) + [2] * (RECENT // 2 + 1)
+    request = request_of(20, salt="longer")
+    request.token_ids += range(3 * RECENT)
+    ended.add(request)
+    assert list(ended.of("longer")) == list(range(2 * RECENT, 3 * RECENT))
+    for number in range(MOST_SALTS - 2):
+        request = request_of(1, salt=str(number))
+        request.token_ids.append(5)
+        ended.add(request)
+    request.chain.salt = "long"
+    ended.add(request)
+    request.chain.salt = "another"
+    ended.add(request)
+    assert not ended.of("longer")
+    assert list(ended.of("long"))[-1] == 5
+    assert list(ended.of("0")) == [5]
+
+
+def test_tokens_of_earlier_responses_are_indexed_in_slices_too():
+    source = drafts_of()
+    end(source, range(5000, 5000 + RECENT))
+    requests = [request_of(LATE + 30) for _ in range(5)]
+    for number, request in enumerate(requests):
+        request.id = number
+        request.token_ids += [5040, 5041]
+    whole = RECENT + LATE + 32
+    indexed, steps = 0, 0
+    while indexed < 5 * whole:
+        propose(source, *requests)
+        now = sum(r.text.tokens for r in requests if r.text is not None)
+        assert 0 < now - indexed <= SLICE + LATE
+        indexed, steps = now, steps + 1
+    assert steps >= 5 * whole // (SLICE + LATE)
+    assert propose(source, *requests) == [[5042, 5043, 5044]] * 5
+
+
+def test_a_request_without_memory_for_earlier_responses_is_indexed_alone():
+    source = drafts_of(most_tokens=RECENT)
+    end(source, range(5000, 5000 + RECENT))
+    found, request = begin_like(source, [5, 6])
+    assert found == [[7, 8, 9]]
+    assert not request.text.earlier
+    assert source.reserved == 256
+    source.end(request)
+    assert source.reserved == 0
+
+
+def test_guesses_for_tokens_of_earlier_responses_teach_no_chances():
+    source = drafts_of()
+    end(source, [1, 2, 3, 1, 2, 4] * 10)
+    request = request_of(0)
+    request.token_ids += [1, 2]
+    source.begin()
+    _, chances = source.propose(request, 1)
+    assert chances == [first_chances()[4]]  # "2 4 1 2", with the end of the earlier response

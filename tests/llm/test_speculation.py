@@ -162,6 +162,22 @@ def test_drafts_change_no_token_in_the_torch_executor(eager):
     assert answers[0] == answers[1]
 
 
+def test_a_later_request_of_a_salt_is_guessed_from_an_earlier_response(eager):
+    def responses(llm, salt):
+        before = accepted(llm)
+        params = SamplingParams(max_tokens=80, seed=5, ignore_eos=True, cache_salt=salt)
+        (output,) = llm.generate([[5, 6, 7]], params)
+        return answer(output), accepted(llm) - before
+
+    with make(speculative_config=None) as llm:
+        want, _ = responses(llm, "a")
+    with make() as llm:
+        for salt, guessed in (("a", False), ("a", True), ("b", False), ("b", True)):
+            got, right = responses(llm, salt)
+            assert got == want
+            assert right > 50 if guessed else right < 10
+
+
 def test_stop_strings_end_an_answer_within_the_accepted_tokens(eager):
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     found = []
