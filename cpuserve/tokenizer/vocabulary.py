@@ -185,12 +185,17 @@ def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
     """Return all pairs of pieces that together are a piece, in order of its score, highest first.
 
     SentencePiece has no list of merges: any such pair may be merged.
-    Control, byte and user-defined tokens take no part in merges.
+    Control, byte and user-defined tokens take no part in merges, because they are found in a text
+    before. User-defined runs of spaces do, because there they are written as plain spaces.
     """
     scores = vocab.scores or []
     _check_lengths(vocab)
     kinds = zip(vocab.tokens, vocab.types, strict=True)
-    ids = {text: i for i, (text, kind) in enumerate(kinds) if kind == NORMAL}
+    ids = {
+        text: i
+        for i, (text, kind) in enumerate(kinds)
+        if kind == NORMAL or (kind == USER_DEFINED and len(text) > 1 and not text.strip(SPACE))
+    }
     ordered = sorted(ids, key=lambda text: (-scores[ids[text]], ids[text]))
     found = []
     for text in ordered:

@@ -108,6 +108,29 @@ def test_an_added_token_ends_a_turn(tmp_path, golden):
     assert end_ids([2], path, 900) == {2, 30}
 
 
+# The tokens of sentencepiece 0.2.3 where runs of two and of four spaces are user-defined.
+SPACES = {
+    "the  dog": ["\u2581the", "\u2581\u2581", "d", "o", "g"],
+    "the   dog": ["\u2581the", "\u2581\u2581", "\u2581do", "g"],
+    "the     dog": ["\u2581the", "\u2581\u2581\u2581\u2581", "\u2581do", "g"],
+    "  the": ["\u2581\u2581", "\u2581the"],
+}
+
+
+def test_user_defined_runs_of_spaces_are_found(tmp_path, golden):
+    """The pieces of Gemma have such runs: a text has spaces, and a piece has U+2581."""
+    runs = ["\u2581\u2581", "\u2581\u2581\u2581\u2581"]
+    made = proto.ModelProto.FromString(message(golden["llama"], "llama"))
+    for piece in made.pieces:
+        if piece.piece in runs:
+            piece.type, piece.score = proto.ModelProto.SentencePiece.USER_DEFINED, 0.0
+            runs.remove(piece.piece)
+    for run in runs:
+        made.pieces.add(piece=run, type=proto.ModelProto.SentencePiece.USER_DEFINED)
+    tokenizer = Tokenizer.load(written(tmp_path, made.SerializeToString()))
+    assert {text: tokens_of(tokenizer, text) for text in SPACES} == SPACES
+
+
 def test_a_piece_of_the_file_ends_a_turn(tmp_path, golden):
     model = golden["llama"]
     texts = [*model["tokens"][:-1], "<end_of_turn>"]
