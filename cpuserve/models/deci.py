@@ -90,6 +90,8 @@ def _is_none(part: Mapping[str, Any]) -> bool:
 def _kv_heads(part: Mapping[str, Any], heads: int) -> int:
     if _is_none(part):
         return 0
+    if part.get("window_length") is not None:
+        refuse("window_length", part["window_length"], "null: only whole attention is supported")
     group = read_int(part, "n_heads_in_group", high=heads)
     if heads % group:
         refuse("n_heads_in_group", group, f"a divisor of num_attention_heads ({heads})")

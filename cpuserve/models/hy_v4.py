@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, refuse
+from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
 from cpuserve.models.deepseek import attend_latent, low_queries, read_latent
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
@@ -55,6 +55,8 @@ class HunYuan4:
         if types[0] != "full":
             refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
         first = read_int(config, "first_k_dense_replace", 1, low=0)
+        # Experts always have this activation, and the plain MLPs of published models as well.
+        read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
         norm_eps = read_float(config, "rms_norm_eps", 1e-5)
         spec = read_latent(
             config,

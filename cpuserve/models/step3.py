@@ -98,7 +98,8 @@ class Step35:
         bias, head_dim = read_bool(given, "attention_bias", False), read_int(given, "head_dim")
         plain, rope = split_ropes(_ropes(given), head_dim, 128000, theta=1e4, local_theta=1e4)
         spec = read_decoder(
-            {**plain, "num_attention_heads": max(by_layer)},
+            # transformers sets this activation, whatever the config has.
+            {**plain, "num_attention_heads": max(by_layer), "hidden_act": "silu"},
             positions=128000,
             qkv_bias=bias,
             out_bias=bias,

@@ -509,6 +509,11 @@ BAD = {
         {"hidden_act": "gelu_pytorch_tanh"},
         "hidden_act is 'gelu_pytorch_tanh', but it must be",
     ),
+    "expert-activation": (
+        "hy-v4",
+        {"hidden_act": "gelu_new"},
+        "hidden_act is 'gelu_new', but it must be one of silu, swish",
+    ),
     "expert-widths": (
         "ernie4.5-moe",
         {"architectures": ["Ernie4_5_VLMoeForCausalLM"], "moe_intermediate_size": []},
@@ -964,6 +969,13 @@ def test_the_first_keys_of_falcon_are_read(family):
         spec_from_config({**config, "alibi": True})
 
 
+@pytest.mark.parametrize("named", ["swigluoai", "gelu_new"])
+def test_step_has_the_activation_that_transformers_sets(named):
+    plain = spec_from_config(tiny_config("step3.5"))
+    assert plain.activation == "silu"
+    assert spec_from_config(tiny_config("step3.5", hidden_act=named)) == plain
+
+
 def test_exaone_has_the_same_numbers_in_both_spellings():
     config = tiny_config("exaone", hidden_act="gelu_new", rms_norm_eps=1e-4)
     published = {k: v for k, v in config.items() if k not in ("hidden_act", "rms_norm_eps")}
@@ -1000,6 +1012,7 @@ def test_blocks_that_puzzle_does_not_have_are_refused(blocks):
     [
         ({"attention": {"replace_with_linear": True}}, "replace_with_linear"),
         ({"attention": {"n_heads_in_group": 3}}, "n_heads_in_group"),
+        ({"attention": {"n_heads_in_group": 2, "window_length": 64}}, "window_length"),
         ({"attention": {"no_op": True}, "ffn": {"hidden_act": "relu"}}, "hidden_act of a block"),
         ({"attention": {"no_op": True}, "ffn": {}}, "ffn_mult"),
         ({}, "n_heads_in_group"),
