@@ -107,5 +107,5 @@ def _width(config: Mapping[str, Any], part: Mapping[str, Any]) -> int:
         refuse("hidden_act of a block", act, f"{usual}, as in the config")
     if part.get("intermediate_size") is not None:
         return read_int(part, "intermediate_size", high=1 << 24)
-    width = int(2 * read_float(part, "ffn_mult") * read_int(config, "hidden_size") / 3)
+    width = int(2 * read_float(part, "ffn_mult", high=1024) * read_int(config, "hidden_size") / 3)
     return -(-width // _MULTIPLE) * _MULTIPLE

@@ -13,6 +13,7 @@ from cpuserve.models.config import (
     read_float,
     read_ids,
     read_int,
+    read_object,
     refuse,
 )
 from cpuserve.models.experts import (
@@ -260,7 +261,7 @@ class SarvamMla:
         """Return the hyperparameters in a Sarvam config, in both spellings."""
         spellings = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
         given = {spellings.get(k, k): v for k, v in config.items() if v is not None}
-        scaling = given.get("rope_scaling") or {}
+        scaling = read_object(given, "rope_scaling")
         if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
             given["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
         defaults = {

@@ -509,6 +509,7 @@ BAD = {
         {"hidden_act": "gelu_pytorch_tanh"},
         "hidden_act is 'gelu_pytorch_tanh', but it must be",
     ),
+    "scaling-text": ("sarvam-mla", {"rope_scaling": "x"}, "rope_scaling is 'x', but it must be an"),
     "expert-activation": (
         "hy-v4",
         {"hidden_act": "gelu_new"},
@@ -1015,6 +1016,7 @@ def test_blocks_that_puzzle_does_not_have_are_refused(blocks):
         ({"attention": {"n_heads_in_group": 2, "window_length": 64}}, "window_length"),
         ({"attention": {"no_op": True}, "ffn": {"hidden_act": "relu"}}, "hidden_act of a block"),
         ({"attention": {"no_op": True}, "ffn": {}}, "ffn_mult"),
+        ({"attention": {"no_op": True}, "ffn": {"ffn_mult": 1e308}}, "ffn_mult is 1e.308"),
         ({}, "n_heads_in_group"),
         (3, "block_configs"),
     ],
