@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # The key of the config for the settings of the image processor, which have a file of their own.
 PICTURES = "image_processor"
+# Limits for the scale and for the deviations of pixels, so that their quotients are finite.
+_LEAST, _MOST = 1e-9, 1e9
 BUILTIN = {
     "AyaVisionForConditionalGeneration": "cpuserve.models.aya_vision:AyaVisionTower",
     "DeepseekVLForConditionalGeneration": "cpuserve.models.deepseek_vl:DeepseekVLTower",
@@ -77,14 +79,14 @@ BUILTIN = {
 
 def read_pixels(pictures: Mapping[str, Any]) -> PixelScale:
     """Return the numbers in the config of an image processor; ModelError for invalid ones."""
-    scale = read_float(pictures, "rescale_factor", 1 / 255)
+    scale = read_float(pictures, "rescale_factor", 1 / 255, low=_LEAST, high=_MOST)
     if not read_bool(pictures, "do_rescale", True):
         scale = 1.0
     if not read_bool(pictures, "do_normalize", True):
         return PixelScale(scale, (0.0,) * 3, (1.0,) * 3)
     mean, deviation = (_three(pictures, key) for key in ("image_mean", "image_std"))
-    if min(deviation) <= 0:
-        refuse("image_std", deviation, "three numbers above 0")
+    if not _LEAST < min(deviation) <= max(deviation) <= _MOST:
+        refuse("image_std", deviation, f"three numbers above {_LEAST:g} and at most {_MOST:g}")
     return PixelScale(scale, mean, deviation)
 
 

@@ -384,7 +384,9 @@ def test_a_model_without_the_settings_of_pixels_reads_texts_only(tmp_path):
         ("image_std", [0.5, 0, 0.5], "image_std"),
         ("image_mean", 0.5, "image_mean"),
         ("image_mean", [0.5, 0.5], "image_mean"),
+        ("image_std", [1e200] * 3, "image_std"),
         ("rescale_factor", -1, "rescale_factor"),
+        ("rescale_factor", 1e-308, "rescale_factor"),
         ("max_image_size", {"longest_edge": 24}, "scale_factor"),
     ],
 )
