@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 BITS = (2, 3, 4, 8)
-WHOLE = 16  # bits of matrices that AutoRound has not quantized
 
 
 @weight_format("gptq")
@@ -66,11 +65,15 @@ def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 def _other_bits(rules: Any, bits: int, method: str) -> list[int]:
-    """Return the further numbers of bits in rules {matrices: settings}; ModelError for others."""
+    """Return the further numbers of bits in rules {matrices: settings}; ModelError for others.
+
+    Matrices with null or more than 8 bits are not quantized, as in AutoRound.
+    """
     found: list[int] = []
     for name, each in rules.items() if isinstance(rules, Mapping) else ():
         number = each.get("bits", bits) if isinstance(each, Mapping) else bits
-        if str(name).startswith("-:") or number in (bits, WHOLE):
+        dense = number is None or (type(number) is int and number > max(BITS))
+        if str(name).startswith("-:") or dense or number == bits:
             continue
         if type(number) is not int or number not in BITS:
             expect(

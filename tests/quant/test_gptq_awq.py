@@ -107,6 +107,8 @@ RULES = {
     "auto-round": {
         "extra_config": {
             "k_proj": {"bits": 16, "data_type": "float"},
+            "o_proj": {"bits": 32},
+            "gate_proj": {"bits": None},
             "up_proj": {"bits": 8, "group_size": 64},
             "v_proj": {"bits": 2},
         }
