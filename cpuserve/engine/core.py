@@ -396,6 +396,7 @@ class EngineCore:
             results = unpack(outputs, arrays.tops)
         except SourceChanged:  # no later step could be computed: the engine ends
             self.interrupt.end()
+            self.scheduler.fail("")  # `close` must not keep the blocks of this step
             raise
         except Exception as error:  # any failure ends only the requests of this step
             reason = self.interrupt.end()

@@ -115,23 +115,28 @@ def test_a_file_that_is_touched_or_replaced_by_a_rename_is_read_on(tmp_path, cha
     assert with_engine(config, use) == expected
 
 
+def change_in_steps(core, file, monkeypatch):
+    """Let each step of an engine begin before other bytes are written into the file."""
+    native = core.executor.native
+
+    class Changed:
+        def __getattr__(self, name):
+            return getattr(native, name)
+
+        def step(self, *words):
+            overwrite(file)
+            native.step(*words)
+
+    monkeypatch.setattr(core.executor, "native", Changed())
+
+
 def test_a_file_that_changes_during_a_step_gives_no_tokens(tmp_path, monkeypatch):
     path, file = untied(tmp_path, "safetensors")
     config = engine_of(path, weights_on_disk="64MiB")
 
     def use(core):
         add(core, 1, PROMPTS[1])
-        native = core.executor.native
-
-        class Changed:
-            def __getattr__(self, name):
-                return getattr(native, name)
-
-            def step(self, *words):
-                overwrite(file)
-                native.step(*words)
-
-        monkeypatch.setattr(core.executor, "native", Changed())
+        change_in_steps(core, file, monkeypatch)
         with pytest.raises(SourceChanged):
             core.step()
 
@@ -154,6 +159,37 @@ def test_mapped_weights_that_have_changed_are_not_computed_with(folder, change):
 
     with_engine(config, use)
     assert with_engine(config, others) == expected  # the file is made anew
+
+
+@pytest.mark.usefixtures("patient_closes")
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_no_block_of_a_step_with_changed_weights_is_kept(folder, tmp_path, monkeypatch, moment):
+    """The end of an engine writes blocks to the disk, where later starts find them."""
+    kept = tmp_path / "kept"
+    options = {"weights_on_disk": "always", "prefix_cache_dir": str(kept)}
+    config = engine_of(tiny_model("qwen3-moe", dtype="bfloat16"), **options)
+    prompt = [(7 * i) % 300 + 5 for i in range(70)]
+
+    def ask(core):
+        add(core, 1, prompt)
+        return run(core)
+
+    def use(core):
+        (file,) = folder.glob("*.weights")
+        if moment == "before":
+            overwrite(file)
+        else:
+            change_in_steps(core, file, monkeypatch)
+        add(core, 1, prompt)
+        with pytest.raises(SourceChanged):
+            core.step()
+
+    with_engine(config, use)
+    assert not [*kept.rglob("*.kv")]
+    found = with_engine(config, ask)
+    assert [*kept.rglob("*.kv")]
+    shutil.rmtree(kept)
+    assert with_engine(config, ask) == found
 
 
 def test_an_engine_ends_with_the_reason(tmp_path):
