@@ -25,6 +25,7 @@ from cpuserve.loader import packed_files
 from cpuserve.program.operations.mixture import Guess, with_guesses
 from cpuserve.runtime import expert_memory, native, packed_cache
 from tests.helpers.answers import exact_answers
+from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(5 + 20 * n)] for n in range(3)]
@@ -190,7 +191,9 @@ class Failing:
         return size
 
 
-def test_a_read_error_ends_the_requests_that_need_the_expert_and_no_others(monkeypatch):
+def test_a_read_error_ends_the_requests_that_need_the_expert_and_no_others(folder, monkeypatch):
+    # What is read early, for a warm start or a guess, may fail: it is read again when it is needed.
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
     config, sizes = config_of()
     config = of_experts(config, sizes, 0.4)
     expected = with_engine(config, all_prompts)
@@ -199,6 +202,7 @@ def test_a_read_error_ends_the_requests_that_need_the_expert_and_no_others(monke
     for first in range(3, 9):
         hook = Failing(first, 1)
         monkeypatch.setattr(fault_points, "_hook", hook)
+        remove_heat(folder)
         found, again, errors = with_engine(config, twice_and_errors)
         assert again == expected  # nothing of the failed step has stayed in the prefix cache
         assert errors == 1 - hook.left
@@ -217,7 +221,7 @@ def twice_and_errors(core):
     return all_prompts(core), all_prompts(core), core.stats.expert_errors
 
 
-def test_a_prompt_that_shares_blocks_with_a_failed_one_is_computed_again(monkeypatch):
+def test_a_prompt_that_shares_blocks_with_a_failed_one_is_computed_again(folder, monkeypatch):
     config, sizes = config_of()
     config = of_experts(config, sizes, 0)
     prompts = [PROMPTS[2] + [number + 5] for number in range(3)]
@@ -228,6 +232,7 @@ def test_a_prompt_that_shares_blocks_with_a_failed_one_is_computed_again(monkeyp
         return run(core)
 
     expected = with_engine(config, use)
+    remove_heat(folder)  # a read of a warm start that fails costs nothing
     monkeypatch.setattr(fault_points, "_hook", Failing(1, 1))
     for tokens, error in (found := with_engine(config, use)).values():
         assert error or tokens in [tokens for tokens, _ in expected.values()]
@@ -517,7 +522,10 @@ def test_experts_do_not_fill_the_page_cache(folder):
 
 
 def push_out(core, file):
-    """Take all pages of a file from the page cache, and from this process, as under pressure."""
+    """Take the pages of a file from the page cache, and from this process, as under pressure.
+
+    Return how many are left: each CPU first adds some new pages to the lists of the system.
+    """
     for arena in core.executor.native.packed_arenas:
         at, end = arena.ctypes.data, arena.ctypes.data + arena.nbytes
         at, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
@@ -525,6 +533,7 @@ def push_out(core, file):
         assert ctypes.CDLL(None).madvise(ctypes.c_void_p(at), size, MADV_PAGEOUT) == 0
     with file.open("rb") as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return cached_pages(file)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the page cache of Linux")
@@ -538,11 +547,10 @@ def test_a_page_cache_that_others_fill_costs_reads_and_no_bit(folder, monkeypatc
     else:
         config = of_experts(config, sizes, 0.3)
     (file,) = folder.glob("*.weights")
-    all_pages, kept, step = file.stat().st_size // mmap.PAGESIZE, [], EngineCore.step
+    all_pages, step = file.stat().st_size // mmap.PAGESIZE, EngineCore.step
 
     def pressed(core):
-        push_out(core, file)
-        kept.append(cached_pages(file))
+        wait_until(lambda: push_out(core, file) < all_pages / 4, "pages stay in memory")
         return step(core)
 
     def use(core):
@@ -551,7 +559,6 @@ def test_a_page_cache_that_others_fill_costs_reads_and_no_bit(folder, monkeypatc
         return all_prompts(core)
 
     assert with_engine(config, use) == expected
-    assert max(kept) < all_pages / 4
 
 
 def test_a_later_start_loads_the_experts_that_were_used_most(folder):

@@ -351,6 +351,13 @@ def test_a_step_that_waits_for_reads_advances_with_each(tmp_path, disk, monkeypa
     assert len(set(disk.seen[:4])) > 1  # no request has all experts of its first layer before
 
 
+def open_later(disk):
+    """Let reads go on when one has waited for a while."""
+    wait_until(lambda: disk.waiting > 0)
+    time.sleep(0.5)
+    disk.open.set()
+
+
 def test_prompts_that_share_a_block_in_chunks_of_one_token_are_at_one_layer(tmp_path, disk):
     _, half = of_half(tmp_path, long_prefill_token_threshold=1)
 
@@ -364,7 +371,7 @@ def test_prompts_that_share_a_block_in_chunks_of_one_token_are_at_one_layer(tmp_
             steps(core, 1)
         disk.open.clear()
         add(core, 3, prompt)
-        threading.Timer(0.5, disk.open.set).start()
+        threading.Thread(target=open_later, args=(disk,)).start()
         steps(core, 1)
         assert not core.scheduler.parked.ids
         computed = [core.scheduler.requests[n].num_computed for n in (2, 3)]
