@@ -257,13 +257,13 @@ class Drafter:
             self._make_budget()
         worth = self._worth
         self._drafted, self._rest = self.has_model, LONGEST_WAIT if worth else IDLE_STEPS
-        self.source.begin(self._rested)
-        self._rested = 0
+        rested, self._rested = self._rested, 0
+        self.source.begin(rested)
         for request in requests:
             if request.drafts or request.most_drafts:
                 request.drafts, request.chances, request.most_drafts = [], [], 0
             if not worth:  # no draft pays, however likely it is
-                self.source.rest(request, 1 + IDLE_STEPS)
+                self.source.rest(request, 1 + rested)
             elif not request.is_running or request.computes_prompt:
                 self._rest = 0
             elif (most := self._most(request)) > 0:

@@ -481,6 +481,28 @@ def test_where_no_draft_can_pay_this_is_asked_rarely_and_after_each_change(monke
     assert asked[-1] == 3
 
 
+@pytest.mark.parametrize("model", [False, True])
+def test_an_index_is_kept_for_a_while_where_no_draft_pays_however_often_this_is_asked(
+    monkeypatch, model
+):
+    monkeypatch.setattr(DraftBudget, "is_worth", property(lambda budget: budget.rows == 1))
+    engine = Engine(monkeypatch, num_blocks=900, drafts=(3, 1, 3), pays=True)
+    engine.drafter.has_model = model  # then this is asked after each step
+    request = engine.add(0, PROMPT, max_tokens=300)
+    for _ in range(10):
+        engine.step()
+    index = request.text.index
+    for number in range(1, 8):
+        engine.add(number, PROMPT, max_tokens=300)  # the number of rows changes
+        engine.step()
+        engine.step()
+    assert request.text is not None
+    assert request.text.index is index
+    for _ in range(100):
+        engine.step()
+    assert request.text is None
+
+
 class Clock:
     """A clock of CPU time that a test moves."""
 
