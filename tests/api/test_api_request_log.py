@@ -18,6 +18,7 @@ from tests.api.fakes import Api
 from tests.api.live import live, post
 from tests.api.test_api_shapes import dialect_of
 from tests.helpers.children import child_options
+from tests.helpers.even_loop import run_even
 from tests.helpers.patience import PATIENCE_S, until
 
 SECRET = "xyzzy"
@@ -45,7 +46,7 @@ LINE = re.compile(
 def runs(test):
     @functools.wraps(test)
     def wrapper(*args, **kwargs):
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), PATIENCE_S))
+        run_even(asyncio.wait_for(test(*args, **kwargs), PATIENCE_S))
 
     return wrapper
 

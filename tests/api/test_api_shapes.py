@@ -19,6 +19,7 @@ from cpuserve.api.vllm.admin import lora_router
 from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.live import live
+from tests.helpers.even_loop import run_even
 from tests.helpers.patience import PATIENCE_S
 
 API = Path(cpuserve.__file__).parent / "api"
@@ -172,7 +173,7 @@ async def _refusals(fault, routes):
     ],
 )
 def test_an_error_before_the_app_has_the_shape_of_its_path(fault, routes):
-    status, answers = asyncio.run(_refusals(fault, routes))
+    status, answers = run_even(_refusals(fault, routes))
     for (method, path), answer in zip(routes, answers, strict=True):
         where = (method, path, answer[:200])
         refused = answer[answer.rindex(b"HTTP/1.1 ") :]
@@ -209,7 +210,7 @@ def test_an_error_without_a_request_has_openais_shape():
         async with live(header_timeout_s=0.1) as server:
             return [await server.send(data) for data in (b"", b"\x16\x03\x01\x02\r\n\r\n", b"\r\n")]
 
-    for answer in asyncio.run(main()):
+    for answer in run_even(main()):
         check(answer.partition(b"\r\n\r\n")[2], "openai", answer)
 
 

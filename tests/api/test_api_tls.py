@@ -33,6 +33,7 @@ from cpuserve.testing.local_server import serve
 from tests.api.fakes import ANSWER
 from tests.api.live import STREAM, live, post
 from tests.helpers.children import child_options
+from tests.helpers.even_loop import run_even
 from tests.helpers.patience import PATIENCE_S, until, wait_until
 from tests.helpers.tiny import tiny_model
 
@@ -44,7 +45,7 @@ SHORT_S = 0.2  # a limit that the test waits for
 
 def in_loop(test):
     """Return the test as a function that runs it on an event loop."""
-    return functools.wraps(test)(lambda *given, **named: asyncio.run(test(*given, **named)))
+    return functools.wraps(test)(lambda *given, **named: run_even(test(*given, **named)))
 
 
 def options_of(certificate="first.crt", key="first.key", **more):

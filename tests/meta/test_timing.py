@@ -11,6 +11,7 @@ TESTS = Path(__file__).parents[1]
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
 MAY_READ_CLOCKS = {
     "webui/chromium.py": "ends a wait for a browser that does not respond",
+    "helpers/even_loop.py": "is a clock that stands still while the process does",
     "helpers/loop_watch.py": "measures stops of the event loop in CPU time",
     "helpers/patience.py": "ends a wait for what never happens",
     "engine/test_liveness.py": "tells the watch over an engine that it was asked a second ago",
