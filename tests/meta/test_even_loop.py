@@ -4,6 +4,8 @@ import asyncio
 import socket
 import time
 
+import pytest
+
 from tests.helpers.even_loop import run_even
 
 LIMIT_S = 0.1
@@ -66,8 +68,6 @@ def test_what_is_left_is_cancelled_and_an_error_is_raised():
         assert not task.done()
         raise ValueError(await asyncio.to_thread(lambda: "why"))
 
-    try:
+    with pytest.raises(ValueError, match=r"^why$"):
         run_even(main())
-    except ValueError as error:
-        assert str(error) == "why"
     assert ended == [True]
