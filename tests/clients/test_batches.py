@@ -16,10 +16,11 @@ import pytest
 from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.errors import ConfigError
 from tests.api.fakes import ANSWER, speak
+from tests.api.faulty import FAULTY
 from tests.api.live import live
-from tests.api.server_process import free_port
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until
+from tests.helpers.ports import reserve_port
 from tests.helpers.tiny import tiny_model
 
 CHAT = "/v1/chat/completions"
@@ -298,12 +299,14 @@ def test_one_server_at_a_time_uses_a_directory_and_links_are_not_followed(tmp_pa
         FileDirectory(str(tmp_path / "link"), 1000, 10)
 
 
-def start(port, place):
+def start(port, place, fault=""):
     command = [sys.executable, "-m", "cpuserve", "serve", str(tiny_model("llama"))]
     command += ["--port", str(port), "--files-dir", str(place), "--max-model-len", "64"]
     command += ["--served-model-name", "tiny"]
+    options = child_options(CPUSERVE_FAULT=fault)
+    options["env"]["PYTHONPATH"] = os.pathsep.join([FAULTY, options["env"]["PYTHONPATH"]])
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, **quiet, **child_options())
+    process = subprocess.Popen(command, **quiet, **options)
     try:
         wait_until(lambda: is_ready(port), "the server did not start", poll_s=0.05)
     except BaseException:
@@ -322,19 +325,17 @@ def is_ready(port):
 
 @pytest.mark.deep
 def test_a_killed_server_runs_the_rest_of_a_batch_once(tmp_path):
-    port = free_port()
+    port, held = reserve_port()
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
     url = "/v1/completions"
     lines = [line(str(i), url=url, **body) for i in range(199)] + ["{broken"]
-    server = start(port, tmp_path)
+    # It is killed before a write: a kill by this process might come when all lines have ended.
+    server = start(port, tmp_path, "content.write:60:kill")
     try:
         sent = client.files.create(file=data_of(*lines), purpose="batch")
         made = client.batches.create(input_file_id=sent.id, endpoint=url, completion_window="24h")
-        while client.batches.retrieve(made.id).request_counts.completed < 20:
-            time.sleep(0.01)
-        os.kill(server.pid, signal.SIGKILL)
-        server.wait()
+        assert server.wait(PATIENCE_S) == -signal.SIGKILL
         (output,) = (p for p in tmp_path.glob("files/*.data") if b"batch_req" in p.read_bytes())
         assert 20 <= output.read_bytes().count(b"\n") < 199, "the batch was not interrupted"
         with output.open("ab") as torn:
@@ -355,3 +356,4 @@ def test_a_killed_server_runs_the_rest_of_a_batch_once(tmp_path):
         client.close()
         server.kill()
         server.wait()
+        held.close()
