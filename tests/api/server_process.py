@@ -143,6 +143,9 @@ def events(text):
 
 
 def listening(pid):
-    """Return the addresses on which the process accepts connections."""
-    connections = psutil.Process(pid).net_connections("inet")
+    """Return the addresses on which the process accepts connections; none if it has ended."""
+    try:
+        connections = psutil.Process(pid).net_connections("inet")
+    except psutil.NoSuchProcess:  # or a zombie
+        return []
     return [tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN]

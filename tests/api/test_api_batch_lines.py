@@ -21,6 +21,7 @@ from cpuserve.errors import EngineDead, ServiceUnavailable
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, make_context, speak
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -157,10 +158,11 @@ def test_a_line_that_waits_expires_with_its_batch():
 def test_three_kills_of_the_engine_lose_none_of_120_lines(tmp_path):
     names = [f"n{number}" for number in range(120)]
     data = "\n".join(line(name, model="tiny", max_tokens=100, ignore_eos=True) for name in names)
-    options = ["--served-model-name", "tiny", "--files-dir", str(tmp_path)]
+    # Few lines run at the same time, so most are left when this process sees the first ones end.
+    options = ["--served-model-name", "tiny", "--files-dir", str(tmp_path), "--max-num-seqs", "4"]
     with (
         running_server(tiny_model("llama"), *options) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http,
     ):
         sent = http.post("/v1/files", files={"file": data}, data={"purpose": "batch"}).json()
         ask = {"input_file_id": sent["id"], "endpoint": URL, "completion_window": "24h"}
@@ -170,7 +172,7 @@ def test_three_kills_of_the_engine_lose_none_of_120_lines(tmp_path):
             batch = http.get(f"/v1/batches/{batch['id']}").json()
             ended = sum(batch["request_counts"][kind] for kind in ("completed", "failed"))
             serves = http.get("/health").status_code == 200
-            if kills < 3 and serves and ended >= 20 * (kills + 1):
+            if kills < 3 and serves and ended >= 8 * (kills + 1):
                 os.kill(engine_of(server.pid), signal.SIGKILL)
                 kills += 1
         assert (kills, batch["request_counts"]) == (
