@@ -1,14 +1,27 @@
 """Packages of npm that tests run, in a directory outside the checkout."""
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.patience import PATIENCE_S
+
+INSTALL_S = 4 * PATIENCE_S  # packages of 100 MB through a busy network, below pytest's timeout
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time install packages in a folder, or run there: workers share it."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def npm_folder(*packages: str) -> Path:
@@ -21,16 +34,19 @@ def npm_folder(*packages: str) -> Path:
     key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"cpuserve-test-npm-{key}"
     folder.mkdir(exist_ok=True)
-    if not (folder / "installed").exists():
-        (folder / "package.json").write_text('{"private": true, "type": "module"}')
-        command = ["npm", "install", "--no-audit", "--no-fund", *packages]
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install {packages}: {done.stderr.strip().splitlines()[-1:]}")
-        (folder / "installed").touch()
+    with _alone(folder):
+        if not (folder / "installed").exists():
+            _install(folder, packages)
     return folder
+
+
+def _install(folder: Path, packages: tuple[str, ...]) -> None:
+    (folder / "package.json").write_text('{"private": true, "type": "module"}')
+    command = ["npm", "install", "--no-audit", "--no-fund", *packages]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot install {packages}: {done.stderr.strip().splitlines()[-1:]}")
+    (folder / "installed").touch()
 
 
 def run_node(folder: Path, program: Path, *arguments: str) -> str:
@@ -38,13 +54,14 @@ def run_node(folder: Path, program: Path, *arguments: str) -> str:
 
     Modules are looked for next to the program, so it is copied there.
     """
-    shutil.copy(program, folder / program.name)
-    done = subprocess.run(
-        ["node", program.name, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    with _alone(folder):
+        shutil.copy(program, folder / program.name)
+        done = subprocess.run(
+            ["node", program.name, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
