@@ -12,11 +12,11 @@ import pytest
 from tests.clients.scripted import scripted_server
 from tests.webui.visit import (
     ALL,
-    BUSY,
     IDLE,
     LAST,
     LOADED,
     LONG,
+    begin_long,
     browser,
     chats,
     choose_model,
@@ -52,8 +52,7 @@ def test_a_message_is_sent_and_its_response_streams(page, server):
 
 
 def test_escape_stops_a_response_and_keeps_its_text(page, server):
-    write(page, LONG)
-    page.until(f"{BUSY} && {LAST}.innerText.includes('word20')")
+    begin_long(page)
     page.press("Escape")
     page.until(IDLE)
     shown = last_text(page)

@@ -3,15 +3,18 @@
 import base64
 import json
 import struct
+import threading
 from contextlib import contextmanager
 
 import pytest
 
-from tests.clients.scripted import scripted_server
+from cpuserve.testing.script import TOKENS_PER_OUTPUT
+from tests.clients.scripted import scripted_server, tokenizer
 from tests.helpers.patience import wait_until
 from tests.webui.chromium import Browser, executable
 
-LONG = "[[say " + " ".join(f"word{i}" for i in range(400)) + "]]"
+WORDS = [f"word{i}" for i in range(400)]
+LONG = "[[say " + " ".join(WORDS) + "]]"
 CHAT = "/v1/chat/completions"
 BUSY = "document.querySelector('.running') !== null"
 IDLE = "document.querySelector('.running') === null"
@@ -69,6 +72,7 @@ def browser():
 @pytest.fixture
 def page(browser, server):
     """The page with a new conversation and the settings of a first visit."""
+    browser.server = server
     open_page(browser, server.url)
     browser.urls.clear()
     server.exchanges.clear()
@@ -143,9 +147,31 @@ def chats(page, server):
 
 
 def begin_long(page):
-    """Send a message with a long response, and wait for its beginning."""
-    write(page, LONG)
-    page.until(f"{BUSY} && {LAST}.innerText.includes('word60')")
+    """Send a message with a long response, and wait for its beginning.
+
+    The server waits in the first quarter of the response until the page shows the beginning: a
+    browser on a busy machine might show nothing before the end.
+    """
+    model, shown = page.server.script, threading.Event()
+    outputs, tokens = model._outputs, tokenizer().encode(" ".join(WORDS[:100]))
+    last = len(tokens) // TOKENS_PER_OUTPUT
+
+    def held(*given):
+        parts = outputs(*given)
+        for _ in range(last):
+            yield next(parts)  # an output
+            yield next(parts)  # the pause after it
+        while not shown.is_set():
+            yield 0.01
+        yield from parts
+
+    model._outputs = held
+    try:
+        write(page, LONG)
+        page.until(f"{BUSY} && {LAST}.innerText.includes('word60')")
+    finally:
+        shown.set()
+        del model._outputs
 
 
 def choose(page, conversations):
