@@ -35,9 +35,9 @@ def fill(directory, tokens=TOKENS, salt="", groups=1, fingerprint=FINGERPRINT):
     for number in range(len(tokens) // SIZE):
         entry = index.insert(chain, [number])
         for group in range(groups):
-            assert disk.put(entry, group, bytes([group]) + BLOCKS[number][1:], 5.0)
+            assert disk.put(entry, group, bytes([group]) + BLOCKS[number][1:], PATIENCE_S)
         chain.advance(entry)
-    disk.close(5.0)
+    disk.close(PATIENCE_S)
 
 
 def loaded(tier, chain, group=0):

@@ -172,8 +172,9 @@ def test_a_function_responds_to_what_a_request_says(server):
 
 
 def test_a_delay_makes_a_client_time_out(server):
-    server.add(reply("late", delay_s=30))
-    with client_of(server, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
+    server.add(reply("late", delay_s=PATIENCE_S))
+    # So long that the server has begun with the reply, which the check at the end asks for.
+    with client_of(server, timeout=3.0) as client, pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="m", messages=USER)
 
 
