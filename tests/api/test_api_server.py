@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -273,6 +274,7 @@ def test_without_descriptors_connections_are_closed_and_one_line_says_so(monkeyp
         caplog.at_level(logging.WARNING, "cpuserve"),
         open_listener(ServerOptions(port=0)) as listener,
     ):
+        gc.collect()  # else files of earlier tests may be closed meanwhile
         before = psutil.Process().num_fds()
         for _ in range(2):
             with socket.create_connection(listener.getsockname()) as client:

@@ -1,6 +1,7 @@
 """A process that is started before its configuration is known."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -119,6 +120,7 @@ def test_a_spare_that_the_system_refuses_is_no_error(monkeypatch):
 
     async def body(spare, _before):
         monkeypatch.setattr("subprocess.Popen", refuse)
+        gc.collect()  # else files of earlier tests may be closed meanwhile
         open_files = psutil.Process().num_fds()
         spare.start()
         assert spare.take(MODULE) is None

@@ -1,6 +1,7 @@
 """The engine in its own process: streams, aborts, and every way it can end."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -194,6 +195,7 @@ def test_a_process_that_cannot_be_started_is_one_line_and_leaves_nothing(monkeyp
     def refuse(*_, **__):
         raise error
 
+    gc.collect()  # else files of earlier tests may be closed meanwhile
     before, children = psutil.Process().num_fds(), psutil.Process().children()
     monkeypatch.setattr(place, refuse)
     with pytest.raises(StartupError, match=r"cannot be started: .*ulimit"):
