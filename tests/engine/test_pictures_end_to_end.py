@@ -173,7 +173,8 @@ def with_engine(path, body, **given):
         client = ReplicaClient.spawn([config])
         try:
             await client.wait_ready()
-            return await asyncio.wait_for(body(client), PATIENCE_S)
+            # A body has up to a dozen responses; one limit for all of them is a limit of speed.
+            return await asyncio.wait_for(body(client), 4 * PATIENCE_S)
         finally:
             await client.close()
 
