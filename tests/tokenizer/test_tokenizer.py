@@ -73,12 +73,15 @@ def test_long_texts_have_the_ids_of_their_lines(smollm):
 
 @pytest.mark.network
 def test_python_threads_run_while_a_long_text_is_encoded(smollm):
-    encoding = threading.Thread(target=smollm.encode, args=("hello world " * 40_000,))
-    encoding.start()
-    turns = 0
-    while encoding.is_alive():
-        turns += 1
-        time.sleep(0.001)
+    for _ in range(10):  # a busy machine may let this thread wait for as long as a text takes
+        encoding = threading.Thread(target=smollm.encode, args=("hello world " * 40_000,))
+        encoding.start()
+        turns = 0
+        while encoding.is_alive():
+            turns += 1
+            time.sleep(0.001)
+        if turns >= 10:
+            break
     assert turns >= 10
 
 
