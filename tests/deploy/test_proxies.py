@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.server_process import Served, events, free_port
+from tests.api.server_process import Served, events
 from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_until
+from tests.helpers.ports import reserve_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
@@ -70,7 +71,7 @@ class Proxy:
 
     def __init__(self, start, directory, backends):
         self.backends = backends
-        self.port = free_port()
+        self.port, self._held = reserve_port()
         command = start(directory, self.port, [b.port for b in backends])
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -116,6 +117,7 @@ class Proxy:
     def close(self):
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=PATIENCE_S)
+        self._held.close()
 
 
 class Stream(threading.Thread):
