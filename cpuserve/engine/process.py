@@ -94,7 +94,7 @@ class ProcessClient:
         self._liveness = Liveness(self._hang_limits)
         self._ticking: asyncio.TimerHandle | None = None
         self._ended_because = ""
-        self._ended_at = 0.0
+        self._killed_at = self._ended_at = 0.0
         self._closing = False
         self._ended = asyncio.Event()
 
@@ -287,8 +287,7 @@ class ProcessClient:
         if liveness.tick(elapsed, has_work) and self._link is not None:
             self._link.send(Ping())
         if liveness.lost:
-            self._ended_because = liveness.symptom
-            self._process.kill()
+            self._kill_hung()
         elif liveness.hung and not hung:
             log.warning(
                 "the engine (process %d) %s: it gets no new requests until it responds again, and "
@@ -302,6 +301,18 @@ class ProcessClient:
         if liveness.open(has_work):
             self._watch()
 
+    def _kill_hung(self) -> None:
+        """Kill the engine; fail its calls later than KILL_WAIT_S seconds after the first kill.
+
+        A process in a call to a disk that does not respond goes on to hold its connection.
+        """
+        now = time.monotonic()
+        if not self._ended_because:
+            self._ended_because, self._killed_at = self._liveness.symptom, now
+        self._process.kill()
+        if now > self._killed_at + KILL_WAIT_S:
+            self._reject_calls(f"{self._how_it_ended()}, but has not ended yet")
+
     async def _bury(self) -> None:
         await self._wait_exit()
         await asyncio.to_thread(self._stderr.join)
@@ -313,11 +324,14 @@ class ProcessClient:
             return
         self._dead = how
         self._ended.set()
+        self._reject_calls(how)
+        if self._ready is not None:
+            _reject(self._ready, self._start_error(how))
+
+    def _reject_calls(self, how: str) -> None:
         self._streams.fail(how)
         for future in self._replies.values():
             _reject(future, EngineDead(how))
-        if self._ready is not None:
-            _reject(self._ready, self._start_error(how))
 
     def _start_error(self, how: str) -> StartupError:
         if self._fatal is not None and self._fatal.startup:

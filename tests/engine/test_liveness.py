@@ -9,6 +9,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from cpuserve.engine import process
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.liveness import HangLimits, Liveness
 from cpuserve.engine.process import ProcessClient
@@ -156,6 +157,31 @@ def test_an_engine_that_hangs_for_too_long_is_ended_and_its_requests_with_it(mod
                 os.kill(client.pid, signal.SIGSTOP)
             with pytest.raises(EngineDead, match=f"the engine {how} .* and was killed"):
                 await asyncio.wait_for(answer, PATIENCE_S)
+            assert client.ended
+
+    asyncio.run(body())
+
+
+def test_calls_of_a_killed_engine_end_although_it_does_not(monkeypatch):
+    monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
+    limits = HangLimits(tick_s=0.02, suspect_s=0.2, end_s=0.5)
+
+    async def body():
+        async with engine("fake:slow", limits) as client:
+            stream = asyncio.create_task(collect(client))
+            await until(lambda: client.stats.running == 1)
+            kill = client._process.kill
+            client._process.kill = lambda: None  # as if it waited for a disk
+            os.kill(client.pid, signal.SIGSTOP)
+            ask = asyncio.create_task(client.ask("check"))
+            for call in (stream, ask):
+                with pytest.raises(EngineDead, match=r"has not answered .* but has not ended yet"):
+                    await asyncio.wait_for(call, PATIENCE_S)
+            await asyncio.sleep(0.1)
+            assert client.hung  # no engine is started beside it
+            assert not client._ended.is_set()
+            kill()
+            assert "was killed" in await asyncio.wait_for(client.wait_ended(), PATIENCE_S)
             assert client.ended
 
     asyncio.run(body())

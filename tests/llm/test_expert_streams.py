@@ -157,7 +157,7 @@ class Steady:
 
     def let(self, core, reads):
         """Let at most so many reads go on, and wait until they have ended."""
-        for _ in range(50):  # without reads, the request can go on already
+        for _ in range(200):  # without reads, the request can go on already
             if self.came > self.gone:
                 break
             time.sleep(0.002)
