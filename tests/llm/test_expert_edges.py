@@ -24,6 +24,7 @@ from cpuserve.runtime import native, packed_cache
 from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_expert_pool import (
+    TRIES,
     add,
     all_prompts,
     config_of,
@@ -232,31 +233,37 @@ def test_a_file_that_can_be_neither_used_nor_replaced_ends_the_start(folder, mon
 def test_a_read_that_the_system_cannot_do_now_ends_requests_with_the_reason(
     folder, monkeypatch, number
 ):
+    # A guess that cannot be read costs nothing: it is read again when it is needed.
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
     config, sizes = config_of()
     config = of_experts(config, sizes, 0.2)
     expected = with_engine(config, all_prompts)
-    remove_heat(folder)  # reads of a warm start may go on, and cost nothing if they fail
-    left = [3]
+    left = []  # reads that will fail
 
     def hook(point, size):
-        if point == "expert.read" and started and left[0]:
-            left[0] -= 1
+        if point == "expert.read" and left:
+            left.pop()
             raise OSError(number, os.strerror(number))
         return size
 
-    started = []
     monkeypatch.setattr(fault_points, "_hook", hook)
 
     def use(core):
-        started.append(True)
+        left.extend([1, 1, 1])
         return all_prompts(core), all_prompts(core)
 
-    found, again = with_engine(config, use)
-    assert again == expected
     why = f"the model's weights cannot be read from the disk: {os.strerror(number)}"
-    errors = {error for _, error in found.values()}
-    assert why in errors
-    assert errors <= {why, None}
+    for _ in range(TRIES):
+        remove_heat(folder)  # reads of a warm start may go on, and cost nothing if they fail
+        found, again = with_engine(config, use)
+        assert again == expected
+        assert not left
+        errors = {error for _, error in found.values()}
+        assert errors <= {why, None}
+        if why in errors:
+            return
+        assert found == expected
+    pytest.fail("no request has ended with the reason")
 
 
 @pytest.mark.parametrize("number", [errno.EINTR, 0])

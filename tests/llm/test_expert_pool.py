@@ -176,6 +176,11 @@ def test_waves_read_each_matrix_once_for_a_prompt_that_uses_more_than_fits():
     assert found["slots"] < found["units"] // 4
 
 
+# A read that fails before a thread waits for it may be repeated in the same step, as another part
+# of the step needs it too, and then costs nothing. So a request may end only in one of some tries.
+TRIES = 20
+
+
 class Failing:
     """A hook of fault points: from step `first` on, reads of experts fail `count` times."""
 
@@ -213,7 +218,6 @@ def test_a_read_error_ends_the_requests_that_need_the_expert_and_no_others(folde
             assert error == "the model's weights cannot be read from the disk: Input/output error"
             assert tokens == expected[number][0][: len(tokens)]
             ended += 1
-        assert hook.left or any(error for _, error in found.values())
     assert 0 < ended < 6 * len(PROMPTS)
 
 
@@ -222,6 +226,7 @@ def twice_and_errors(core):
 
 
 def test_a_prompt_that_shares_blocks_with_a_failed_one_is_computed_again(folder, monkeypatch):
+    monkeypatch.setattr(native, "with_guesses", lambda program: program)
     config, sizes = config_of()
     config = of_experts(config, sizes, 0)
     prompts = [PROMPTS[2] + [number + 5] for number in range(3)]
@@ -232,11 +237,14 @@ def test_a_prompt_that_shares_blocks_with_a_failed_one_is_computed_again(folder,
         return run(core)
 
     expected = with_engine(config, use)
-    remove_heat(folder)  # a read of a warm start that fails costs nothing
-    monkeypatch.setattr(fault_points, "_hook", Failing(1, 1))
-    for tokens, error in (found := with_engine(config, use)).values():
-        assert error or tokens in [tokens for tokens, _ in expected.values()]
-    assert any(error for _, error in found.values())
+    for _ in range(TRIES):
+        remove_heat(folder)  # a read of a warm start that fails costs nothing
+        monkeypatch.setattr(fault_points, "_hook", Failing(1, 1))
+        for tokens, error in (found := with_engine(config, use)).values():
+            assert error or tokens in [tokens for tokens, _ in expected.values()]
+        if any(error for _, error in found.values()):
+            return
+    pytest.fail("no request has ended")
 
 
 @pytest.mark.parametrize("change", ["byte", "cut"])
