@@ -185,9 +185,13 @@ class ProcessClient:
     @property
     def trouble(self) -> str:
         """Why the engine does not serve now."""
-        if self._dead is None and self._liveness.hung:
+        if self._dead is not None:
+            return self._dead
+        if self._burial is not None:  # its last words may still come
+            return "the engine ends" if self._process.poll() is None else self._how_it_ended()
+        if self._liveness.hung:
             return f"the engine {self._liveness.symptom}"
-        return self._dead or "the engine is not ready"
+        return "the engine is not ready"
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:

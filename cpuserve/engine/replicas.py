@@ -129,7 +129,9 @@ class _Replica:
     @property
     def why(self) -> str:
         """Why the replica does not serve."""
-        return self.engine.trouble if self.engine.alive else self.trouble
+        # Until an engine that has ended is buried, it alone knows why.
+        hangs, dies = self.engine.alive and not self.restoring, self.engine.ended
+        return self.engine.trouble if hangs or (dies and not self._buried) else self.trouble
 
     @property
     def stats(self) -> Stats:

@@ -73,6 +73,19 @@ def test_kill_9_of_one_ends_its_streams_only_and_it_starts_again():
     with_processes(body, "fake:slow")
 
 
+def test_a_request_right_after_the_end_of_an_engine_is_told_how_it_ended():
+    async def body(client):
+        for _ in range(2):
+            os.kill(engine_of(client, 0).pid, signal.SIGKILL)
+            await until(lambda: not client.alive, poll_s=0)
+            while not client.alive:
+                with pytest.raises(EngineDead, match=r"killed by SIGKILL|^the engine ends$"):
+                    await collect(client, PROMPT)
+                await asyncio.sleep(0)
+
+    with_processes(body, count=1)
+
+
 def test_closing_a_stream_aborts_it_and_a_refusal_costs_no_load():
     async def body(client):
         async with aclosing(
