@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -57,6 +57,22 @@ AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_sl
 settings.register_profile("repeatable", AT_ANY_SPEED, derandomize=True)
 settings.register_profile("explore", AT_ANY_SPEED, derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
+
+
+def without_constants_of_sources() -> None:
+    """Let no example of hypothesis depend on which modules have been imported.
+
+    Hypothesis takes some values from the sources of imported modules outside of site-packages. So
+    the examples of a test would differ between an installed package and a checkout, and between
+    workers that have run other tests before it.
+    """
+    with suppress(ImportError, AttributeError):  # old versions take no such values
+        providers = import_module("hypothesis.internal.conjecture.providers")
+        none_yet = providers._local_constants
+        providers._get_local_constants = lambda: none_yet
+
+
+without_constants_of_sources()
 
 # A shell ignores these signals in what it starts in the background, as nohup does, and so would the
 # servers that tests start. A signal with a handler, even this one, is reset in a new program.
