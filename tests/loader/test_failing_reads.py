@@ -1,5 +1,7 @@
 """Files of models and adapters whose reads fail once: one error, and nothing is left behind."""
 
+import gc
+
 import psutil
 import pytest
 
@@ -17,6 +19,7 @@ def test_an_adapter_that_cannot_be_read_is_one_error(action, monkeypatch, tmp_pa
     file = tmp_path / "adapter"
     file.write_bytes(b"12")
     monkeypatch.setattr(fault_points, "_hook", Once("adapter.read", action))
+    gc.collect()  # else files of earlier tests may be closed meanwhile
     before = psutil.Process().num_fds()
     with pytest.raises(ModelError, match="cannot be read"):
         list(copy_file(file, "adapter", 100))
