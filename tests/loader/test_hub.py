@@ -291,8 +291,11 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 RESOLVE = """
 import sys, json
 from cpuserve.errors import ModelError
+from cpuserve.loader import hub
 from cpuserve.loader.hub import resolve_model
-seen = []
+seen, patience_s = [], float(sys.argv.pop(1))
+if patience_s:
+    hub.PROBE_TIMEOUT_S = hub.PROBE_DEADLINE_S = patience_s
 for name in sys.argv[1:]:
     try:
         path = resolve_model(name, progress=lambda *state: seen.append(state))
@@ -303,11 +306,17 @@ for name in sys.argv[1:]:
 """
 
 
-def ask(endpoint, home, *names):
-    """resolve_model in a fresh process: the hub library reads its endpoint at import."""
+def ask(endpoint, home, *names, patience_s=PATIENCE_S):
+    """resolve_model in a fresh process: the hub library reads its endpoint at import.
+
+    patience_s: how long a hub may take for each answer; 0 = as long as in a server.
+    """
     options = child_options(HF_ENDPOINT=endpoint, HF_HOME=str(home), PYTHONWARNINGS="ignore")
+    if patience_s:
+        seconds = str(int(patience_s))
+        options["env"] |= {"HF_HUB_ETAG_TIMEOUT": seconds, "HF_HUB_DOWNLOAD_TIMEOUT": seconds}
     options["env"].pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-c", RESOLVE, *names]
+    command = [sys.executable, "-c", RESOLVE, str(patience_s), *names]
     done = subprocess.run(
         command, **options, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
@@ -398,7 +407,7 @@ def test_what_the_hub_refuses_is_said_in_one_line(endpoint, tmp_path):
 def test_silent_hub_does_not_hang(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        ((kind, message, *_),) = ask(address, tmp_path, "org/x")
+        ((kind, message, *_),) = ask(address, tmp_path, "org/x", patience_s=0)
     assert (kind, "cannot be reached" in message) == ("error", True)
 
 
