@@ -12,8 +12,9 @@ import pytest
 
 from cpuserve.cli import healthcheck
 from cpuserve.config import env
-from tests.api.server_process import free_port, served
+from tests.api.server_process import served
 from tests.helpers.children import child_options
+from tests.helpers.ports import reserve_port
 
 LISTENER = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -43,7 +44,9 @@ def server():
 def test_it_finds_the_port_in_the_flags_of_process_1(server, capsys):
     for flags in (["--port", str(server.port)], ["model", f"--port={server.port}", "--seed", "1"]):
         assert healthcheck.main([*IN_CONTAINER, *flags]) == 0
-    assert healthcheck.main([*IN_CONTAINER, "--port", str(free_port())]) == 1
+    port, held = reserve_port()  # nobody listens, and no other process can
+    with held:
+        assert healthcheck.main([*IN_CONTAINER, "--port", str(port)]) == 1
     assert "refused" in capsys.readouterr().out
 
 
