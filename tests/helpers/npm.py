@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.downloads import tried
 from tests.helpers.patience import PATIENCE_S
 
 INSTALL_S = 4 * PATIENCE_S  # packages of 100 MB through a busy network, below pytest's timeout
@@ -43,9 +44,11 @@ def npm_folder(*packages: str) -> Path:
 def _install(folder: Path, packages: tuple[str, ...]) -> None:
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
     command = ["npm", "install", "--no-audit", "--no-fund", *packages]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
-    if done.returncode != 0:
-        pytest.skip(f"npm cannot install {packages}: {done.stderr.strip().splitlines()[-1:]}")
+    options = {"capture_output": True, "text": True, "timeout": INSTALL_S, "check": True}
+    try:
+        tried(lambda: subprocess.run(command, cwd=folder, **options), subprocess.CalledProcessError)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"npm cannot install {packages}: {error.stderr.strip().splitlines()[-1:]}")
     (folder / "installed").touch()
 
 

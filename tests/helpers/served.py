@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.children import child_options
+from tests.helpers.downloads import tried
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.ports import reserve_port
 
@@ -32,7 +33,7 @@ def _fetched() -> Path | str:
     from cpuserve.loader.hub import resolve_model
 
     try:
-        return resolve_model(DEFAULT_MODEL)
+        return tried(lambda: resolve_model(DEFAULT_MODEL), ModelError)
     except ModelError as error:
         return str(error)
 
