@@ -427,6 +427,15 @@ def test_the_front_end_is_measured_in_every_dialect(capsys, monkeypatch):
         assert line["facts"]["tokens"] > 100
 
 
+@pytest.mark.deep  # 4 s
+def test_the_front_end_is_measured_though_tokens_come_late(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    sizes = ["--streams=1", "--rates", "100", "--tokens=5", "--rounds=1", "--dialects", "chat"]
+    assert script("bench_front_end").main([model, *sizes]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
 @pytest.mark.deep  # 15 s
 def test_a_modest_caller_is_timed_beside_greedy_ones(capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
