@@ -24,7 +24,6 @@ from cpuserve.runtime import native, packed_cache
 from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_expert_pool import (
-    TRIES,
     add,
     all_prompts,
     config_of,
@@ -238,32 +237,27 @@ def test_a_read_that_the_system_cannot_do_now_ends_requests_with_the_reason(
     config, sizes = config_of()
     config = of_experts(config, sizes, 0.2)
     expected = with_engine(config, all_prompts)
-    left = []  # reads that will fail
+    remove_heat(folder)  # reads of a warm start may go on, and cost nothing if they fail
+    fails = []
 
     def hook(point, size):
-        if point == "expert.read" and left:
-            left.pop()
+        if point == "expert.read" and fails:
             raise OSError(number, os.strerror(number))
         return size
 
     monkeypatch.setattr(fault_points, "_hook", hook)
 
     def use(core):
-        left.extend([1, 1, 1])
-        return all_prompts(core), all_prompts(core)
+        # A read that fails before its step needs it is tried again, and on a busy machine any may.
+        fails.append(True)
+        found = all_prompts(core)
+        fails.clear()
+        return found, all_prompts(core)
 
+    found, again = with_engine(config, use)
+    assert again == expected
     why = f"the model's weights cannot be read from the disk: {os.strerror(number)}"
-    for _ in range(TRIES):
-        remove_heat(folder)  # reads of a warm start may go on, and cost nothing if they fail
-        found, again = with_engine(config, use)
-        assert again == expected
-        assert not left
-        errors = {error for _, error in found.values()}
-        assert errors <= {why, None}
-        if why in errors:
-            return
-        assert found == expected
-    pytest.fail("no request has ended with the reason")
+    assert {error for _, error in found.values()} == {why}
 
 
 @pytest.mark.parametrize("number", [errno.EINTR, 0])
