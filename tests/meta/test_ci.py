@@ -106,3 +106,32 @@ def test_the_minimums_are_tested_with_the_installed_package():
     step = (ROOT / ".ci/run").read_text().partition("step_minimums() {")[2].partition("\n}")[0]
     assert '"$bin/pytest" -m quick' in step
     assert "-m pytest" not in step
+
+
+@pytest.mark.parametrize(("failures", "code"), [(2, 0), (3, 1)])
+def test_a_registry_that_fails_once_or_twice_is_asked_again(tmp_path, failures, code):
+    script = f"cd {ROOT}; . .ci/run; trap - EXIT; fetch() {{ echo x >>{tmp_path}/asked"
+    script += f"; [ $(wc -l <{tmp_path}/asked) -gt {failures} ]; }}; again fetch"
+    environment = {**os.environ, "CI_WORK": str(tmp_path), "CI_PAUSE": "0"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+
+
+def test_the_line_of_the_readme_asks_again_for_packages(tmp_path):
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text(
+        f"#!/bin/sh\necho $* >>{tmp_path}/asked\nmkdir {tmp_path}/once && exit 1\nexit 0\n"
+    )
+    pytest_ = pip.with_name("pytest")
+    pytest_.write_text(f"#!/bin/sh\necho ran pytest >>{tmp_path}/asked\n")
+    for program in (pip, pytest_):
+        program.chmod(0o755)
+    environment = {**os.environ, "CI_WORK": str(tmp_path), "CI_PAUSE": "0"}
+    environment["PATH"] = os.pathsep.join([str(pip.parent), os.environ["PATH"]])
+    script = f"cd {ROOT}; . .ci/run; trap - EXIT; step_tests"
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    install = "install .[test]"
+    assert (tmp_path / "asked").read_text().splitlines() == [install, install, "ran pytest"]
