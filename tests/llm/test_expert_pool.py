@@ -218,6 +218,8 @@ def test_a_read_error_ends_the_requests_that_need_the_expert_and_no_others(folde
             assert error == "the model's weights cannot be read from the disk: Input/output error"
             assert tokens == expected[number][0][: len(tokens)]
             ended += 1
+        # A read that was repeated before a step needed it has cost nothing.
+        assert hook.left or any(error for _, error in found.values()) or found == expected
     assert 0 < ended < 6 * len(PROMPTS)
 
 
