@@ -16,6 +16,7 @@ router = APIRouter()
 
 
 @router.get("/webui/{name}", include_in_schema=False)
+@router.get("/webui/{digest}/{name}", include_in_schema=False)
 async def file_of_page(request: Request) -> Response:
     """Return a file of the chat page."""
     file = page_files().get(request.url.path)
@@ -33,7 +34,10 @@ def page_for(request: Request) -> Response | None:
 
 
 def _response(request: Request, file: PageFile) -> Response:
-    known = {tag.strip() for tag in request.headers.get("if-none-match", "").split(",")}
-    if file.etag in known:
-        return Response(status_code=304, headers=dict(file.headers))
-    return Response(file.body, headers=dict(file.headers))
+    body, headers = file.sent(request.headers.get("accept-encoding", ""))
+    tags = request.headers.get("if-none-match", "").split(",")
+    # A proxy that changes the compression marks the tag as weak.
+    known = {tag.strip().removeprefix("W/") for tag in tags}
+    if headers["etag"] in known:
+        return Response(status_code=304, headers=dict(headers))
+    return Response(body, headers=dict(headers))
