@@ -1,4 +1,4 @@
-"""Signal handling for containers, where the command may be process 1."""
+"""Signal handling before a command is imported: of a server, and of process 1 of a container."""
 
 import os
 import signal
@@ -17,6 +17,15 @@ def take_signals_as_process_1() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+
+
+def ignore_hangups() -> None:
+    """Ignore SIGHUP, which never ends a server: its terminal may close, and `reload` sends it.
+
+    Call this before anything that takes time; a server that is ready reads its files again.
+    """
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from tests.api.server_process import LONG_S, events, listening, served
 from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_until
 
-ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
 
 
 @pytest.mark.parametrize("number", deep_but(ENDS[:1], ENDS), ids=lambda s: s.name)
@@ -130,9 +130,26 @@ def test_a_request_that_is_still_coming_is_answered_before_the_end():
 
 
 def test_signals_that_were_ignored_at_the_start_stay_ignored(monkeypatch):
-    ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
+    ignored = {signal.SIGQUIT: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
     monkeypatch.setattr(signal, "getsignal", lambda n: ignored.get(n, signal.SIG_DFL))
-    assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT}
+    assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM}
+
+
+def test_a_hangup_ends_the_server_in_no_phase():
+    with served("fake:slow") as server:
+        server.stop(signal.SIGHUP)  # while the engine loads
+        server.ready()
+        response = server.post(stream=True, max_tokens=40)
+        first = response.readline()
+        for pid in (server.engine_pid, server.process.pid):  # a terminal signals both
+            os.kill(pid, signal.SIGHUP)
+        assert server.get("/health")[0] == 200
+        server.stop()
+        wait_until(lambda: not listening(server.process.pid))
+        server.stop(signal.SIGHUP)  # a second signal that stops would end the stream
+        text = (first + response.read()).decode()
+        assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
+        server.ends_with(0)
 
 
 @pytest.mark.deep

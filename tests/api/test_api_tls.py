@@ -273,6 +273,20 @@ async def test_the_watch_reads_files_that_change(tmp_path, monkeypatch):
 
 
 @in_loop
+async def test_a_watch_that_is_asked_reads_the_files_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpuserve.api.http.tls.LOOK_S", 1e6)
+    pair = [tmp_path / "tls.crt", tmp_path / "tls.key"]
+    replace(pair, "first")
+    found = certificate_of(ServerOptions(ssl_certfile=str(pair[0]), ssl_keyfile=str(pair[1])))
+    before = found.context.newest
+    watching = asyncio.create_task(found.watch())
+    replace(pair, "second")
+    found.ask()
+    await until(lambda: found.context.newest is not before)
+    watching.cancel()
+
+
+@in_loop
 async def test_plain_http_on_the_port_gets_a_response_that_says_so(caplog):
     large = post("/v1/chat/completions", b"x" * (1 << 20))
     async with live(**options_of()) as server:

@@ -109,22 +109,32 @@ class Certificate:
         self._refused: object = None
         self.context = NewestContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.newest, self.valid = self._read()
+        self._asked = asyncio.Event()
         self._warn()
 
-    async def watch(self) -> None:
-        """Look at the files every LOOK_S seconds, until this is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await asyncio.to_thread(self.look)
+    def ask(self) -> None:
+        """Read the files now if they have changed."""
+        self._asked.set()
 
-    def look(self) -> None:
+    async def watch(self) -> None:
+        """Look at the files every LOOK_S seconds, and when asked, until this is cancelled."""
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), LOOK_S)
+            settled = self._asked.is_set()
+            self._asked.clear()
+            await asyncio.to_thread(self.look, settled)
+
+    def look(self, settled: bool = False) -> None:
         """Read the files if they have changed since the last reading but not since the last look.
+
+        settled: whether they are complete, so that one look is enough.
 
         If they cannot be used, the server keeps the certificate that it has, and tries again at the
         next look: the reason may be the system's, such as too many open files.
         """
         stamp = self._stamp()
-        settled, self._seen = stamp == self._seen, stamp
+        settled, self._seen = settled or stamp == self._seen, stamp
         if settled and stamp != self._loaded:
             try:
                 self.context.newest, self.valid = self._read()

@@ -25,7 +25,7 @@ from cpuserve.api.lifecycle.model_context import (
     make_context,
 )
 from cpuserve.api.lifecycle.service_manager import ServiceManager
-from cpuserve.api.lifecycle.signals import reload_signals, stop_signals
+from cpuserve.api.lifecycle.signals import hangups_call, stop_signals
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.request.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
@@ -154,7 +154,8 @@ class FrontEnd:
         self.state.certificate = listener.certificate if isinstance(listener, Listener) else None
         try:
             self._take_signals()
-            return await self._serve(http, on_ready)
+            with hangups_call(self._read_again):
+                return await self._serve(http, on_ready)
         finally:
             await self._close(http)
             sys.setswitchinterval(switch_s)
@@ -321,9 +322,13 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
+
+    def _read_again(self) -> None:
+        """Read the file of callers and the certificate now: SIGHUP asks for it."""
         if self._key_file is not None:
-            for number in reload_signals():
-                loop.add_signal_handler(number, self._key_file.ask)
+            self._key_file.ask()
+        if self.state.certificate is not None:
+            self.state.certificate.ask()
 
     def _on_signal(self, number: int) -> None:
         if self._stop_now.is_set():

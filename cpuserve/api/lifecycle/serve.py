@@ -26,7 +26,7 @@ from cpuserve.api.http.listener import (
 from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.service_manager import ServiceManager
-from cpuserve.api.lifecycle.signals import hangup_of_manager, stop_signals
+from cpuserve.api.lifecycle.signals import hangups_ignored, stop_signals
 from cpuserve.config.env import environment
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.affinity import affinity
@@ -91,7 +91,7 @@ def serve(
     raise_file_limit()
     try:
         with (
-            hangup_of_manager(environment()),
+            hangups_ignored(),
             _stop_signals_raise(),
             open_listener(options) as listener,
             closing(SpareProcess(affinity())) as spare,

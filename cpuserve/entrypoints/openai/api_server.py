@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from cpuserve.cli.pid1 import take_signals_as_process_1
+from cpuserve.cli.pid1 import ignore_hangups, take_signals_as_process_1
 
 if __name__ == "__main__":
+    ignore_hangups()
     take_signals_as_process_1()
     from cpuserve.cli.main import main
 
