@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import partial
+from ipaddress import ip_network
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -38,6 +39,16 @@ def _hosts(value: list[str]) -> None:
     if not all(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+", name) for name in value):
         msg = "must be host names without a port: api.example.com, *.example.com, or * for any"
         raise ValueError(msg)
+
+
+def _proxies(value: list[str]) -> None:
+    try:
+        for each in value:
+            if each != "*":
+                ip_network(each)
+    except ValueError:
+        msg = f"{each!r} is no IP address, network such as 10.0.0.0/8, or * for any peer"
+        raise ValueError(msg) from None
 
 
 def _origins(value: list[str]) -> None:
@@ -290,6 +301,18 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="NAMES",
         ),
     ] = ()
+    forwarded_allow_ips: Annotated[
+        Sequence[str],
+        _option(
+            "Addresses or networks of proxies, as 10.0.0.5,10.1.0.0/16. Their X-Forwarded-For and "
+            "X-Forwarded-Proto are believed, so limits, logs and metrics have the address of the "
+            "client. * believes every peer, as a proxy at --uds needs.",
+            kind="names",
+            aliases="FORWARDED_ALLOW_IPS",
+            check=_proxies,
+            metavar="ADDRESSES",
+        ),
+    ] = ("127.0.0.1", "::1")
     allowed_origins: Annotated[
         Sequence[str],
         _option(

@@ -16,6 +16,7 @@ from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
 from cpuserve.log import Limited, OneLine
 from tests.api.fakes import Api
+from tests.api.live import live
 from tests.api.test_api_request_log import GENERATING, LINE, SECRET
 from tests.helpers.depth import deep_but
 
@@ -237,3 +238,25 @@ def test_no_line_is_left_out(written, count):
         assert told[str(number)]["status"] == 200
         assert told[str(number)]["prompt_tokens"] == 1 + number % 5
         assert told[str(number)]["completion_tokens"] == 2
+
+
+FORWARDED = b"GET /nowhere HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 203.0.113.7, 10.2.3.4\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"),
+    [
+        (("127.0.0.1",), "10.2.3.4"),
+        (("127.0.0.0/8", "10.0.0.0/8"), "203.0.113.7"),
+        (("*",), "203.0.113.7"),
+        (("192.0.2.1",), "127.0.0.1"),
+    ],
+)
+def test_the_client_is_the_last_address_that_no_believed_proxy_has(proxies, client, written):
+    async def ask():
+        async with live(forwarded_allow_ips=proxies) as server:
+            await server.send(FORWARDED)
+
+    asyncio.run(ask())
+    (line,) = written()
+    assert f" from {client}: GET /nowhere" in line

@@ -162,6 +162,7 @@ BAD = {
     "keep_alive": ["", "x", "5 m", "1d", "m", "--5"],
     "sleep_idle": ["", "x", "5 m", "1d", "true"],
     "allowed_hosts": ["", "a,", "a.example:8000", "http://a.example", "a*b", "[1]", '["a"'],
+    "forwarded_allow_ips": ["", "a.example", "10.0.0.1/8", "10.0.0.1:80", "10.0.0.1,"],
     "allowed_origins": ["", "example.com", "https://a.example/", "https://*.example", "a,,b"],
     "allowed_methods": ["", "GET POST", "GET,"],
     "allowed_headers": ["", "a b", "x:y"],
@@ -236,6 +237,10 @@ GOOD = {
     "allowed_hosts": [
         ("a.example, *.b.example", ["a.example", "*.b.example"]),
         ('["a.example", "b"]', ["a.example", "b"]),
+    ],
+    "forwarded_allow_ips": [
+        ("*", ["*"]),
+        ("10.0.0.1, 10.1.0.0/16,2001:db8::/32", ["10.0.0.1", "10.1.0.0/16", "2001:db8::/32"]),
     ],
     "allowed_origins": [
         ("*", ["*"]),

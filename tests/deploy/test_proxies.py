@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import threading
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.ports import reserve_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+CERTIFICATES = DEPLOY.parent / "tests/data/tls"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
 
 
@@ -281,3 +283,76 @@ def test_a_server_that_drains_gets_no_new_requests(proxy):
     assert [proxy.answer() for _ in range(6)] == [200] * 6
     assert stream.text().endswith("data: [DONE]\n\n")
     assert idle.get("/health") == (200, b"")
+
+
+# The lines of the files that are comments until a proxy has a certificate.
+OF_TLS = re.compile(
+    r"^( +)# (?=bind :8443|http-request redirect|listen 8443|ssl_|if \()", re.MULTILINE
+)
+
+
+def with_tls(name, directory, port, tls_port):
+    """Return the proxy's file with HTTPS, as its comments say, in front of no hosts."""
+    pair = [(CERTIFICATES / f"first.{kind}").read_text() for kind in ("crt", "key")]
+    for file, text in (("api.crt", pair[0]), ("api.key", pair[1]), ("api.pem", "".join(pair))):
+        (directory / file).write_text(text)
+    text = (DEPLOY / FILES[name]).read_text()
+    assert len(OF_TLS.findall(text)) == {"nginx": 6, "haproxy": 2}[name]
+    text = OF_TLS.sub(r"\1", text)
+    text = re.sub(r"/etc/(nginx|haproxy)/", f"{directory}/", text)
+    for written, here in ((8080, port), (8443, tls_port)):
+        text = re.sub(rf"(listen |bind :){written}", listening_at(name, here), text)
+    return text
+
+
+def listening_at(name, port):
+    return f"listen 127.0.0.1:{port}" if name == "nginx" else f"bind 127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("name", deep_but(["haproxy"], PROXIES))
+def test_https_ends_at_the_proxy_and_the_host_sees_the_client(name, tmp_path):
+    with ExitStack() as stack:
+        backend = Served("fake")
+        stack.callback(backend.close)
+        backend.ready()
+        ports = []
+        for _ in range(2):
+            port, held = reserve_port()
+            stack.callback(held.close)
+            ports.append(port)
+        text = placed(with_tls(name, tmp_path, *ports), [backend.port, backend.port])
+        (tmp_path / FILES[name]).write_text(text)
+        (tmp_path / "logs").mkdir()
+        command = {
+            "nginx": ["-p", tmp_path, "-g", "daemon off;", "-c", tmp_path / "nginx.conf"],
+            "haproxy": ["-db", "-f", tmp_path / "haproxy.cfg"],
+        }[name]
+        process = subprocess.Popen([binary(name), *command], stderr=subprocess.PIPE, text=True)
+        stack.callback(process.communicate)
+        stack.callback(process.terminate)
+        context = ssl.create_default_context(cafile=CERTIFICATES / "authority.crt")
+        context.check_hostname = False
+
+        def asked(path, body=None):
+            assert process.poll() is None, process.stderr.read()
+            source = ("127.0.0.2", 0)  # which is no address of a proxy
+            client = http.client.HTTPSConnection(
+                "127.0.0.1", ports[1], timeout=PATIENCE_S, context=context, source_address=source
+            )
+            try:
+                client.request("POST" if body else "GET", path, body)
+                return client.getresponse().status
+            except OSError:
+                return 0
+            finally:
+                client.close()
+
+        wait_until(lambda: asked("/health") == 200)
+        assert asked("/v1/chat/completions", json.dumps({**CHAT, "max_tokens": 2})) == 200
+        plain = http.client.HTTPConnection("127.0.0.1", ports[0], timeout=PATIENCE_S)
+        plain.request("GET", "/v1/models")
+        redirect = plain.getresponse()
+        plain.close()
+        assert redirect.status in (302, 308)
+        assert redirect.headers["location"].startswith("https://")
+        assert 'caller="127.0.0.2"' in backend.get("/metrics")[1].decode()

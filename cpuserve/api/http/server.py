@@ -388,6 +388,7 @@ def make_server(
     """Return the HTTP server for `app`, which the caller runs with serve(sockets=[...])."""
     # --access-log all has a line of our own for each request.
     access_log = options.log_level == "debug" and options.access_log != "all"
+    proxies = list(options.forwarded_allow_ips)
     config = uvicorn.Config(
         app,
         http=guarded_protocol(header_timeout_s, write_timeout_s),
@@ -397,6 +398,7 @@ def make_server(
         log_config=None,
         access_log=access_log,
         server_header=False,
+        forwarded_allow_ips="*" if "*" in proxies else proxies,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
