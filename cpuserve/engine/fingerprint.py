@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
 # Increment this number if a new version stores the same keys and values as different bytes.
-KV_FORM = 2
+KV_FORM = 3
 # Settings that can change the bytes of the keys and values of given tokens.
 SETTINGS = (
     "architecture",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuserve.program.elementary import cos_sin, logarithm
 from cpuserve.program.ops import Rope
 
 if TYPE_CHECKING:  # building a program needs no numpy
@@ -26,16 +27,18 @@ def rope_tables(
 
     freqs = rope.long_freq if long and rope.long_freq else rope.inv_freq
     angles = np.outer(positions.astype(np.float32), np.asarray(freqs, np.float32))
+    cosines, sines = cos_sin(angles)
     factor = np.float32(rope.attention_factor)
-    return np.cos(angles) * factor, np.sin(angles) * factor
+    return cosines * factor, sines * factor
 
 
 def query_scales(beta: float, length: int, positions: npt.NDArray[np.int32]) -> Float32:
     """Return the factor of queries at each position: 1 + beta ln(1 + floor(position / length))."""
     import numpy as np
 
-    steps = 1.0 + (positions // length).astype(np.float32)
-    scales: Float32 = np.float32(1.0) + np.float32(beta) * np.log(steps)
+    chunks, places = np.unique(positions // length, return_inverse=True)
+    logs = logarithm(1.0 + chunks.astype(np.float32))[places]
+    scales: Float32 = np.float32(1.0) + np.float32(beta) * logs
     return scales
 
 
@@ -66,10 +69,11 @@ def plane_waves(side: int, width: int) -> Float32:
     import numpy as np
 
     count = width // 4
-    waves = np.outer(np.arange(side), 10000.0 ** -(np.arange(count) / count))
-    one = np.concatenate([np.sin(waves), np.cos(waves)], axis=1)
+    waves = np.outer(np.arange(side), [10000.0 ** -(i / count) for i in range(count)])
+    cosines, sines = cos_sin(waves)
+    one = np.concatenate([sines, cosines], axis=1)
     rows, columns = np.divmod(np.arange(side * side), side)
-    return np.concatenate([one[columns], one[rows]], axis=1).astype(np.float32)
+    return np.concatenate([one[columns], one[rows]], axis=1)
 
 
 def line_waves(rows: int, width: int, span: float) -> Float32:
@@ -81,9 +85,9 @@ def line_waves(rows: int, width: int, span: float) -> Float32:
     """
     import numpy as np
 
-    rates = (10000.0 ** -(np.arange(width // 2) / span)).astype(np.float32)
-    angles = np.outer(np.arange(rows, dtype=np.float32), rates)
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    rates = np.asarray([10000.0 ** -(i / span) for i in range(width // 2)], np.float32)
+    cosines, sines = cos_sin(np.outer(np.arange(rows, dtype=np.float32), rates))
+    return np.concatenate([sines, cosines], axis=1)
 
 
 def alibi_slopes(heads: int) -> Float32:

@@ -13,6 +13,7 @@ from cpuserve.loader.gguf.file import GgufFile, GgufTensor
 from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.loader.safetensors import dtype_read, ids_as_floats
+from cpuserve.program.elementary import logarithm
 from cpuserve.quant.stored import StoredTensor
 
 if TYPE_CHECKING:
@@ -297,8 +298,6 @@ class GgufStore:
         """Return the bytes of a tensor; changes of the converter to some vectors are undone."""
         file = self._file
         if name.endswith("A_log"):
-            import numpy as np
-
             rates = file.numbers(tensor)  # these are -exp(A_log), or exp(A_log)
             positive = self._arch.positive_rates
             rates = rates if positive else -rates
@@ -306,7 +305,7 @@ class GgufStore:
                 sign = "positive" if positive else "negative"
                 msg = f"GGUF {file.path}: {tensor.name} must be {sign} numbers"
                 raise ModelError(msg)
-            return np.log(rates).reshape(-1).view(np.uint8)
+            return logarithm(rates).reshape(-1).view("u1")
         norm = name.endswith(NORMS) and not name.endswith("linear_attn.norm.weight")
         plain = self._arch.plain_last and name == "model.norm.weight"
         if norm and self._arch.added_norms and not plain:

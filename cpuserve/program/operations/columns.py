@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -178,7 +179,9 @@ class ScaleByLambda(Op, frozen=True):
         import numpy as np
 
         q1, k1, q2, k2 = (read(name).astype(np.float64) for name in self.weights)
-        value = np.exp(q1 @ k1) - np.exp(q2 @ k2) + self.plus
+        dots = (math.fsum((q * k).tolist()) for q, k in ((q1, k1), (q2, k2)))
+        first, second = map(math.exp, dots)
+        value = first - second + self.plus
         return np.array([-value if self.negative else value], np.float32)
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from cpuserve.config.cache_groups import STATE_CHUNK
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.elementary import exponential
 from cpuserve.program.ops import Op, ValueId
 from cpuserve.program.program import StateLayer, whole_lines
 
@@ -119,7 +120,7 @@ class GatedDelta(Op, frozen=True):
             rates=to.vector(
                 ("rates", self.a_log),
                 self.value_heads,
-                lambda read: -np.exp(read(self.a_log).reshape(-1)),
+                lambda read: -exponential(read(self.a_log).reshape(-1)),
             ),
             dt_bias=to.plain(self.dt_bias, self.value_heads * (width if self.by_row else 1)),
             norm=to.plain(self.norm, self.value_width),
@@ -267,7 +268,7 @@ class Mamba2(Op, frozen=True):
 
         if self.a_log is None:
             return -np.array(self.slopes, np.float32)
-        return -np.exp(read(self.a_log))
+        return -exponential(read(self.a_log))
 
     def reference(self, at: Interpreter, x: Tensor, steps: Tensor | None = None) -> Tensor:
         import torch
@@ -328,14 +329,12 @@ class SelectiveScan(Op, frozen=True):
     d: str
 
     def lower(self, to: Lowering) -> None:
-        import numpy as np
-
         to.add(
             self,
             rates=to.vector(
                 ("rates", self.a_log),
                 self.channels * self.width,
-                lambda read: -np.exp(read(self.a_log).reshape(self.channels, self.width).T),
+                lambda read: -exponential(read(self.a_log).reshape(self.channels, self.width).T),
             ),
             d=to.plain(self.d, self.channels),
         )

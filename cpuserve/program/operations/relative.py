@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.elementary import logarithm
 from cpuserve.program.ops import Op, ValueId
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ class Distances(msgspec.Struct, frozen=True):
 
         middle = self.rows // 4
         away = np.maximum(np.abs(back), middle).astype(np.float32)
-        whole = np.log(np.float32((self.reach - 1) / middle))
-        steps = np.ceil(np.log(away / np.float32(middle)) / whole * np.float32(middle - 1))
+        whole = logarithm(np.float32((self.reach - 1) / middle))
+        steps = np.ceil(logarithm(away / np.float32(middle)) / whole * np.float32(middle - 1))
         far = (steps.astype(np.int64) + middle) * np.sign(back)
         return np.where(np.abs(back) <= middle, back, far)
 
@@ -64,8 +66,8 @@ class Distances(msgspec.Struct, frozen=True):
 
         side, away = self.rows // 2, np.abs(ahead)
         single = side // 2
-        ratio = np.log(np.maximum(away, single).astype(np.float32) / np.float32(single))
-        whole = np.float32(np.log(self.reach / single))
+        ratio = logarithm(np.maximum(away, single).astype(np.float32) / np.float32(single))
+        whole = np.float32(math.log(self.reach / single))
         far = single + (ratio / whole * np.float32(side - single)).astype(np.int64)
         return np.where(ahead > 0, side, 0) + np.where(
             away < single, away, np.minimum(far, side - 1)
