@@ -42,6 +42,7 @@ const generator = new Generator({
   fields: (one) => preferences.requestFields(settings, one.options),
   ownTools: () => preferences.ownTools(settings),
   keep: (one) => library.keep(one),
+  leave: (one) => library.leave(one),
   added: (one) => chat.isShown(one) && chat.draw(),
   grew: (one, message) => chat.isShown(one) && chat.updateSoon(message),
   ended,
@@ -316,11 +317,8 @@ function onKey(event) {
 
 /** Keeps what streams, as stopped: the responses end with the page. */
 function onLeave() {
-  for (const one of library.all.values()) {
-    const run = generator.run(one);
-    generator.stop(one);
-    if (run) library.leave(one, run.message);
-  }
+  for (const one of library.all.values()) generator.stop(one);
+  library.leaveUnsaved();
 }
 
 /**
@@ -352,7 +350,10 @@ byId("ideas").append(
 document.addEventListener("keydown", onKey);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && models.cards.length) loadModels().catch(() => {});
+  // A phone may end a hidden page without a further event.
+  if (document.hidden) library.leaveUnsaved();
 });
+window.addEventListener("beforeunload", () => (generator.closing = performance.now()));
 window.addEventListener("pagehide", onLeave);
 window.addEventListener("hashchange", showView);
 onUnauthorized(askForKey);

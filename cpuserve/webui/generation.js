@@ -19,6 +19,7 @@ import { runTool } from "./tools.js";
 // Limits how often a model may call tools in a row; the user can always continue.
 const MAX_ROUNDS = 16;
 const SAVE_MS = 1000;
+const CLOSING_MS = 3000;
 // A long conversation takes longer to store; this keeps the share of the time that it takes below 1/20.
 const SAVE_SHARE = 20;
 const STREAM = {
@@ -34,15 +35,19 @@ export class Generator {
    *   fields: (conversation: Conversation) => Record<string, unknown>,
    *   ownTools: () => Set<string>,
    *   keep: (conversation: Conversation) => Promise<void>,
+   *   leave: (conversation: Conversation) => void,
    *   added: (conversation: Conversation) => void,
    *   grew: (conversation: Conversation, message: Message) => void,
    *   ended: (conversation: Conversation, message: Message, error?: unknown) => void,
-   * }} page `fields`: further members of a request; `keep` stores; the others update what is shown
+   * }} page `fields`: further members of a request; `keep` stores; `leave` keeps at once, since
+   *   the page may be closing; the others update what is shown
    */
   constructor(page) {
     this.page = page;
     /** @type {Map<string, Run>} by the id of the conversation */
     this.runs = new Map();
+    /** When the page began to close, in ms: the browser then ends its requests, which is no failure. */
+    this.closing = -Infinity;
   }
 
   /** @param {Conversation} conversation */
@@ -145,8 +150,11 @@ export class Generator {
       if (!run.stop.signal.aborted) change(message, { state: "done" });
     } catch (error) {
       failure = error;
-      if (!run.stop.signal.aborted) change(message, { state: "failed", error: reasonOf(error) });
+      const closes = performance.now() - this.closing < CLOSING_MS;
+      if (closes) change(message, { state: "stopped" });
+      else if (!run.stop.signal.aborted) change(message, { state: "failed", error: reasonOf(error) });
     }
+    this.page.leave(conversation);
     if (this.runs.get(conversation.id) === run) this.runs.delete(conversation.id);
     this.page.ended(conversation, message, message.state === "failed" ? failure : undefined);
     await saver.save();

@@ -4,6 +4,7 @@ import { change, merge } from "./conversation.js";
 import * as history from "./history.js";
 import { local } from "./storage.js";
 import { Tabs } from "./tabs.js";
+import { checked } from "./transfer.js";
 
 /**
  * @typedef {import("./conversation.js").Conversation} Conversation
@@ -11,8 +12,11 @@ import { Tabs } from "./tabs.js";
  */
 
 const ASK_AGAIN_MS = 3000;
-// Messages that streamed when their page was closed. IndexedDB cannot be written while a page closes.
-const LEFT = "cpuserve.left";
+// What is not stored yet of the conversation with this id. IndexedDB cannot be written while a page closes, so
+// the page that is opened next takes it from here.
+const LEFT = "cpuserve.left.";
+// Pictures that are not stored yet are in a draft; localStorage has no room for them.
+const MOST_LEFT = 1_000_000;
 
 export class Library {
   /**
@@ -36,6 +40,10 @@ export class Library {
     /** @type {Set<string>} conversations that other tabs have changed while this tab was hidden */
     this.late = new Set();
     this.stores = true;
+    /** @type {Map<string, number>} until when the changes of a conversation are stored, in ms since 1970 */
+    this.saved = new Map();
+    /** @type {Map<string, number>} when this page left something of a conversation */
+    this.leftAt = new Map();
     this.tabs = new Tabs({
       saved: (id) => this.takeOver(id),
       removed: (id) => this.forget(id),
@@ -51,7 +59,9 @@ export class Library {
 
   async load() {
     try {
+      const begun = Date.now();
       for (const one of await history.loadAll()) {
+        if (!this.saved.has(one.id)) this.saved.set(one.id, begun);
         // The user may have begun or imported one while the stored ones were loading.
         const known = this.all.get(one.id);
         if (known) merge(known, one);
@@ -68,27 +78,43 @@ export class Library {
   }
 
   /**
-   * Keeps a message whose page is being closed; the next page that loads takes it into its conversation.
+   * Keeps at once what has changed in a conversation since it was stored; the next page that loads takes it over.
    * @param {Conversation} conversation
-   * @param {Message} message
    */
-  leave(conversation, message) {
-    const left = { ...read(LEFT), [conversation.id]: message };
-    local.set(LEFT, JSON.stringify(left));
+  leave(conversation) {
+    if (!this.stores) return;
+    const since = this.saved.get(conversation.id) ?? 0;
+    const changed = Object.entries(conversation.messages).filter(([, message]) => message.changed >= since);
+    const left = JSON.stringify({ ...conversation, messages: Object.fromEntries(changed) });
+    if (left.length > MOST_LEFT) return;
+    local.set(LEFT + conversation.id, left);
+    this.leftAt.set(conversation.id, Date.now());
+  }
+
+  /** Keeps what is not stored while the page closes. */
+  leaveUnsaved() {
+    for (const one of this.all.values()) {
+      const since = this.saved.get(one.id) ?? 0;
+      const changes = [one.stamps, one.removed].flatMap((times) => Object.values(times));
+      const all = [...changes, ...Object.values(one.messages).map(({ changed }) => changed)];
+      if (all.some((time) => time >= since)) this.leave(one);
+    }
   }
 
   takeLeft() {
-    for (const [id, message] of Object.entries(read(LEFT))) {
-      const known = this.all.get(id);
-      const older = known?.messages[message.id];
-      if (known && older && merge(known, { ...known, messages: { [message.id]: message } })) this.keep(known);
+    for (const name of local.names(LEFT)) {
+      const left = parsed(local.get(name) ?? "");
+      const known = this.all.get(name.slice(LEFT.length));
+      const newer = known ? left && merge(known, left) && known : checked(left);
+      if (newer) this.keep(newer).then(() => local.set(name, null));
+      else local.set(name, null);
     }
-    local.set(LEFT, null);
   }
 
   /**
    * Stores conversations, unless they have no messages yet.
    * @param {...Conversation} conversations
+   * @returns {Promise<void>} the end of the storing
    */
   async keep(...conversations) {
     const kept = conversations.filter((one) => this.all.has(one.id) || Object.keys(one.messages).length);
@@ -96,9 +122,14 @@ export class Library {
     for (const one of kept) this.all.set(one.id, one);
     this.page.listed();
     if (!this.stores) return;
+    const begun = Date.now();
     try {
       for (const one of await history.save(kept)) this.page.merged(one);
-      for (const { id } of kept) this.tabs.tell("saved", id);
+      for (const { id } of kept) {
+        this.saved.set(id, begun);
+        if ((this.leftAt.get(id) ?? Infinity) < begun) local.set(LEFT + id, null);
+        this.tabs.tell("saved", id);
+      }
     } catch (error) {
       this.complain(error);
     }
@@ -124,6 +155,7 @@ export class Library {
   /** @param {Conversation} conversation */
   async remove(conversation) {
     this.all.delete(conversation.id);
+    local.set(LEFT + conversation.id, null);
     this.page.listed();
     if (!this.stores) return;
     try {
@@ -204,14 +236,11 @@ export class Library {
   }
 }
 
-/**
- * @param {string} name
- * @returns {Record<string, Message>}
- */
-function read(name) {
+/** @param {string} text */
+function parsed(text) {
   try {
-    return JSON.parse(local.get(name) ?? "{}");
+    return JSON.parse(text);
   } catch {
-    return {};
+    return null;
   }
 }

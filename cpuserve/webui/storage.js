@@ -13,6 +13,18 @@ export class Storage {
     this.held = new Map();
   }
 
+  /**
+   * @param {string} prefix
+   * @returns {string[]} the names that begin with it
+   */
+  names(prefix) {
+    try {
+      return Object.keys(this.place()).filter((name) => name.startsWith(prefix));
+    } catch {
+      return [];
+    }
+  }
+
   /** @param {string} name */
   get(name) {
     try {

@@ -8,6 +8,8 @@ from tests.webui.visit import (
     CHAT,
     IDLE,
     LAST,
+    LONG,
+    before_scripts,
     begin_long,
     browser,
     chats,
@@ -18,6 +20,7 @@ from tests.webui.visit import (
     open_again,
     open_page,
     page,
+    reload,
     say,
     server,
     shows,
@@ -62,6 +65,41 @@ def test_a_reload_keeps_what_has_streamed_and_the_response_can_be_continued(page
     words = last_text(page).split()
     assert words == [f"word{i}" for i in range(400)]
     assert page.run(f"{LAST}.querySelector('.trouble')") is None
+
+
+@pytest.mark.parametrize(
+    "more", [0, pytest.param(9, marks=pytest.mark.deep)], ids=["once", "nine times more"]
+)
+def test_a_reload_keeps_all_text_of_a_stream(page, server, more):
+    for number in range(1 + more):
+        write(page, LONG)
+        page.until(f"{BUSY} && {LAST}.innerText.includes('word{3 + 7 * number}')")
+        shown = last_text(page)
+        reload(page)
+        page.until("document.querySelector('.trouble')?.innerText.includes('Stopped')")
+        assert last_text(page).startswith(shown)
+        page.click("#new")
+
+
+# Storing takes longer than the page lives.
+ENDLESS = """(() => {
+  IDBObjectStore.prototype.put = () => {};
+  const real = Object.getOwnPropertyDescriptor(IDBTransaction.prototype, 'oncomplete').set;
+  Object.defineProperty(IDBTransaction.prototype, 'oncomplete', {
+    set(done) { if (this.mode === 'readonly') real.call(this, done); },
+  });
+})()"""
+
+
+def test_a_question_that_is_being_stored_survives_a_reload(page, server, held):
+    with before_scripts(page, ENDLESS):
+        open_page(page, server.url)
+        held()
+        write(page, LONG)
+        page.until(BUSY)
+        reload(page)
+    open_again(page, server.url)
+    page.until(f"{TEXTS}[0]?.startsWith('[[say word0')")
 
 
 @pytest.mark.deep

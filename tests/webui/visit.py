@@ -108,6 +108,12 @@ def open_again(page, url):
     page.until("document.querySelector('#model')?.options.length > 0")
 
 
+def reload(page):
+    """Load the page again where it is."""
+    page.call("Page.navigate", url=page.run("location.href"))
+    page.until("document.querySelector('#model')?.options.length > 0")
+
+
 def stored(page):
     """Return the conversations that the browser has stored."""
     return page.run(ALL)
