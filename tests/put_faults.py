@@ -691,7 +691,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/api/request/context.py",
-        "            self.leases.append(self._served.lease)\n",
+        "            self.work.hold(self._served.lease.release)\n",
         "            self._served.lease.release()\n",
         "tests/api/test_api_resolution.py -k tokenizes",
     ),

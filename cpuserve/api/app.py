@@ -29,7 +29,6 @@ from cpuserve.api.http.guards import (
 from cpuserve.api.http.middleware import (
     UNCOUNTED_PATHS,
     ConnectionClose,
-    ModelLeases,
     RequestIds,
     RequestLine,
     ResponseCounts,
@@ -148,7 +147,6 @@ def create_app(
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
-    app.add_middleware(ModelLeases)
     if cors is not None:
         _add_cors(app, cors)
     app.add_middleware(RequestLine)

@@ -11,12 +11,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from cpuserve.core.turns import CallerTurns
 from cpuserve.errors import ServiceUnavailable
+from cpuserve.serving.work import CURRENT_WORK
 from cpuserve.tokenizer.rendering.client import RENDERER
 from cpuserve.tokenizer.unlocked import LONG_CHARS
 
@@ -56,7 +58,12 @@ class TurnThreads:
         with self._lock:
             self._turns.put(WORKS_FOR.get(), (future, lambda: context.run(work)), float(size))
         self._pool.submit(self._run_next)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancel() and (request := CURRENT_WORK.get()) is not None:
+                request.wait_for(_end_of(future))  # a thread cannot be stopped
+            raise
 
     def charge(self, size: int) -> None:
         """Count work of WORKS_FOR that was not known before it ran; for `size` see `run`."""
@@ -74,6 +81,19 @@ class TurnThreads:
             future.set_exception(error)
         else:
             future.set_result(result)
+
+
+def _end_of(running: Future[Any]) -> asyncio.Future[None]:
+    """Return a future of the event loop that ends when `running` does, whatever its result."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop may have been closed meanwhile
+            loop.call_soon_threadsafe(ended.set_result, None)
+
+    running.add_done_callback(tell)
+    return ended
 
 
 _SMALL_RENDERS = TurnThreads(4, "cpuserve-render")

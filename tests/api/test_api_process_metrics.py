@@ -1,7 +1,6 @@
 """Metrics of the server's processes, tasks and stores, and OpenMetrics with exemplars."""
 
 import asyncio
-import functools
 import re
 import signal
 import subprocess
@@ -31,7 +30,7 @@ from cpuserve.metrics.processes import Processes, ReadingPace, _Reading, huge_by
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.helpers.children import child_options
-from tests.helpers.patience import PATIENCE_S, until
+from tests.helpers.patience import PATIENCE_S, in_loop, until
 from tests.helpers.tiny import tiny_model
 
 OPEN = {"accept": "application/openmetrics-text"}
@@ -44,11 +43,6 @@ print(1, flush=True)
 sys.stdin.read()
 """
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-def in_loop(test):
-    """Return the test as a function that runs it on an event loop."""
-    return functools.wraps(test)(lambda *given, **named: asyncio.run(test(*given, **named)))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ PATIENCE_S is not a requirement: a test waits so long only if the event never ha
 """
 
 import asyncio
+import functools
 import time
 
 import psutil
@@ -25,6 +26,16 @@ async def until(condition, poll_s=0.005):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(poll_s)
+
+
+def in_loop(test):
+    """Run an async test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 def wait_gone(pid):

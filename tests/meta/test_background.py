@@ -15,7 +15,7 @@ ELSEWHERE = {
     "api/http/startup_server.py:_accept": "_serve waits for all connections; errors are "
     "those of one client, which it drops",
     "api/openai/responses/recording.py:_in_background": "_Background.run makes an error a part "
-    "of the stored response, and settle() ends it in every case",
+    "of the stored response, settle() finishes it in every case, and its RequestWork ends with it",
     "api/response/stream.py:_send_events": "the pings of a stream end with the stream",
     "bench/driver.py:run_open": "the load generator is no server",
     "serving/models/registry.py:_loaded": "the requests that wait for the model get its error, "

@@ -23,6 +23,7 @@ from cpuserve.api.request.headers import (
     ALLOWANCE,
     CALLER,
     READS,
+    WORK,
     header,
     may_be_web_page,
 )
@@ -105,8 +106,9 @@ def _key(scope: Scope) -> bytes:
 class CallersWithinLimits:
     """Responds with 429 if the caller has as many requests as it may have.
 
-    All requests count, except GET and HEAD, from their headers to the end of their response,
-    and also the lines of batches, which run as requests.
+    All requests count, except GET and HEAD, from their headers to the end of their work, and also
+    the lines of batches, which run as requests. The work of a response in the background ends
+    later than its response. A request that ends other work needs no place among the parallel ones.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -117,19 +119,18 @@ class CallersWithinLimits:
         caller: Caller | None = scope.get(CALLER)
         if caller is None or caller.use is None or scope["method"] in READS:
             return self._app(scope, receive, send)
-        return self._limited(caller, scope, receive, send)
-
-    async def _limited(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ALLOWANCE] = allowance = Allowance(caller)
         try:
-            allowance.begin()
+            allowance.begin(takes_place=not _ends_work(scope))
         except LimitReached as error:
-            await error_response(error, None, scope)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            allowance.end()
+            return error_response(error, None, scope)(scope, receive, send)
+        scope[WORK].hold(allowance.end)
+        return self._app(scope, receive, send)
+
+
+def _ends_work(scope: Scope) -> bool:
+    """Return whether a request cancels or deletes something, and runs no model itself."""
+    return scope["method"] == "DELETE" or scope["path"].endswith("/cancel")
 
 
 # Containers reach their host by host.docker.internal (Docker) or host.containers.internal (Podman).

@@ -1,7 +1,7 @@
 """Middleware of all requests, whoever sends them (guards.py refuses some).
 
 It assigns ids, counts and logs responses, reads unusual request lines, handles unexpected errors,
-releases models, and closes connections while the server drains.
+and closes connections while the server drains.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from cpuserve.api.errors.http_errors import (
 from cpuserve.api.errors.record import RECORD, RequestRecord
 from cpuserve.api.http.guards import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.body import ClientGone
-from cpuserve.api.request.context import LEASES
-from cpuserve.api.request.headers import ALLOWANCE, CALLER, address_of, header, trace_parent_of
+from cpuserve.api.request.headers import (
+    ALLOWANCE,
+    CALLER,
+    WORK,
+    address_of,
+    header,
+    trace_parent_of,
+)
 from cpuserve.api.stored.disk import disk_error, limit_error
 from cpuserve.errors import InvalidRequest
 from cpuserve.metrics.families import exemplar_labels
@@ -31,6 +37,7 @@ from cpuserve.metrics.server import SERVED
 from cpuserve.serving.callers.allowance import LimitReached
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.cancellation import CANCELLATIONS
+from cpuserve.serving.work import CURRENT_WORK, RequestWork
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection
@@ -40,7 +47,6 @@ if TYPE_CHECKING:
     from cpuserve.api.http.records import Records
     from cpuserve.api.request.state import ServerState
     from cpuserve.metrics.http import HttpMetrics
-    from cpuserve.serving.models.registry import Lease
 
 
 class ConnectionClose:
@@ -64,23 +70,6 @@ class ConnectionClose:
             await send(message)
 
         await self._app(scope, receive, send_and_close)
-
-
-class ModelLeases:
-    """Releases the leases of a request when its response is complete or its client has gone."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app, and release the leases of the request when the app returns."""
-        held: list[Lease] = []
-        scope[LEASES] = held
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            for lease in held:
-                lease.release()
 
 
 class RequestLine:
@@ -206,13 +195,14 @@ class ResponseCounts:
 
 
 class RequestIds:
-    """Assigns a dialect and an id to each request: the client's X-Request-Id if valid, or a new id.
+    """Begins the work of each request, and assigns a dialect and an id to it.
 
+    The id is the client's X-Request-Id if valid, or a new id.
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes before other middleware reads the path.
     Responses to callers with limits have the headers of the dialect about limits.
     One wrapper of `send` adds the headers and counts the response, because each chunk
-    of a stream passes every wrapper. At its end, the access log gets the request.
+    of a stream passes every wrapper. At the end of the work, the access log gets the request.
     """
 
     def __init__(self, app: ASGIApp, counts: ResponseCounts, records: Records) -> None:
@@ -248,11 +238,13 @@ class RequestIds:
             await send(message)
 
         record.at_end.append(partial(self._log, scope, record))
+        scope[WORK] = work = RequestWork()
+        CURRENT_WORK.set(work)
+        work.hold(record.end)
         try:
             await self._checked(scope, receive, send_with_id)
         finally:
-            if not record.ends_later:
-                record.end()
+            work.response_ended()
 
     def _checked(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:

@@ -178,7 +178,11 @@ async def _download(name: str, room: Room) -> Steps:
             yield _PULLING
     finally:
         stop.set()
-        fetching.cancel()
+        try:  # the thread writes until its next report, so the room and the turn stay taken
+            if not fetching.done():
+                await asyncio.wait((fetching,))
+        finally:
+            fetching.cancel()
 
 
 def _refused(name: str, error: ModelError) -> RequestError:

@@ -141,7 +141,7 @@ async def add_items(request: RequestContext, body: AddItems) -> Response:
         request.state.stored.grow(found, items)
         request.state.stored.refresh(found)
     finally:
-        found.running = False
+        found.unlock()
     return json_response(page_of({"order": "asc"}, items, _id, _data))
 
 

@@ -20,7 +20,7 @@ from cpuserve.api.request.body import (
     read_body,
 )
 from cpuserve.api.request.body_budget import Reservation
-from cpuserve.api.request.headers import ALLOWANCE, CALLER, LOW_PRIORITY
+from cpuserve.api.request.headers import ALLOWANCE, CALLER, LOW_PRIORITY, WORK
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.request.state import get_state
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from cpuserve.api.request.state import ServerState
     from cpuserve.serving.callers.allowance import Allowance
     from cpuserve.serving.models.context import ModelContext
-    from cpuserve.serving.models.registry import Lease, ModelRegistry, Served
+    from cpuserve.serving.models.registry import ModelRegistry, Served
+    from cpuserve.serving.work import RequestWork
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# The key in ASGI scopes for the model leases of a request; http/middleware.py releases them.
-LEASES = "cpuserve.leases"
 # The limit on the objects of a conversation beyond MAX_OBJECTS, whatever the context. With others,
 # they are created in 50 ms on a slow CPU.
 _MOST_IN_CONVERSATION = 1 << 18
@@ -54,6 +53,7 @@ class RequestContext:
     """A request and its model; `id` is the id prefix of the endpoint followed by request_id.
 
     state: the state of the server.
+    work: what is reserved for the request, until its work ends.
     path: the parameters in the path of the request.
     default: the model of a body that selects none; None = the first model.
     low_priority: whether the scheduler should run the request after all others.
@@ -67,7 +67,7 @@ class RequestContext:
     """
 
     state: ServerState
-    leases: list[Lease]
+    work: RequestWork
     request_id: str
     id: str
     held: Reservation
@@ -100,7 +100,7 @@ class RequestContext:
     async def choose(self, model: str | None) -> str:
         """Find the model that the request selects, set `served`, and return the model name.
 
-        The model stays loaded until the response has been sent.
+        The model stays loaded until the work of the request ends.
 
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
@@ -108,7 +108,7 @@ class RequestContext:
         self.note_model(model)
         if self._served is None:
             self._served = await self.models.find(model or self.default)
-            self.leases.append(self._served.lease)
+            self.work.hold(self._served.lease.release)
             if (reason := self._served.context.unavailable()) is not None:
                 raise NotServing(reason)
         return self._served.name
@@ -184,12 +184,12 @@ async def read_call(
     state.check_open()
     check_media_type(request)
     number = request_id(request)
-    leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
+    record = request.scope.get(RECORD)
     WORKS_FOR.set(request.scope[CALLER].name)
     held = Reservation(state.bodies, request.scope[CALLER].name)
     received = RequestContext(
         state,
-        leases,
+        request.scope[WORK],
         number,
         number,
         held,

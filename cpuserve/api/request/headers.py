@@ -18,6 +18,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 CALLER = "cpuserve.caller"
 # The key in ASGI scopes for the part of its caller's limits that the request takes: an Allowance.
 ALLOWANCE = "cpuserve.allowance"
+# The key in ASGI scopes for all that is reserved for the request: a RequestWork (serving/work.py).
+WORK = "cpuserve.work"
 # The key in ASGI scopes for a flag: run this request after all others, as for lines of a batch.
 LOW_PRIORITY = "cpuserve.low_priority"
 # The methods that change nothing, in any route.

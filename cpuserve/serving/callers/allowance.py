@@ -35,7 +35,7 @@ class LimitReached(TooManyRequests):
 
 
 class Allowance:
-    """The part of its caller's limits that one request takes, from `begin` to `end`.
+    """The part of its caller's limits that one request takes, from `begin` to the end of its work.
 
     Everything is taken before it is used, in one piece of code that awaits nothing, so requests
     that arrive together cannot exceed a limit. A request starts while any tokens are left, and
@@ -47,17 +47,19 @@ class Allowance:
         assert caller.use is not None
         self._name, self._limits, self._use = caller.name, caller.limits, caller.use
         self._begun: float | None = None
+        self._takes_place = False
+        self._ended = False
         self._reserved = 0
         self._has_tokens = False
 
-    def begin(self) -> None:
-        """Count the request.
+    def begin(self, *, takes_place: bool = True) -> None:
+        """Count the request. takes_place: whether it is one of the requests at the same time.
 
         Raises:
           LimitReached: the caller has as many requests as it may have; this one is not counted.
         """
         use, limits = self._use, self._limits
-        if limits.parallel is not None and use.running >= limits.parallel:
+        if takes_place and limits.parallel is not None and use.running >= limits.parallel:
             what = f"{limits.parallel} requests at the same time"
             raise self._refusal(what, "parallel", use.next_end_s(), "when one has ended, in about")
         if limits.requests is not None and use.requests.total() >= limits.requests:
@@ -65,16 +67,17 @@ class Allowance:
             what = f"{limits.requests} requests a minute"
             raise self._refusal(what, "requests", use.requests.free_in(excess))
         use.requests.add(1)
-        use.running += 1
-        self._begun = use.clock()
+        use.running += takes_place
+        self._takes_place, self._begun = takes_place, use.clock()
 
     def end(self) -> None:
         """Give back all that the request has not used; repeated calls do nothing."""
+        self._ended = True
         self._use.reserved -= self._reserved
         self._reserved = 0
-        if self._begun is not None:
+        if self._begun is not None and self._takes_place:
             self._use.end(self._use.clock() - self._begun)
-            self._begun = None
+        self._begun = None
 
     @property
     def counts_tokens(self) -> bool:
@@ -102,6 +105,7 @@ class Allowance:
         Raises:
           LimitReached: no tokens are left, and this is the first part of the request.
         """
+        assert not self._ended, "nobody would give these tokens back"
         self.check_tokens()
         self._has_tokens = True
         self._reserved += tokens

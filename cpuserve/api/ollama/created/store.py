@@ -13,6 +13,7 @@ from cpuserve.api.ollama.parameters import sampling_of
 from cpuserve.errors import InvalidRequest, NotFound, RequestError, StartupError
 from cpuserve.log import get_logger
 from cpuserve.serving.models.preset import Preset
+from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.directory import ModelDirectory
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 from cpuserve.serving.models.registry import ModelRegistry
 
 log = get_logger("serve")
+# The time in microseconds to read the headers of a model's files.
+_CHECK_US = 100_000
 
 
 class MakeLoader(Protocol):
@@ -93,7 +96,7 @@ class CreatedModels:
         """
         with self.directory.creating(made):
             if made.files or made.adapters or made.quantization:
-                await asyncio.to_thread(self._check_files, made)
+                await run_sized(_CHECK_US, lambda: self._check_files(made))
             preset = preset_of(made)
             self._check_owner(made.name, made.owner)
             self.directory.save(made)

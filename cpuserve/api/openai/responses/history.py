@@ -45,7 +45,7 @@ class ReferringRequest:
     history: the items of the earlier response or the conversation, as StoredItems.
     own: the items that the request adds to the history.
     conversation: the conversation that the response extends;
-      no other request can extend it until `release` is called.
+      no other request can extend it until the work of the request ends.
     """
 
     body: ResponsesRequest
@@ -53,11 +53,6 @@ class ReferringRequest:
     history: list[StoredItem] = field(default_factory=list)
     own: list[StoredItem] = field(default_factory=list)
     conversation: StoredConversation | None = None
-
-    def release(self) -> None:
-        """Allow other requests to extend the conversation."""
-        if self.conversation is not None:
-            self.conversation.running = False
 
 
 async def read_turn(request: RequestContext, body: ResponsesRequest) -> ReferringRequest:
@@ -80,13 +75,10 @@ async def read_turn(request: RequestContext, body: ResponsesRequest) -> Referrin
         turn.history = _earlier(store, caller, body.previous_response_id)
     elif named is not None:
         turn.conversation = found = find_conversation(store, caller, named)
-        found.lock()  # the caller must call `release` later
+        found.lock()
+        request.work.hold(found.unlock)
         turn.history = list(found.items)
-    try:
-        await _read_items(request, turn)
-    except BaseException:
-        turn.release()
-        raise
+    await _read_items(request, turn)
     stores = body.store is not False and store.enabled
     turn.body = msgspec.structs.replace(turn.body, store=stores)
     return turn

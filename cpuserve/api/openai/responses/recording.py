@@ -16,23 +16,22 @@ from cpuserve.api.openai.responses.stored_response import StoredResponse, output
 from cpuserve.api.openai.responses.writer import ResponseWriter
 from cpuserve.api.response.stream import EventStream
 from cpuserve.api.response.writer import respond
-from cpuserve.errors import RequestError
 from cpuserve.log import get_logger
 from cpuserve.serving.generation.report import report_of
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from cpuserve.api.openai.responses.history import ReferringRequest
     from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generation.generate import Generation
-    from cpuserve.serving.models.registry import Lease
 
 log = get_logger("serve")
 
 
 class Recording:
-    """Stores one response, if requested, and adds its items to its conversation."""
+    """Stores one response, if requested, and adds its items to its conversation.
+
+    If the work of the request ends before its response has been stored, the store forgets it.
+    """
 
     def __init__(
         self, request: RequestContext, turn: ReferringRequest, writer: ResponseWriter
@@ -52,6 +51,7 @@ class Recording:
             )
             before = [] if turn.conversation else turn.history
             self._store.add(entry, [*before, *turn.own])
+            request.work.hold(self._forget_unfinished)
 
     def end(self) -> None:
         """Store the finished response, and add its items to the conversation.
@@ -67,28 +67,9 @@ class Recording:
             self._store.grow(conversation, [*self._own, *output_items(final)])
             self._store.refresh(conversation)
 
-    def release(self) -> None:
-        """Remove an unfinished response from the store, and unlock its conversation."""
+    def _forget_unfinished(self) -> None:
         if self.entry is not None and self.entry.running:
             self._store.remove(self.entry)
-        if self._conversation is not None:
-            self._conversation.running = False
-
-
-class _Recorded(Response):
-    """Sends a response, and then calls `release` of its Recording."""
-
-    def __init__(self, sent: Response, recording: Recording) -> None:
-        super().__init__()
-        self._sent = sent
-        self._recording = recording
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response; if the client disconnects first, the response is not stored."""
-        try:
-            await self._sent(scope, receive, send)
-        finally:
-            self._recording.release()
 
 
 def respond_recorded(
@@ -101,15 +82,11 @@ def respond_recorded(
     """
     writer = ResponseWriter(request, turn.body, generation)
     recording = Recording(request, turn, writer)
-    try:
-        if turn.body.background:
-            return _in_background(request, turn, generation, writer, recording)
-        if recording.entry is not None:
-            recording.entry.show(request.state.stored, writer.begun)
-        return _Recorded(respond(generation, writer, recording.end), recording)
-    except RequestError:
-        recording.release()
-        raise
+    if turn.body.background:
+        return _in_background(request, turn, generation, writer, recording)
+    if recording.entry is not None:
+        recording.entry.show(request.state.stored, writer.begun)
+    return respond(generation, writer, recording.end)
 
 
 def _in_background(
@@ -127,15 +104,13 @@ def _in_background(
     if turn.body.stream:
         entry.frames = []
         entry.add_frames(store, writer.queued())
-    # The task keeps its model loaded after the end of this HTTP request.
-    leases = list(request.leases)
-    request.leases.clear()
-    work = _Background(request, generation, writer, recording)
+    background = _Background(request, generation, writer, recording)
     if request.record is not None:
         request.record.report = partial(report_of, generation)
         request.record.ends_later = True
-    entry.work = asyncio.create_task(work.run())
-    entry.work.add_done_callback(lambda _: work.settle(leases))
+    entry.task = asyncio.create_task(background.run())
+    entry.task.add_done_callback(background.settle)
+    request.work.continue_in(entry.task)  # the allowance, the model and the rest stay reserved
     return stream_of(entry, request.context.limits.silent_s) if turn.body.stream else sent(entry)
 
 
@@ -176,8 +151,8 @@ class _Background:
         except Exception as error:
             self._fail(error)
 
-    def settle(self, leases: list[Lease]) -> None:
-        """Finish a response that was cancelled before its end, and release its models."""
+    def settle(self, _task: asyncio.Task[None]) -> None:
+        """Finish a response that was cancelled before its end."""
         entry = self._entry
         try:
             if entry.running and self._store.is_stored(entry):
@@ -189,10 +164,6 @@ class _Background:
         finally:
             entry.running = False
             entry.tell()
-            self._recording.release()
-            self._record.end()
-            for lease in leases:
-                lease.release()
 
     def _fail(self, error: Exception) -> None:
         """Store the failed response; if the store has no room for it, remove the response."""

@@ -56,15 +56,11 @@ _ONE = "/v1/responses/{response_id}"
 async def create_response(request: RequestContext, body: ResponsesRequest) -> Response:
     """Generate the next output items of a conversation."""
     turn = await _turn(request, body)
-    try:
-        _take_free_id(request)
-        await _open(request, turn)
-        calls = partial(to_call, num_stored=turn.num_stored)
-        generation = await prepared(request, turn.body, calls)
-        return respond_recorded(request, turn, generation)
-    except BaseException:
-        turn.release()
-        raise
+    _take_free_id(request)
+    await _open(request, turn)
+    calls = partial(to_call, num_stored=turn.num_stored)
+    generation = await prepared(request, turn.body, calls)
+    return respond_recorded(request, turn, generation)
 
 
 @post(
@@ -81,7 +77,6 @@ async def create_response(request: RequestContext, body: ResponsesRequest) -> Re
 async def count_tokens(request: RequestContext, body: ResponsesRequest) -> Response:
     """Return the number of prompt tokens that this request for a response would have."""
     turn = await _turn(request, body)
-    turn.release()
     await _open(request, turn)
     calls = partial(to_call, num_stored=turn.num_stored)
     count = await prompt_length(request, turn.body, calls)
@@ -139,7 +134,7 @@ async def delete_response(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """Cancel a background response and return it; a finished one is returned unchanged."""
     found = _found(request)
-    if found.work is None:
+    if found.task is None:
         msg = (
             f"Response {found.id[:80]!r} was not created with background, so it cannot be "
             "cancelled: close its connection instead"
@@ -190,9 +185,9 @@ def _found(request: Request) -> StoredResponse:
 
 async def _stop(found: StoredResponse) -> None:
     """Cancel the task of a background response, and wait until it has ended."""
-    if found.work is not None and not found.work.done():
-        found.work.cancel()
-        await asyncio.wait((found.work,))
+    if found.task is not None and not found.task.done():
+        found.task.cancel()
+        await asyncio.wait((found.task,))
 
 
 # A user message at the end of the conversation, which asks the model for the summary.

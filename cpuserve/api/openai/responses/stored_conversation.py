@@ -49,6 +49,10 @@ class StoredConversation(Entry):
         self.check_unlocked()
         self.running = True
 
+    def unlock(self) -> None:
+        """Allow other requests to extend the conversation."""
+        self.running = False
+
     def check_unlocked(self) -> None:
         """Raise ConversationLocked if a running request extends the conversation."""
         if self.running:

@@ -26,7 +26,7 @@ class StoredResponse(Entry):
     body: the Response object as JSON.
     frames: the SSE frames of a background response that streams;
       the index of a frame is its sequence_number.
-    work: the task that runs a background response.
+    task: runs a background response.
     """
 
     body: bytes = b""
@@ -34,7 +34,7 @@ class StoredResponse(Entry):
     num_before: int = 0
     num_own: int = 0
     frames: list[bytes] | None = None
-    work: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def show(self, store: Store, response: Response) -> None:
