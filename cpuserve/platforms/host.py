@@ -221,6 +221,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def memory_now(proc_root: Path = Path("/proc"), sysfs_root: Path = Path("/sys")) -> tuple[int, int]:
+    """Return the free bytes and all bytes of the machine or of the container, whichever is less."""
+    total, available = _memory(_meminfo(_text(proc_root / "meminfo")))
+    cgroup = read_cgroup(sysfs_root / "fs/cgroup", proc_root)
+    free = available if cgroup.memory_available is None else cgroup.memory_available
+    return min(available, free), min(total, cgroup.memory_limit or total)
+
+
 def _affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))

@@ -17,6 +17,7 @@ from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.http import HttpMetrics
+from cpuserve.metrics.operating import OperatingFigures, operating_families
 from cpuserve.metrics.processes import PageFigures, RoleFigures, page_families, process_families
 from cpuserve.metrics.server import ServerMetrics
 
@@ -47,6 +48,7 @@ def metrics() -> str:
         *page_families(PageFigures({"engine": 0}, {("engine", "0"): 0})),
         *task_families({}),
         *store_families({}),
+        *operating_families(OperatingFigures("", certificate_end=0.0, audit=(True, 0))),
     ]
     rows = [["metric", "type", "meaning"]]
     for family in sorted(families, key=lambda family: family.name):

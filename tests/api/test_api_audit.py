@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import stat
 import threading
 import time
@@ -228,6 +229,13 @@ async def sent(server, path, body):
 CHATS = "/v1/chat/completions"
 
 
+async def figures_of(server):
+    """Return {name: value} of the metrics of the audit file."""
+    text = await server.send(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    found = re.findall(r"^cpuserve:(audit_\w+) (\S+)\r?$", text.decode(), re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
 def test_requests_fail_while_the_file_cannot_be_written(tmp_path, caplog):
     file = tmp_path / "audit"
 
@@ -247,7 +255,11 @@ def test_requests_fail_while_the_file_cannot_be_written(tmp_path, caplog):
                 assert health.startswith(b"HTTP/1.1 503 ")
                 assert b"audit file cannot be written" in health
                 assert len(lines_of(file)) == 1
+                failed = await figures_of(server)
+                assert failed["audit_up"] == 0
+                assert failed["audit_failures_total"] > 0
             await server.until(lambda: len(lines_of(file)) == 2)
+            assert (await figures_of(server))["audit_up"] == 1
             await server.until(lambda: server.state.unhealthy() is None)
             await server.is_sane()
         outcomes = [(told["status"], told["outcome"]) for told in lines_of(file)]

@@ -1,5 +1,8 @@
 """Metrics: exact counts, vLLM's names and buckets, and Prometheus' text format."""
 
+import platform
+
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -35,7 +38,7 @@ def samples(api):
     out = {}
     for family in text_string_to_metric_families(api.get("/metrics").text):
         for sample in family.samples:
-            if "model_name" not in sample.labels:  # of the server, not of a model
+            if "engine" not in sample.labels:  # of the server, not of a model
                 continue
             extra = sample.labels.get("finished_reason") or sample.labels.get("le") or ""
             assert sample.labels["model_name"] == "tiny"
@@ -313,3 +316,19 @@ def test_pictures_have_series_where_the_model_reads_them():
     assert found["vllm:mm_cache_queries_total"] == 5
     assert found["vllm:mm_cache_hits_total"] == 2
     assert found["cpuserve:encode_seconds_total"] == 1.5
+
+
+def test_operators_see_the_build_the_load_and_the_free_memory():
+    api = Api()
+    families = text_string_to_metric_families(api.get("/metrics").text)
+    found = {sample.name: sample for family in families for sample in family.samples}
+    build = found["cpuserve:build_info"]
+    assert build.value == 1
+    assert build.labels["version"] == api.get("/version").json()["version"]
+    assert build.labels["python"] == platform.python_version()
+    load = found["cpuserve:model_load_seconds"]
+    assert load.labels == {"model_name": "tiny"}
+    assert load.value > 0
+    free, limit = (found[f"cpuserve:memory_{name}_bytes"].value for name in ("free", "limit"))
+    assert 0 < free < limit <= psutil.virtual_memory().total
+    assert not {name for name in found if "audit" in name or "certificate" in name}

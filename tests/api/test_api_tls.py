@@ -5,6 +5,7 @@ import errno
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -270,6 +271,22 @@ async def test_the_watch_reads_files_that_change(tmp_path, monkeypatch):
     replace(pair, "second")
     await until(lambda: found.context.newest is not before)
     watching.cancel()
+
+
+@in_loop
+async def test_metrics_have_the_end_of_the_certificate():
+    async with live(**options_of()) as server, client_of(server) as client:
+        text = (await client.get("/metrics")).text
+        (end,) = re.findall(
+            r"^cpuserve:certificate_end_timestamp_seconds (\S+)$", text, re.MULTILINE
+        )
+        told = subprocess.run(
+            ["openssl", "x509", "-enddate", "-noout", "-in", FILES / "first.crt"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        assert float(end) == ssl.cert_time_to_seconds(told.partition("=")[2])
 
 
 @in_loop

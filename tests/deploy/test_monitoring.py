@@ -16,6 +16,7 @@ from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import exposition, server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.http import HttpMetrics
+from cpuserve.metrics.operating import OperatingFigures, operating_families
 from cpuserve.metrics.processes import PageFigures, RoleFigures, page_families, process_families
 from cpuserve.metrics.server import SERVED, ServerMetrics
 
@@ -56,6 +57,7 @@ def families():
         *page_families(PageFigures({"engine": 0}, {("engine", "0"): 0})),
         *task_families({"running batches": True}),
         *store_families({"files": (1, 2)}),
+        *operating_families(OperatingFigures("1", {}, 1.0, (True, 0), {"m": 1.0}, 1, 2)),
         *AdapterMetrics(["a"], ()).collect(),
     ]
 

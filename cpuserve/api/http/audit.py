@@ -45,6 +45,11 @@ class Audit:
         trouble = self._file.trouble
         return _refusal(trouble) if self.refuses and trouble is not None else None
 
+    @property
+    def figures(self) -> tuple[bool, int]:
+        """Whether the last write succeeded, and how many have failed."""
+        return self._file.trouble is None, self._file.failures
+
     async def write(self, line: bytes) -> None:
         """Write a line; if requests depend on it, return when it is on disk.
 

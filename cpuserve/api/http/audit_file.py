@@ -69,7 +69,7 @@ class _Pending:
 class AuditFile:
     """Appends lines to a file, which is locked against other servers, and renamed when it is full.
 
-    trouble: why the last write failed; None = it did not.
+    trouble: why the last write failed; None = it did not. failures: how many writes have failed.
     """
 
     def __init__(self, path: Path, most_bytes: int, *, keeps: bool) -> None:
@@ -82,6 +82,7 @@ class AuditFile:
           ConfigError: the file cannot be used.
         """
         self.trouble: str | None = None
+        self.failures = 0
         self._path = path
         self._most = most_bytes
         self._keeps = keeps
@@ -235,6 +236,7 @@ class AuditFile:
     def _note(self, why: str | None) -> None:
         """Log when writes begin to fail, and when they succeed again."""
         before, self.trouble = self.trouble, why
+        self.failures += why is not None
         if why is not None and before is None:
             log.error("the audit file %s cannot be written: %s", self._path, why, extra=UNLIMITED)
         elif why is None and before is not None:

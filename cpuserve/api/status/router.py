@@ -29,8 +29,11 @@ from cpuserve.metrics.families import (
     server_families,
     wants_openmetrics,
 )
+from cpuserve.metrics.operating import OperatingFigures, operating_families
 from cpuserve.metrics.server import Sequence
+from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.cpu_times import cpu_times
+from cpuserve.platforms.host import memory_now
 from cpuserve.serving.models.load_progress import health_body
 from cpuserve.version import version
 
@@ -274,6 +277,21 @@ def _stores(state: ServerState) -> dict[str, tuple[int, int]]:
     return stores
 
 
+def _operating(state: ServerState) -> OperatingFigures:
+    """Return the figures for operators; for a thread, as it reads files of the system."""
+    free, limit = memory_now()
+    audit = None if state.records is None else state.records.audit
+    return OperatingFigures(
+        version=version(),
+        build=CpuPlatform().build()[1],
+        certificate_end=None if state.certificate is None else state.certificate.valid[1],
+        audit=None if audit is None else audit.figures,
+        loads={c.model_names[0]: c.load_s for c in state.models.contexts() if c.ready},
+        memory_free=free,
+        memory_limit=limit,
+    )
+
+
 @get(router, "/metrics", None, media=TEXT)
 async def metrics(request: Request) -> Response:
     """Return all metrics of the server: in OpenMetrics if Accept says so, else as text."""
@@ -289,6 +307,7 @@ async def metrics(request: Request) -> Response:
     )
     families += [*adapters.collect(), *state.http.collect()]
     families += [*task_families(running()), *store_families(_stores(state))]
+    families += operating_families(await asyncio.to_thread(_operating, state))
     openmetrics = wants_openmetrics(request.headers.get("accept", ""))
     text = await asyncio.to_thread(exposition, families, openmetrics=openmetrics)
     kind = OPEN_CONTENT_TYPE if openmetrics else CONTENT_TYPE

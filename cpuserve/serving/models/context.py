@@ -91,6 +91,8 @@ class ModelContext:
     ready: bool = False
     failed: str | None = None
     started: int = field(default_factory=lambda: int(time.time()))
+    begun: float = field(default_factory=time.monotonic)
+    load_s: float = 0.0
     active: ActiveCount = field(default_factory=ActiveCount)
     kv_bytes: int = 0
     pooling: str = "none"
@@ -163,6 +165,7 @@ class ModelContext:
                 self.details.path, self.details.mmproj, tokenizer, self.picture_rules
             )
         self.vector_width = number("width", 0)
+        self.load_s = time.monotonic() - self.begun
         self.ready = True
 
     async def close(self) -> None:
