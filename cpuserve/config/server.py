@@ -411,7 +411,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         _option(
             "URL of an OpenTelemetry collector that gets a trace of each request (OTLP over HTTP), "
-            "such as http://localhost:4318/v1/traces. It needs `pip install 'cpuserve[traces]'`. "
+            "such as http://localhost:4318/v1/traces. It needs `pip install '.[traces]'`. "
             "The standard variables of OpenTelemetry (OTEL_...) are read as well.",
             default="none, or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
             check=_url,

@@ -34,8 +34,7 @@ def handicaps(host: Host) -> Iterator[Handicap]:
             "use the package or image for this machine (docker run --platform)",
         )
     if host.native_error:
-        remedy = "reinstall cpuserve on this machine (pip install --force-reinstall cpuserve)"
-        yield Handicap(host.native_error, remedy)
+        yield Handicap(host.native_error, f"reinstall cpuserve on this machine: {BUILD_HERE}")
     elif missing_level(host) or not host.isa_levels:
         yield Handicap(_lacking(host), BUILD_HERE)
     elif default_level(host) == "scalar":
