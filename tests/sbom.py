@@ -29,7 +29,7 @@ _NAME = re.compile(r"[\w.-]+")
 def bill() -> dict[str, Any]:
     """Return the bill; values with @ are CMake variables of the build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    own, version = project["name"], project["version"]
+    own = project["name"]
     needed = [_dependency(each) for each in project["dependencies"]]
     compiled = {
         "type": "library",
@@ -50,8 +50,8 @@ def bill() -> dict[str, Any]:
                 "type": "application",
                 "bom-ref": own,
                 "name": own,
-                "version": version,
-                "purl": f"pkg:pypi/{own}@{version}",
+                "version": "@SKBUILD_PROJECT_VERSION_FULL@",
+                "purl": f"pkg:pypi/{own}@@cpuserve_version_in_url@",
                 "licenses": [{"license": {"id": project["license"]["text"]}}],
                 "properties": [
                     {

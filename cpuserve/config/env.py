@@ -31,8 +31,8 @@ OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
 # Other modules of cpuserve read these variables with `environment()`; they are not engine options.
 OTHERS = ("CPUSERVE_CONFIG", "CPUSERVE_CACHE")
-# The build of the kernels reads this variable (pyproject.toml), and a shell may keep it.
-OF_THE_BUILD = ("CPUSERVE_LEVELS",)
+# The build reads these variables (pyproject.toml), and a shell may keep them.
+OF_THE_BUILD = ("CPUSERVE_LEVELS", "CPUSERVE_COMMIT")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a wheel and the source distribution contain, and the workflow that releases them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -155,6 +156,7 @@ def test_the_source_distribution_configures_without_a_network(sdist, tmp_path):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11}",
             f"-DSKBUILD_METADATA_DIR={tmp_path / 'metadata'}",
+            "-DSKBUILD_PROJECT_VERSION_FULL=0.1.0+g01234567",
         ],
         capture_output=True,
         text=True,
@@ -168,6 +170,9 @@ def test_the_source_distribution_configures_without_a_network(sdist, tmp_path):
     made = (tmp_path / "metadata/sboms/cpuserve.cdx.json").read_bytes()
     assert faults_of(wheel(tmp_path, **{BILL: made})) == []
     assert json.loads(made)["components"][0]["version"] == metadata.version("pybind11")
+    own = json.loads(made)["metadata"]["component"]
+    assert own["version"] == "0.1.0+g01234567"
+    assert own["purl"] == "pkg:pypi/cpuserve@0.1.0%2Bg01234567"
 
 
 def test_the_bill_of_materials_has_every_dependency():
@@ -191,7 +196,34 @@ def test_a_release_has_wheels_for_both_linux_architectures_and_macos(release):
     built = {entry["arch"] for entry in release["jobs"]["wheels"]["strategy"]["matrix"]["include"]}
     assert built == {"x86_64", "aarch64", "arm64"}
     steps = [step.get("run", "") for step in release["jobs"]["wheels"]["steps"]]
-    assert any("tests/check_wheel.py" in step for step in steps)
+    assert ".ci/release check wheelhouse/*.whl" in steps
+
+
+def test_the_steps_of_a_release_are_those_of_a_script_that_runs_anywhere(release):
+    script = (ROOT / ".ci/release").read_text()
+    run = [s["run"] for job in release["jobs"].values() for s in job["steps"] if "run" in s]
+    named = {re.match(r"\.ci/release (\w+)", command)[1] for command in run}
+    assert named == {"version", "check", "sdist", "audit", "names"}
+    assert all(f"\nstep_{name}() {{" in script for name in named)
+    tried = re.findall(r"^  \.ci/release (\w+)", script, re.MULTILINE)
+    assert set(tried) == named - {"names"} | {"wheel"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["version", "v9.9.9"], "the tag is v9.9.9, and pyproject.toml has the release"),
+        (["version"], "the tag is , and pyproject.toml"),
+        (["publish"], "there is no step publish"),
+        ([], "usage: .ci/release"),
+    ],
+)
+def test_a_release_with_another_tag_or_step_is_refused(words, said):
+    alone = {"PATH": os.environ["PATH"]}
+    command = [ROOT / ".ci/release", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
+    assert done.returncode == 1
+    assert f"release: {said}" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["publish", "image"])
@@ -207,7 +239,8 @@ def test_nothing_is_published_with_a_known_vulnerability_of_a_dependency(release
     assert "audit" in release["jobs"][name]["needs"]
     checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
     for jobs in (release["jobs"], checks["jobs"]):
-        assert "pip-audit --strict ." in jobs["audit"]["steps"][-1]["run"]
+        assert jobs["audit"]["steps"][-1]["run"] == ".ci/release audit"
+    assert "'pip-audit==2.*' --strict ." in (ROOT / ".ci/release").read_text()
 
 
 def test_only_the_jobs_that_publish_may_write(release):
@@ -251,3 +284,24 @@ def test_wheels_are_built_for_every_python_that_the_package_accepts(release):
     oldest = re.search(r'requires-python = ">=3\.(\d+)"', text)[1]
     assert build.split()[0] == f"cp3{oldest}-*"
     assert f"cp3{sys.version_info.minor}-*" in build.split()
+
+
+def test_no_page_lets_pip_look_for_a_name_that_the_index_does_not_have():
+    """Until the first release, pip finds cpuserve in a checkout or among wheels only."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    pages += [p for top in ("docs", "deploy", "examples") for p in (ROOT / top).rglob("*.*")]
+    texts = {p: p.read_text() for p in pages if p.suffix in {".md", ".yaml", ".service", ".yml"}}
+    wanted = re.compile(r"pip install [^\n`#&]*?(?<![\w./-])cpuserve\b[^\n`]*")
+    found = [line for text in texts.values() for line in wanted.findall(text)]
+    assert [line for line in found if "--find-links" not in line] == []
+    assert wanted.search("pip install 'cpuserve[images]'")
+    assert len(found) >= 2
+
+
+def test_pip_adds_an_extra_to_the_installed_package_without_looking_for_the_package():
+    """As error messages say: pip install 'cpuserve[images]'."""
+    words = ("install", "--dry-run", "--no-index", "cpuserve[images]")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
