@@ -99,6 +99,7 @@ def post(
     also: Sequence[int] = (),
     pages: bool = True,
     poolings: Collection[str] = (),
+    guards: bool = False,
 ) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
@@ -113,13 +114,14 @@ def post(
     words: a function that returns the body field for each role of an error (RequestError.role);
       None = each role is the name of a field.
     poolings: the pooling types of models that can serve the route; empty = any (BodyForm).
+    guards: whether the id of a response guards texts (BodyForm).
 
     The operation in /openapi.json has the handler's name and docstring.
     The decorator returns an Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
-        form = BodyForm(id_prefix, schema, conversation, frozenset(poolings))
+        form = BodyForm(id_prefix, schema, conversation, frozenset(poolings), guards)
         endpoint = Endpoint(handler, form, response, dialect, stream, words, also, pages)
         for path in paths:
             router.add_api_route(
@@ -315,7 +317,8 @@ async def prepared(
         caller=request.caller,
         allowance=allowance if allowance is not None and allowance.counts_tokens else None,
     )
-    generation.set_id(request.id)
+    if request.guards:
+        generation.set_id(request.id)
     return generation
 
 

@@ -32,6 +32,7 @@ _VARIES = (
     (re.compile(r'_duration":\d+'), '_duration":0'),
     (re.compile(r'"call_[0-9a-f]{24}"'), '"call_"'),
     (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
+    (re.compile(r'"([a-z]+)_[0-9a-f]{32}(_\d+)?"'), r'"\1_recorded\2"'),
     (re.compile(f'"(version|cpuserve)":"{re.escape(version())}"'), r'"\1":""'),
 )
 _HEADERS = ("content-type", "cache-control", "retry-after", "x-should-retry", "connection", "allow")

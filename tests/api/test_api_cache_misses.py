@@ -238,16 +238,18 @@ def test_a_long_id_of_a_session_is_not_kept():
 
 
 @pytest.mark.parametrize("number", ["1", UUID])
-def test_without_keys_an_id_that_can_be_guessed_shows_no_earlier_text(number):
+def test_the_id_of_a_message_shows_its_text_and_the_id_of_its_request_does_not(number):
     api = tool_api(says("Yes."))
     asked = {"model": "tiny", "max_tokens": 9, "system": SYSTEM, "messages": ONE}
     headers = {"x-request-id": number}
     first = api.request("POST", "/v1/messages", json=asked, headers=headers).json()
-    assert first["id"] == f"msg_{number}"
     body = message(api, OTHER, named=first["id"]).json()
     where = body["diagnostics"]["cache_miss_reason"]["first_difference"]
     assert where["now"].strip().startswith("dog")
-    assert (where["before"] is None) is (number == "1")
+    assert where["before"].strip().startswith("cat")
+    for guess in (number, f"msg_{number}", f"chatcmpl-{number}"):
+        body = message(api, OTHER, named=guess).json()
+        assert body["diagnostics"]["cache_miss_reason"] == {"type": "previous_message_not_found"}
 
 
 def test_misses_are_counted_by_reason(api):

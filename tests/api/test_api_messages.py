@@ -22,7 +22,8 @@ from tests.api.fakes import ANSWER, Api, tokenizer
 from tests.api.tools import prompt_of, says, tool_api
 
 
-def test_an_answer_is_a_message():
+def test_an_answer_is_a_message(monkeypatch):
+    monkeypatch.setattr("cpuserve.ids._random", lambda: "a1")
     asked = {"messages": HI, "max_tokens": 64, "model": "alias"}
     headers = {"x-request-id": "r1", "anthropic-version": "2023-06-01"}
     response = Api().request("POST", "/v1/messages", json=asked, headers=headers)
@@ -32,7 +33,7 @@ def test_an_answer_is_a_message():
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     assert body["usage"].pop("input_tokens") > 5
     assert body == {
-        "id": "msg_r1",
+        "id": "msg_a1",
         "type": "message",
         "role": "assistant",
         "model": "alias",

@@ -77,9 +77,10 @@ def without_ids(body):
     return json.loads(re.sub(r'"(created|completed)_at": \d+', r'"\1_at": 0', text))
 
 
-def test_a_response_is_what_openais_type_says():
+def test_a_response_is_what_openais_type_says(monkeypatch):
     asked = {"input": "hi", "model": "alias"}
-    response = Api().request("POST", PATH, json=asked, headers={"x-request-id": "r1"})
+    monkeypatch.setattr("cpuserve.ids._random", lambda: "r1")
+    response = Api().post(PATH, **asked)
     body = response.json()
     parsed = Response.model_validate(body, strict=True)
     assert parsed.output_text == ANSWER

@@ -226,13 +226,15 @@ def test_a_compacted_conversation_has_the_users_messages_and_a_summary_that_the_
     assert (refused.status_code, error_of(refused)["param"]) == (400, "input")
 
 
-def test_an_id_that_a_client_repeats_names_two_responses():
+def test_an_id_that_a_client_repeats_names_two_responses_and_neither():
     api = Api()
     headers = {"x-request-id": "r1"}
     ids = {api.request("POST", PATH, json={"input": "hi"}, headers=headers).json()["id"]
            for _ in range(2)}  # fmt: skip
     assert len(ids) == 2
     assert all(api.get(f"{PATH}/{each}").status_code == 200 for each in ids)
+    assert not any("r1" in each for each in ids)
+    assert api.get(f"{PATH}/resp_r1").status_code == 404
 
 
 def test_nothing_is_stored_where_storing_is_off():

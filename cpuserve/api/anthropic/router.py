@@ -68,6 +68,7 @@ router = APIRouter()
     response=Message,
     dialect=ANTHROPIC,
     id_prefix="msg_",
+    guards=True,
     stream=EVENTS,
     words=words,
 )

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from cpuserve.api.stored.quota import Quota
 from cpuserve.core.regular_file import read_regular
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.fault_points import fault
+from cpuserve.ids import guarding_id
 from cpuserve.log import get_logger
 from cpuserve.serving.threads import run_on_disk
 
@@ -162,7 +162,7 @@ class FileDirectory:
                 "--files-count"
             )
             raise InvalidRequest(msg, param="file", code="files_full")
-        made = f"file-{uuid.uuid4().hex}"
+        made = guarding_id("file-")
         self._contents[made] = _Content(caller, counts=counts)
         return made
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from cpuserve.api.stored.disk import DiskError, limit_error, writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.fault_points import fault
+from cpuserve.ids import guarding_id
 from cpuserve.log import get_logger
 from cpuserve.serving.threads import run_on_disk
 
@@ -223,7 +223,7 @@ class BatchService:
     ) -> BatchObject:
         now = int(time.time())
         return BatchObject(
-            id=f"{kind.prefix}{uuid.uuid4().hex}",
+            id=guarding_id(kind.prefix),
             endpoint=endpoint,
             input_file_id=input_file,
             completion_window="24h",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +23,7 @@ from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get, post
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.ids import guarding_id
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ async def create_conversation(request: RequestContext, body: CreateConversation)
     metadata = body.metadata or {}
     check_metadata(metadata)
     items = await _checked(request, body.items or [])
-    made = StoredConversation(request.caller, f"conv_{uuid.uuid4().hex}", metadata=metadata)
+    made = StoredConversation(request.caller, guarding_id("conv_"), metadata=metadata)
     made.size += sum(len(key) + len(value) for key, value in metadata.items())
     store.add(made, items)
     return json_response(made.body)

@@ -25,6 +25,7 @@ from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.request.state import get_state
 from cpuserve.errors import NotServing
+from cpuserve.ids import guarding_id
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.calls.call import MAX_PROMPTS
 from cpuserve.serving.threads import WORKS_FOR, loop_turn, run_decoding
@@ -50,12 +51,13 @@ _MOST_IN_CONVERSATION = 1 << 18
 
 @dataclass(slots=True)
 class RequestContext:
-    """A request and its model; `id` is the id prefix of the endpoint followed by request_id.
+    """A request and its model; `id` is the id of the response, see `BodyForm.guards`.
 
     state: the state of the server.
     work: what is reserved for the request, until its work ends.
     path: the parameters in the path of the request.
     default: the model of a body that selects none; None = the first model.
+    guards: whether the id guards texts.
     low_priority: whether the scheduler should run the request after all others.
     sender: who sends the request.
     allowance: the part of its caller's limits that the request takes; None = it has no limits.
@@ -78,6 +80,7 @@ class RequestContext:
     created: int = field(default_factory=lambda: int(time.time()))
     begun: float = field(default_factory=time.monotonic)
     path: Mapping[str, str] = field(default_factory=dict)
+    guards: bool = False
     low_priority: bool = False
     default: str | None = None
     _served: Served | None = None
@@ -159,12 +162,15 @@ class BodyForm(Generic[T]):
       `_most_objects` returns the maximum number of JSON lists, objects and strings in this field.
     poolings: the pooling types of the models that can serve the request; empty = any.
       A body that selects no model gets the first of these.
+    guards: whether the id of the response guards texts, so that it is secret (cpuserve/ids.py);
+      else it is the prefix followed by the id of the request.
     """
 
     prefix: str
     schema: type[T]
     conversation: str = "messages"
     poolings: frozenset[str] = frozenset()
+    guards: bool = False
 
 
 @asynccontextmanager
@@ -208,7 +214,8 @@ async def read_call(
             if record is not None:
                 record.read = time.monotonic()
             form = form_of(body)
-            received.id = form.prefix + number
+            received.id = guarding_id(form.prefix) if form.guards else form.prefix + number
+            received.guards = form.guards
             if form.poolings and state.models.several:
                 received.default = next(iter(await state.models.names_with(form.poolings)), None)
             if size <= FREE_BYTES:

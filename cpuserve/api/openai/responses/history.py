@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from cpuserve.api.openai.responses.stored_conversation import StoredConversation
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.stored.store import StoredItem
 from cpuserve.errors import InvalidRequest, NotFound, brief
+from cpuserve.ids import guarding_id
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _own_item(item: dict[str, Any], store: Store, caller: str) -> StoredItem:
         return found
     shown = dict(item)
     if not isinstance(given, str) or not given:
-        shown["id"] = given = f"{_PREFIXES.get(str(kind), 'item')}_{uuid.uuid4().hex}"
+        shown["id"] = given = guarding_id(f"{_PREFIXES.get(str(kind), 'item')}_")
     if kind == "message":
         shown |= {"type": "message", "status": item.get("status") or "completed"}
         if isinstance(text := item.get("content"), str):

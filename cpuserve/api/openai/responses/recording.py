@@ -168,7 +168,8 @@ class _Background:
     def _fail(self, error: Exception) -> None:
         """Store the failed response; if the store has no room for it, remove the response."""
         self._record.fail(error)
-        log.warning("background response %s failed: %s", self._entry.id, error)
+        name = self._record.request_id
+        log.warning("background response of request %s failed: %s", name, error)
         entry = self._entry
         try:
             written = self._writer.failed(error)
@@ -176,7 +177,7 @@ class _Background:
                 self._recording.end()
             entry.add_frames(self._store, written)
         except Exception as full:
-            log.warning("background response %s cannot be stored: %s", entry.id, full)
+            log.warning("background response of request %s cannot be stored: %s", name, full)
             self._store.remove(entry)
         entry.running = False
 

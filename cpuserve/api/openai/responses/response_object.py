@@ -255,6 +255,8 @@ class DeletedResponse(msgspec.Struct):
 
 
 # The prefix of an output item's id for each item type.
+# The prefix of the ids of responses.
+PREFIX = "resp_"
 _KINDS = {
     "message": "msg",
     "function_call": "fc",
@@ -294,11 +296,12 @@ SUMMARY = ThoughtForm(
 class Item:
     """Output item `index`: a tool call if `call` is set, else a thought or a message.
 
+    random_part: what the ids of the response and of all its items have in common.
     thought_form: how a thought appears in events, raw or as a summary.
     seal: seals a thought in the member encrypted_content; None = thoughts have no such member.
     """
 
-    request_id: str
+    random_part: str
     index: int
     origins: Origins
     call: WholeToolCall | None = None
@@ -318,7 +321,7 @@ class Item:
     @property
     def id(self) -> str:
         """The id of the item: equal in all events of a stream, unique among the output items."""
-        return f"{_KINDS[self.kind]}_{self.request_id}_{self.index}"
+        return f"{_KINDS[self.kind]}_{self.random_part}_{self.index}"
 
     def begun(self) -> OutputItem:
         """Return the item as it begins: in progress and without content."""
@@ -367,7 +370,7 @@ class Item:
 
 def items_of(
     choice: Choice,
-    request_id: str,
+    random_part: str,
     origins: Origins,
     logprobs: list[ChatLogprob],
     *,
@@ -385,9 +388,9 @@ def items_of(
     items: list[Item | OutputItem] = []
     for part in choice.parts or [""]:
         if isinstance(part, ToolSearched):
-            items += search_items(part, request_id, len(items), tools or [])
+            items += search_items(part, random_part, len(items), tools or [])
             continue
-        item = Item(request_id, len(items), origins)
+        item = Item(random_part, len(items), origins)
         if isinstance(part, str):
             item.text, item.logprobs = [part], logprobs
         elif isinstance(part, Thoughts):
@@ -406,10 +409,10 @@ def items_of(
 
 
 def search_items(
-    event: ToolSearched, request_id: str, index: int, tools: list[dict[str, Any]]
+    event: ToolSearched, random_part: str, index: int, tools: list[dict[str, Any]]
 ) -> list[OutputItem]:
     """Return two items for a search that the server ran: its call (number `index`) and result."""
-    call, output = f"tsc_{request_id}_{index}", f"tso_{request_id}_{index + 1}"
+    call, output = f"tsc_{random_part}_{index}", f"tso_{random_part}_{index + 1}"
     found = found_definitions(tools, set(event.found))
     return [
         ResponseSearchCall(call, "completed", None, json_object(event.arguments), "server"),

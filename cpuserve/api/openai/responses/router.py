@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from cpuserve.api.openai.responses import response_object
 from cpuserve.api.openai.responses.foreign_items import COMPACTED
 from cpuserve.api.openai.responses.history import ReferringRequest, decoded, new_items, read_turn
 from cpuserve.api.openai.responses.recording import respond_recorded, sent, stream_of
-from cpuserve.api.openai.responses.response_object import ResponseUsage
+from cpuserve.api.openai.responses.response_object import PREFIX, ResponseUsage
 from cpuserve.api.openai.responses.schema import ResponsesRequest, check_include, to_call, words
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.openai.responses.writer import usage_of
@@ -47,7 +46,8 @@ _ONE = "/v1/responses/{response_id}"
     "/responses",
     schema=ResponsesRequest,
     response=response_object.Response,
-    id_prefix="resp_",
+    id_prefix=PREFIX,
+    guards=True,
     stream=EVENTS,
     conversation="input",
     also=[409],
@@ -56,7 +56,6 @@ _ONE = "/v1/responses/{response_id}"
 async def create_response(request: RequestContext, body: ResponsesRequest) -> Response:
     """Generate the next output items of a conversation."""
     turn = await _turn(request, body)
-    _take_free_id(request)
     await _open(request, turn)
     calls = partial(to_call, num_stored=turn.num_stored)
     generation = await prepared(request, turn.body, calls)
@@ -69,7 +68,7 @@ async def create_response(request: RequestContext, body: ResponsesRequest) -> Re
     "/responses/input_tokens",
     schema=ResponsesRequest,
     response=InputTokens,
-    id_prefix="resp_",
+    id_prefix=PREFIX,
     conversation="input",
     also=[409],
     words=words,
@@ -164,13 +163,6 @@ async def _open(request: RequestContext, turn: ReferringRequest) -> None:
     turn.body = msgspec.structs.replace(turn.body, input=read)
 
 
-def _take_free_id(request: RequestContext) -> None:
-    """Assign a new response id if the caller already stores a response with this id."""
-    while request.state.stored.find(StoredResponse, request.caller, request.id) is not None:
-        request.request_id = uuid.uuid4().hex
-        request.id = f"resp_{request.request_id}"
-
-
 def _found(request: Request) -> StoredResponse:
     """Return the stored response with the id in the path.
 
@@ -247,7 +239,8 @@ def _as_response(body: CompactRequest) -> ResponsesRequest:
     "/v1/responses/compact",
     schema=CompactRequest,
     response=CompactedResponse,
-    id_prefix="resp_",
+    id_prefix=PREFIX,
+    guards=True,
     conversation="input",
     words=lambda body: words(_as_response(body)),
 )
@@ -269,7 +262,7 @@ async def compact_response(request: RequestContext, body: CompactRequest) -> Res
         (choice,) = response.choices
         summary = "".join(part for part in choice.parts if isinstance(part, str)).strip()
         sealed = request.state.seal.sealed(_TOLD + summary)
-        made = CompactedItem(f"cmp_{request.request_id}", sealed)
+        made = CompactedItem(f"cmp_{request.id.removeprefix(PREFIX)}", sealed)
         kept = [item for item in items if item.get("role") == "user"]
         usage = usage_of(response.usage)
         return msgspec.json.encode(

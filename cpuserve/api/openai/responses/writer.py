@@ -11,6 +11,7 @@ from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.openai.responses.cache_diagnostics import cache_diagnostics
 from cpuserve.api.openai.responses.response_object import (
+    PREFIX,
     RAW,
     SUMMARY,
     ConversationRef,
@@ -81,7 +82,7 @@ class ResponseWriter:
         self, request: RequestContext, body: ResponsesRequest, generation: Generation
     ) -> None:
         params = generation.sequences[0].params
-        self._request_id = request.request_id
+        self._random_part = request.id.removeprefix(PREFIX)
         self._response = begun(request, body, params)
         self._cache = cache_diagnostics(body.prompt_cache_options, generation)
         # The tools of an agent may take 40 kB, so only the last event of a stream contains them.
@@ -174,7 +175,7 @@ class ResponseWriter:
         logprobs = self._logprobs(choice.logprobs)
         self._output = items_of(
             choice,
-            self._request_id,
+            self._random_part,
             self._origins,
             logprobs,
             seal=self._seal,
@@ -217,7 +218,7 @@ class ResponseWriter:
     def _searched(self, event: ToolSearched) -> bytes:
         """Return the frames of a tool search that the server ran: its call and result items."""
         out = self._close()
-        found = search_items(event, self._request_id, len(self._output), self._tools)
+        found = search_items(event, self._random_part, len(self._output), self._tools)
         for item in found:
             place, begun = len(self._output), msgspec.structs.replace(item, status="in_progress")
             out += self._frame("response.output_item.added", output_index=place, item=begun)
@@ -230,7 +231,7 @@ class ResponseWriter:
     ) -> tuple[bytes, Item]:
         """Close the open item and begin a new item; return (frames for both, the new item)."""
         out = self._close()
-        self._open = item = Item(self._request_id, len(self._output), self._origins, call)
+        self._open = item = Item(self._random_part, len(self._output), self._origins, call)
         item.thinks, item.seal, item.thought_form = thinks, self._seal, self._thought_form
         added = self._frame(
             "response.output_item.added", output_index=item.index, item=item.begun()
