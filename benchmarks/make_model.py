@@ -1897,6 +1897,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_positions": 320,
         "feed_forward_proj": "gated-gelu",
     },
+    "tiny-umt5": {
+        "architectures": ["UMT5EncoderModel"],
+        "model_type": "umt5",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "d_model": 64,
+        "d_kv": 4,
+        "d_ff": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+    },
     "tiny-gte": _encoder("Gte", (512, 64, 96, 2, 4), model_type="gte", max_position_embeddings=320),
     "tiny-jina-v2": _encoder(
         "JinaBert",

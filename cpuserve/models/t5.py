@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.bert import leave_linears
@@ -24,10 +25,20 @@ _MLPS = {
 }
 
 
-class T5Encoder:
-    """The encoder of T5, mT5 and Flan-T5 (sentence-T5, GTR). Source: transformers modeling_t5.
+# Values that configs of mT5 and UMT5 may leave out, where T5 has other ones.
+_MULTILINGUAL = {
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}
 
-    Keys of spec.extra: "distances".
+
+class T5Encoder:
+    """The encoder of T5 and Flan-T5 (sentence-T5, GTR). Source: transformers modeling_t5.
+
+    Keys of spec.extra: "distances"; "biases_by_layer", whether each layer has biases of its own.
     """
 
     @staticmethod
@@ -55,7 +66,10 @@ class T5Encoder:
             activation=read_choice(config, "feed_forward_proj", "relu", _MLPS),
             pooled=True,
             encoder=True,
-            extra={"distances": Distances("halving", buckets, reach)},
+            extra={
+                "distances": Distances("halving", buckets, reach),
+                "biases_by_layer": False,
+            },
         )
 
     @staticmethod
@@ -63,10 +77,11 @@ class T5Encoder:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("shared")
         distances = cast("Distances", s.extra["distances"])
-        biases = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
         inner, then = s.q_heads * s.head_dim, cast("Then", s.activation)
         for i in range(s.layers):
             at = f"encoder.block.{i}.layer.0"
+            shared = "encoder.block.0.layer.0" if not s.extra["biases_by_layer"] else at
+            biases = f"{shared}.SelfAttention.relative_attention_bias"
             h = b.rms_norm(x, f"{at}.layer_norm")
             qkv = b.linear(h, [f"{at}.SelfAttention.{part}" for part in "qkv"], features=inner)
             a = b.attend_by_distance(qkv, distances, biases=biases, scale=1.0)
@@ -79,3 +94,22 @@ class T5Encoder:
             b.linear(g, f"{mlp}.wo", add_to=x)
         leave_linears(b, "encoder.embed_tokens")
         b.hidden(b.rms_norm(x, "encoder.final_layer_norm"))
+
+
+class Mt5Encoder(T5Encoder):
+    """The encoder of mT5. Source: transformers modeling_mt5."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an mT5 config."""
+        return T5Encoder.spec({**_MULTILINGUAL, **config})
+
+
+class Umt5Encoder(T5Encoder):
+    """The encoder of UMT5: each layer has biases of its own. Source: modeling_umt5."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a UMT5 config."""
+        spec = T5Encoder.spec({**_MULTILINGUAL, **config})
+        return replace(spec, extra={**spec.extra, "biases_by_layer": True})

@@ -29,7 +29,7 @@ def encoder_of(path: Path):
     kind = json.loads((path / "config.json").read_text())["architectures"][0]
     more = (
         {}
-        if kind.startswith(("ModernBert", "Gemma", "EuroBert", "Distil", "Deberta", "T5"))
+        if kind.startswith(("ModernBert", "Gemma", "EuroBert", "Distil", "Deberta", "T5", "UMT5"))
         else {"add_pooling_layer": False}
     )
     model, info = getattr(transformers, kind).from_pretrained(

@@ -155,7 +155,7 @@ RELATIVES = (
 ENCODERS = (
     *("bert", "xlm-roberta", "modernbert", "nomic-bert", "embeddinggemma"),
     *("gte", "jina-v3", "eurobert", "distilbert"),
-    *("deberta", "mpnet", "t5"),
+    *("deberta", "mpnet", "t5", "umt5"),
 )
 
 

@@ -185,7 +185,7 @@ OTHERWISE = {
     # those of two kinds of layers
     **dict.fromkeys(("gemma4", "gemma4-moe", "gemma4-unified"), ("head_dim",)),
     # these end no text
-    **dict.fromkeys(("modernbert", "jina-v3", "gte", "t5"), ("bos_ids", "eos_ids")),
+    **dict.fromkeys(("modernbert", "jina-v3", "gte", "t5", "umt5"), ("bos_ids", "eos_ids")),
     # the first two rows of their tables are no positions
     **dict.fromkeys(("xlm-roberta", "mpnet"), ("max_position", "bos_ids", "eos_ids")),
 }
