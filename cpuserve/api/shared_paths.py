@@ -55,6 +55,7 @@ post_by_field(
         "input": {
             "": create_embeddings,
             "classify": classify,
+            "rank": classify,
             "token_classify": pooling,
             "splade": pooling,
         },

@@ -164,7 +164,8 @@ Made = TypeVar("Made", bound="PoolingRequestOutput[Any]")
 ManyPooling = PoolingParams | Sequence[PoolingParams] | None
 ScoreInput = str | Mapping[str, Any]
 # The values of encode(pooling_task=...) that a classifier accepts, for each LLM method.
-TASKS = {"classify": ("classify",), "encode": ("token_classify",)}
+# A model with one label, such as a reranker, labels single texts as well.
+TASKS = {"classify": ("classify",), "score": ("classify",), "encode": ("token_classify",)}
 
 
 class PoolingMethods(RequestMethods):
@@ -229,11 +230,13 @@ class PoolingMethods(RequestMethods):
             InvalidRequest: a prompt is invalid, or the model is no classifier.
             RequestError, EngineDead: see `generate`.
         """
-        self._check_kind("classify")
+        if self.config.pooling != "rank":
+            self._check_kind("classify")
         batch = self._pooling(prompts, pooling_params, lora_request, tokenization_kwargs)
         batch.check_task("classify")
         labels, done = self._context.labels, []
-        for request, own, item in self._pooled(batch, use_tqdm, [""] * len(batch.params)):
+        kinds = [self._labels_kind(own.activates(use_activation)) for own in batch.params]
+        for request, own, item in self._pooled(batch, use_tqdm, kinds):
             kind = self._context.class_activation if own.activates(use_activation) else "none"
             probs = activated(floats_of(item.choices[0].vector), kind)
             found = ClassificationOutput(probs, labels)
@@ -264,11 +267,12 @@ class PoolingMethods(RequestMethods):
             InvalidRequest: a prompt is invalid, or the model does not have this task.
             RequestError, EngineDead: see `generate`.
         """
-        batch = self._pooling(prompts, pooling_params, lora_request, tokenization_kwargs)
+        embeds = bool(embedding_tasks(self._context))
+        before = named_prompt(self._tokenizer.prompts, None) if embeds else ""
+        batch = self._pooling(prompts, pooling_params, lora_request, tokenization_kwargs, before)
         task = self._task(pooling_task or batch.task)
         batch.check_task(task, dimensions=task == "embed" and self._context.embeds)
-        embeds = bool(embedding_tasks(self._context))
-        kinds = [""] * len(batch.params)
+        kinds = [self._labels_kind(own.activates(use_activation)) for own in batch.params]
         for place, own in enumerate(batch.params):
             check_dimensions(own.dimensions, self._context)
             if embeds:
@@ -288,6 +292,10 @@ class PoolingMethods(RequestMethods):
                 data = labels_of_task(task, values, len(ids), kind)
             done.append(_output(PoolingRequestOutput, request, item, PoolingOutput(_array(data))))
         return done
+
+    def _labels_kind(self, activates: bool) -> str:
+        """Return the kind of vectors for labels; the engine activates the scores of rerankers."""
+        return "raw" if self.config.pooling == "rank" and not activates else ""
 
     def _task(self, asked: str | None) -> str:
         """Return the task of `encode`; InvalidRequest if the model does not have it."""

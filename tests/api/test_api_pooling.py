@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import struct
 import urllib.error
 
@@ -62,6 +63,21 @@ def test_invocations_of_a_classifier_gives_labels(texts):
 
 
 @pytest.mark.deep
+def test_a_reranker_gives_its_one_label_for_single_texts(shared_server):
+    server = shared_server(classifier("bert", labels=1), *OPTIONS)
+    data = server.post("/classify", input=PROMPTS)["data"]
+    assert [(item["label"], item["num_classes"]) for item in data] == [(LABELS[0], 1)] * 4
+    for path, more in (("/pooling", {}), ("/pooling", {"task": "classify"})):
+        got = server.post(path, input=PROMPTS, **more)["data"]
+        assert [item["data"] for item in got] == [item["probs"] for item in data]
+    assert server.post("/invocations", input=PROMPTS)["data"] == data
+    raw = server.post("/classify", input=PROMPTS, use_activation=False)["data"]
+    for item, logit in zip(data, raw, strict=True):
+        assert item["probs"] == pytest.approx([1 / (1 + math.exp(-logit["probs"][0]))], rel=1e-5)
+    of_tei = server.post("/predict", inputs=[[text] for text in PROMPTS])
+    assert [[label["score"]] for (label,) in of_tei] == [item["probs"] for item in data]
+
+
 def test_labels_of_tokens_have_a_row_for_each_token():
     with running_server(classifier("qwen3", tokens=True), *OPTIONS) as server:
         body = server.post("/pooling", input=PROMPTS[:2])

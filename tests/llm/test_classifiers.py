@@ -92,6 +92,21 @@ def test_one_label_of_an_encoder_is_a_reranker_unless_labels_are_asked_for():
         assert all(0 < row[0] < 1 for row in probs(llm))
 
 
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_a_reranker_gives_its_one_label_for_single_texts(kind):
+    path = classifier(kind, labels=1)
+    with make(path, **FP32) as llm:
+        assert llm.config.pooling == "rank"
+        found = llm.classify(PROMPTS, use_tqdm=False)
+        raw = llm.encode(PROMPTS, pooling_task="classify", use_activation=False, use_tqdm=False)
+        same = llm.encode(PROMPTS, use_tqdm=False)
+    for item, logit, other in zip(found, raw, same, strict=True):
+        expected = expected_logits(path, item.prompt_token_ids)
+        assert logit.outputs.data.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
+        assert item.outputs.probs == pytest.approx(torch.sigmoid(expected).tolist(), abs=2e-5)
+        assert (other.outputs.data.tolist(), item.outputs.num_classes) == (item.outputs.probs, 1)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize("tokens", [False, True])

@@ -42,6 +42,8 @@ TASKS = {
     BOTH: "BGE-M3 with its heads in safetensors",
     ALL: "BGE-M3 with its heads in safetensors",
 }
+# Models that label texts. A model with one label, such as a reranker, labels single texts as well.
+_KINDS = {"classify": "classify", "rank": "classify"}
 # The data of one input: numbers, a row of numbers per token, or the base64 text of fp32 values.
 PoolingData = Sequence[float | list[float]] | str
 
@@ -153,12 +155,12 @@ class PoolingAnswer(msgspec.Struct):
 def task_of(request: PoolingRequest, context: ModelContext) -> str:
     """Return the pooling task of a request; InvalidRequest for an unknown task."""
     if request.task is None:
-        default = {"classify": "classify", "token_classify": "token_classify", "splade": "embed"}
+        default = {**_KINDS, "token_classify": "token_classify", "splade": "embed"}
         return default.get(context.pooling, "token_embed")
     if request.task not in TASKS:
         msg = f"task is {request.task[:40]!r}, but it must be one of {', '.join(TASKS)}"
         raise InvalidRequest(msg, param="task")
-    possible = embedding_tasks(context) or (context.pooling,)
+    possible = embedding_tasks(context) or (_KINDS.get(context.pooling, context.pooling),)
     if request.task not in possible:
         name = context.model_names[0]
         msg = f"task {request.task} needs {TASKS[request.task]}, which {name} is not"
@@ -179,7 +181,7 @@ def pooling(body: PoolingRequest, request: RequestContext) -> Made:
     if embedding_tasks(context):
         kind = {"vectors": vectors_of(task, context, activates=body.activates)}
     else:
-        kind = {"classify": "text" if task == "classify" else "tokens"}
+        kind = _labels_kind(task, context, activates=body.activates)
 
     def item(choice: Choice) -> PoolingItem:
         data = _data(choice, task, body, context)
@@ -194,6 +196,13 @@ def pooling(body: PoolingRequest, request: RequestContext) -> Made:
         return PoolingAnswer(request.id, "list", request.created, name, items, usage)
 
     return vectors_call(body, prompt=body.input, **kind), value
+
+
+def _labels_kind(task: str, context: ModelContext, *, activates: bool) -> dict[str, str]:
+    """Return the fields of a call for labels; the engine activates the scores of rerankers."""
+    raw = context.pooling == "rank" and not activates
+    kind = "text" if task == "classify" else "tokens"
+    return {"classify": kind, "vectors": "raw" if raw else ""}
 
 
 def _data(
@@ -216,7 +225,7 @@ def _shown(data: Data, body: PoolingRequest) -> PoolingData:
     return base64_of(array("f", (value for row in rows for value in row)))
 
 
-@table.row("/classify", ClassifyRequest, ClassifyAnswer, "classify-", "input", ("classify",))
+@table.row("/classify", ClassifyRequest, ClassifyAnswer, "classify-", "input", tuple(_KINDS))
 def classify(body: ClassifyRequest, request: RequestContext) -> Made:
     """Return the most likely class of each input, and the probability of each class."""
     context = request.context
@@ -232,7 +241,8 @@ def classify(body: ClassifyRequest, request: RequestContext) -> Made:
         name, usage = request.served.name, _usage(response)
         return ClassifyAnswer(request.id, "list", request.created, name, items, usage)
 
-    return vectors_call(body, prompt=body.input, classify="text"), value
+    kinds = _labels_kind("classify", context, activates=body.activates)
+    return vectors_call(body, prompt=body.input, **kinds), value
 
 
 def _usage(response: WholeResponse) -> PoolingUsage:

@@ -188,7 +188,7 @@ def _check_kind(context: ModelContext, call: GenerateCall) -> None:
         wants = _SPARSE
     if call.classify:
         wants = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
-    if gives == wants:
+    if gives == wants or (context.pooling == "rank" and wants == _CLASSES):  # it has one label
         return
     name = context.model_names[0]
     if gives == _TEXT:
