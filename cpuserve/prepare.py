@@ -371,63 +371,12 @@ def _adapter_weights(program: Program) -> int:
 
 
 def _pooling(
-    options: EngineOptions,
-    files: _ModelFiles,
-    config: Mapping[str, Any],
-    *,
-    encoder: bool,
+    options: EngineOptions, files: _ModelFiles, config: Mapping[str, Any], *, encoder: bool
 ) -> tuple[str, str]:
-    """Return (pooling, reason); pooling: see EngineConfig, "none" = the model generates text."""
-    from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
-    from cpuserve.loader.tasks import has_tasks
-    from cpuserve.models import MASKED, architecture_of, has_no_head
-    from cpuserve.models.config import read_architectures
+    """Return (pooling, reason); see EngineConfig.pooling."""
+    from cpuserve.loader.pooling_kind import ModelKind
 
-    if options.pooling == "rank" and ranker(config) is None and not can_judge(config):
-        msg = f"--pooling rank: {architecture_of(config)} is not a reranker, which has a head"
-        raise ConfigError(msg)
-    found = classifier(config)
-    if options.pooling == "classify" and found is None:
-        msg = f"--pooling classify: {architecture_of(config)} is no classifier, which has a head"
-        raise ConfigError(msg)
-    if options.pooling == "classify" and found is not None:
-        return found[0], "requested"
-    masked = next(iter(read_architectures(config)), "") in MASKED
-    if options.pooling == "splade" and not masked:
-        msg = f"--pooling splade: {architecture_of(config)} has no head that predicts masked tokens"
-        raise ConfigError(msg)
-    if encoder and options.pooling == "none":
-        msg = f"--pooling none: {architecture_of(config)} is an encoder, which generates no text"
-        raise ConfigError(msg)
-    if options.pooling not in (None, "auto"):
-        return options.pooling, "requested"
-    if (named := ranker(config)) is not None:
-        return "rank", f"{named} of one label is a reranker"
-    if found is not None:
-        return found[0], f"{found[1]} is a classifier"
-    pooling, why = checkpoint_pooling(files.path, files.gguf)
-    if pooling == "splade" and not masked:
-        msg = f"{files.path}: pooling is SPLADE, but {architecture_of(config)} has no head for it"
-        raise ModelError(msg)
-    if pooling == "none" and masked:
-        return "splade", "its head predicts masked tokens"
-    if pooling == "none" and encoder and _has_token_heads(files, architecture_of(config)):
-        return "first", "BGE-M3 has further heads"
-    if pooling == "none" and has_tasks(config):
-        return "last", "jina-embeddings v5 takes the vector of the last token"
-    if pooling == "none" and encoder:
-        return "mean", "the default of sentence-transformers"
-    if pooling == "none" and has_no_head(architecture_of(config)):
-        return "last", f"{architecture_of(config)} has no output head"
-    return pooling, why
-
-
-def _has_token_heads(files: _ModelFiles, architecture: str) -> bool:
-    from cpuserve.loader.token_heads import ARCHITECTURE, has_token_heads
-
-    if architecture != ARCHITECTURE or not files.has_safetensors:
-        return False
-    return has_token_heads(files.path, files.safetensors.names())
+    return ModelKind(files, config, encoder).pooling(options.pooling)
 
 
 class _ModelFiles:

@@ -41,7 +41,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 # The kinds of pooling that compute embeddings.
-EMBEDDINGS = ("last", "first", "mean")
+EMBEDDINGS = ("last", "first", "mean", "max", "weighted_mean", "sqrt_mean", "several")
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -81,7 +81,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     shared_prefix_dir: the directory of these blocks, which the server makes; None = there is none.
     kv_tiers: the location of each extra offload tier, by the tier's name.
     pooling: how the vectors of a prompt's tokens become an embedding:
-      "last" (token), "first", "mean"; "rank" = the head of a reranker computes a score;
+      "last" (token), "first", "mean", "max", "weighted_mean", "sqrt_mean" (the sum over the root
+      of the number of tokens), "several" of them one after another;
+      "rank" = the head of a reranker computes a score;
       "classify", "token_classify" = the head of a classifier computes a logit for each label,
       of the text or of each token; "none" = the model generates text.
     whole_prompts: whether the model is an encoder, so that each prompt is computed in one step.

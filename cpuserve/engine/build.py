@@ -25,7 +25,7 @@ from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Head
-from cpuserve.loader.pooling import dense_layers, splade_head
+from cpuserve.loader.pooling import module_head, splade_head
 from cpuserve.loader.source_files import check_same
 from cpuserve.log import get_logger
 
@@ -242,15 +242,21 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
         return Head("none")
     if config.pooling == "splade":
         return splade_head(Path(config.model_path))
-    layers = dense_layers(Path(config.model_path))
-    token_width = cast("int", facts["width"])
-    for layer in layers:
-        width, takes = facts["width"], layer.weight.shape[1]
-        if takes != width:
-            msg = f"{config.model_path}: a Dense module takes {takes} numbers, but gets {width}"
-            raise ModelError(msg)
-        facts["width"] = layer.weight.shape[0]
-    return _with_token_heads(config, Head(config.pooling, layers), token_width, facts)
+    token_width, head = (
+        cast("int", facts["width"]),
+        module_head(Path(config.model_path), config.pooling),
+    )
+    facts["width"] = _width_after(config, head, token_width)
+    return _with_token_heads(config, head, token_width, facts)
+
+
+def _width_after(config: EngineConfig, head: Head, width: int) -> int:
+    """Return the width of a result; width: the length of a token's vector. ModelError if wrong."""
+    try:
+        return head.width_after(width)
+    except ValueError as error:
+        msg = f"{config.model_path}: {error}"
+        raise ModelError(msg) from None
 
 
 def _with_token_heads(
@@ -278,15 +284,15 @@ def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
       the model whether a document fits a query (Qwen3-Reranker), otherwise to False.
     """
     from cpuserve.loader.load import open_checkpoint
-    from cpuserve.loader.ranking import rank_head
+    from cpuserve.loader.ranking import one_label, rank_head
     from cpuserve.tokenizer.pairs import answer_id
 
     path = Path(config.tokenizer_path)
     checkpoint = open_checkpoint(Path(config.model_path))
     head = rank_head(checkpoint, lambda text: answer_id(path, text))
-    _check_width(config, head, facts)
-    facts["width"] = 1
+    facts["width"] = _width_after(config, head, cast("int", facts["width"]))
     facts["asks"] = not config.whole_prompts
+    facts["labels"] = one_label(checkpoint.config)
     return head
 
 
@@ -296,24 +302,14 @@ def _class_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     facts: "width" is set to the number of labels; "labels" and "activation" are added.
     """
     from cpuserve.loader.load import open_checkpoint
-    from cpuserve.loader.pooling import labels_of
     from cpuserve.loader.ranking import class_activation, class_head
 
     checkpoint = open_checkpoint(Path(config.model_path))
-    head = class_head(checkpoint)
-    _check_width(config, head, facts)
-    labels = labels_of(checkpoint.config)
-    facts["width"], facts["labels"] = len(labels), labels
-    facts["activation"] = class_activation(checkpoint.config)
+    head, labels = class_head(checkpoint)
+    facts["width"] = _width_after(config, head, cast("int", facts["width"]))
+    facts["labels"] = labels
+    facts["activation"] = class_activation(checkpoint)
     return head
-
-
-def _check_width(config: EngineConfig, head: Head, facts: dict[str, object]) -> None:
-    """Raise a ModelError unless the input width of the head is the width of the model."""
-    takes = head.layers[0].weight.shape[-1]
-    if takes != facts["width"]:
-        msg = f"{config.model_path}: the head takes {takes} numbers, but gets {facts['width']}"
-        raise ModelError(msg)
 
 
 _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -39,6 +39,10 @@ def _relu(x: Float64) -> Float64:
     return y
 
 
+def _silu(x: Float64) -> Float64:
+    return x * _sigmoid(x)
+
+
 def _same(x: Float64) -> Float64:
     return x
 
@@ -49,6 +53,7 @@ ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
     "gelu": _gelu,
     "sigmoid": _sigmoid,
     "relu": _relu,
+    "silu": _silu,
 }
 
 
@@ -70,6 +75,32 @@ class Dense:
             y = y + self.bias
         return ACTIVATIONS[self.activation](y)
 
+    def width_after(self, width: int) -> int | None:
+        """Return the width of the result for a vector of `width`; None if the layer fits none."""
+        fits = self.weight.ndim == 2 and self.weight.shape[1] == width
+        out = int(self.weight.shape[0])
+        return out if fits and (self.bias is None or self.bias.shape == (out,)) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual:
+    """A Dense that adds its input, or the product of `weight` and the input, to its result."""
+
+    dense: Dense
+    weight: Float32 | None
+
+    def __call__(self, x: Float64) -> Float64:
+        """Return the vector [out]."""
+        return self.dense(x) + (x if self.weight is None else Dense(self.weight, None, "none")(x))
+
+    def width_after(self, width: int) -> int | None:
+        """Return the width of the result for a vector of `width`; None if the layer fits none."""
+        added = (
+            width if self.weight is None else Dense(self.weight, None, "none").width_after(width)
+        )
+        out = self.dense.width_after(width)
+        return out if out == added else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorNorm:
@@ -85,17 +116,66 @@ class VectorNorm:
         y: Float64 = centred / np.sqrt(np.mean(centred * centred) + self.eps) * self.weight
         return y if self.bias is None else y + self.bias
 
+    def width_after(self, width: int) -> int | None:
+        """Return `width`; None if the weights are for vectors of another width."""
+        return width if {width} == {*self.weight.shape, *getattr(self.bias, "shape", ())} else None
 
-Layer: TypeAlias = Dense | VectorNorm
+
+@dataclass(frozen=True, slots=True)
+class UnitLength:
+    """Scales a vector to length 1; a vector of zeros stays as it is."""
+
+    def __call__(self, x: Float64) -> Float64:
+        """Return the scaled vector; the smallest length is the one of torch's `normalize`."""
+        return x / max(float(np.sqrt(np.sum(x * x))), 1e-12)
+
+    def width_after(self, width: int) -> int | None:
+        """Return `width`."""
+        return width
+
+
+@dataclass(frozen=True, slots=True)
+class FirstColumns:
+    """Keeps the first `width` values of a vector, or all if it has fewer (truncate_dim)."""
+
+    width: int
+
+    def __call__(self, x: Float64) -> Float64:
+        """Return these values."""
+        return x[: self.width]
+
+    def width_after(self, width: int) -> int | None:
+        """Return the number of values that are kept."""
+        return min(width, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Applies an activation, a key of ACTIVATIONS, to a vector."""
+
+    name: str
+
+    def __call__(self, x: Float64) -> Float64:
+        """Return the values of the function."""
+        return ACTIVATIONS[self.name](x)
+
+    def width_after(self, width: int) -> int | None:
+        """Return `width`."""
+        return width
+
+
+Layer: TypeAlias = Dense | Residual | VectorNorm | UnitLength | FirstColumns | Activation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
     """How the vectors of a sequence's tokens become an embedding or a score.
 
-    pooling: "last", "first" or "mean" of the vectors;
+    pooling: "last", "first", "mean", "max", "weighted_mean" or "sqrt_mean" of the vectors, or
+      several of them joined by "+": their results follow each other in one vector;
       "all" = a result for each token; "splade" or "splade_sum" = a value for each token id,
       the maximum or the sum over all tokens; "none" for a model that generates text.
+    of_tokens: the layers that are applied to the vector of each token before the pooling.
     layers: the layers that are applied to the pooled vector.
     unit: whether the result is scaled to length 1.
     weights, multi: the linears for a weight and for a vector of each token (BGE-M3).
@@ -108,9 +188,32 @@ class Head:
     weights: Dense | None = None
     multi: Dense | None = None
     logs: int = 1
+    of_tokens: tuple[Layer, ...] = ()
 
     def without_activation(self) -> Head:
-        """Return the head without the activation of its last layer, which must be a Dense."""
+        """Return the head without the activation of its last layer, a Dense or an Activation."""
         *first, last = self.layers
+        if isinstance(last, Activation):
+            return replace(self, layers=tuple(first))
         assert isinstance(last, Dense)
         return replace(self, layers=(*first, replace(last, activation="none")))
+
+    def width_after(self, width: int) -> int:
+        """Return the width of a result, from the width of the vector of a token.
+
+        Raises:
+            ValueError: a layer does not fit the width of its input.
+        """
+        after = through(self.of_tokens, width)
+        return through(self.layers, after * (1 + self.pooling.count("+")))
+
+
+def through(layers: Sequence[Layer], width: int) -> int:
+    """Return the width of a vector of `width` after `layers`; ValueError if one does not fit."""
+    for layer in layers:
+        after = layer.width_after(width)
+        if after is None:
+            msg = f"a layer ({type(layer).__name__}) does not fit the {width} numbers that it gets"
+            raise ValueError(msg)
+        width = after
+    return width

@@ -3,67 +3,101 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
-from cpuserve.loader.load import read_any_json, read_json
+from cpuserve.loader.load import read_json
+from cpuserve.loader.modules import (
+    SETTINGS,
+    Module,
+    Stack,
+    layers_of,
+    pooling_of,
+    read_stack,
+    settings_of,
+    transformer_settings,
+)
 from cpuserve.loader.tasks import task_prompts
 from cpuserve.models import architecture_of
 from cpuserve.models.base import CLASSIFIERS, GGUF_RERANKERS, JUDGES, RERANKERS, TAGGERS
-from cpuserve.models.config import read_architectures
+from cpuserve.models.config import MAX_INT32, read_architectures
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from cpuserve.loader.dense_module import Dense, Head
 
-MAX_BYTES = 1_000_000
 # A file of a sentence-transformers module, such as 1_Pooling/config.json.
 MODULE_FILE = re.compile(r"(document_)?\d+_\w+/[\w.-]+\.(json|safetensors)")
-# Keys in the config.json of a Pooling module; newer files have "pooling_mode": "lasttoken".
-MODES = {
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-}
-# The activations of Dense modules, by the torch class in their config.
-ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 # The value of Head.pooling for each pooling_strategy of SpladePooling.
 STRATEGIES = {"max": "splade", "sum": "splade_sum"}
 # Head.logs (how often log(1 + x) is applied) for each activation_function. SpladePooling applies it
 # once more after the activation, so the number is one more than the function's name says.
 LOGS = {"relu": 1, "log1p_relu": 2}
-# Modules of sentence-transformers that compute sparse vectors from other vectors,
-# or without a model.
-SPARSE = (".SparseAutoEncoder", ".CSRSparsity", ".SparseStaticEmbedding", ".IDF")
-NAMES = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 
 
-def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, str]:
+def checkpoint_pooling(
+    path: Path, file: GgufFile | None = None, stack: Stack | None = None
+) -> tuple[str, str]:
     """Return (pooling, reason as a text); the pooling is "none" if the model generates text.
 
     file: the GGUF file at `path` if it is open already, because opening one takes 10 ms.
+    stack: the modules in the directory `path`, if they are known already.
 
     Raises:
         ModelError: the checkpoint is an embedding model with a pooling that is not supported.
     """
     if not path.is_dir():
         return _gguf(file or GgufFile(path))
-    modules = _modules(path)
-    _check_sparse(modules)
-    for folder in _splade_modules(path, modules):
-        _splade_settings(folder)
-        return "splade", f"{folder.name} says so"
-    for folder in modules.of(".Pooling"):
-        config = folder / "config.json"
-        return _mode(read_json(config, "pooling config"), config), f"{folder.name} says so"
+    stack = stack or read_stack(path)
+    if stack.splade is not None:
+        _splade_settings(stack.splade)
+        return "splade", f"{stack.splade.folder.name} says so"
+    if stack.scores:
+        kind = "rank" if stack.num_scores == 1 else "classify"
+        return kind, f"{stack.of_text[-1].folder.name} computes scores"
+    if stack.pooling is not None:
+        name = pooling_of(stack.pooling)
+        return "several" if "+" in name else name, f"{stack.pooling.folder.name} says so"
     return "none", "the model generates text"
+
+
+def module_head(path: Path, pooling: str) -> Head:
+    """Return the head of the modules of a checkpoint (`read_stack`).
+
+    pooling: see EngineConfig.pooling; it may differ from the one of the module Pooling.
+
+    Raises:
+        ModelError: a module is not supported, or its tensors do not fit.
+    """
+    from cpuserve.loader.dense_module import FirstColumns, Head, UnitLength
+
+    if not path.is_dir():
+        return Head(pooling, _gguf_dense(path))
+    stack = read_stack(path)
+    if stack.scores:
+        msg = f"--pooling {pooling}: the modules of {path} compute scores, not embeddings"
+        raise ModelError(msg)
+    if pooling == "several":
+        assert stack.pooling is not None
+        pooling = pooling_of(stack.pooling)
+    layers = layers_of(stack.of_text)
+    while layers and isinstance(layers[-1], UnitLength):  # a request may ask for other lengths
+        layers = layers[:-1]
+    if (width := _truncate_dim(path)) is not None:
+        layers = (*layers, FirstColumns(width))
+    return Head(pooling, layers, of_tokens=layers_of(stack.of_tokens))
+
+
+def _truncate_dim(path: Path) -> int | None:
+    """Return how many values of an embedding the settings keep; None = all."""
+    width = settings_of(path).get("truncate_dim")
+    if width is not None and (type(width) is not int or width < 1):
+        msg = f"{path / SETTINGS}: truncate_dim is {str(width)[:40]}, but it must be at least 1"
+        raise ModelError(msg)
+    return width
 
 
 def splade_head(path: Path) -> Head:
@@ -74,9 +108,14 @@ def splade_head(path: Path) -> Head:
     """
     from cpuserve.loader.dense_module import Head
 
-    folders = _splade_modules(path, _modules(path)) if path.is_dir() else iter(())
-    strategy, activation = next(map(_splade_settings, folders), ("max", "relu"))
+    module = read_stack(path).splade if path.is_dir() else None
+    strategy, activation = ("max", "relu") if module is None else _splade_settings(module)
     return Head(STRATEGIES[strategy], unit=False, logs=LOGS[activation])
+
+
+def lowers_case(path: Path) -> bool:
+    """Whether sentence-transformers writes texts in lower case before they are tokenized."""
+    return transformer_settings(path).get("do_lower_case") is True
 
 
 def usual_length(path: Path) -> int | None:
@@ -85,14 +124,17 @@ def usual_length(path: Path) -> int | None:
     Raises:
         ModelError: the setting is not a number of tokens.
     """
-    file = path / "sentence_bert_config.json"
-    if not file.exists():
-        return None
-    length = read_json(file, "settings of sentence-transformers").get("max_seq_length")
+    length = transformer_settings(path).get("max_seq_length")
+    if length is None and (path / "modules.json").exists():
+        file = path / "tokenizer_config.json"  # newer releases have the length there
+        settings = read_json(file, "tokenizer config") if file.exists() else {}
+        length = settings.get("model_max_length")
+        if not isinstance(length, int) or length > MAX_INT32:  # "no limit" is about 1e30
+            return None
     if length is None:
         return None
     if type(length) is not int or length < 1:
-        msg = f"{file}: max_seq_length is {str(length)[:40]}, but it must be at least 1"
+        msg = f"{path}: max_seq_length is {str(length)[:40]}, but it must be at least 1"
         raise ModelError(msg)
     return length
 
@@ -111,18 +153,17 @@ def prompts_of(path: Path) -> dict[str, str]:
 
 def _own_prompts(path: Path) -> dict[str, str]:
     """Return the prompts in the files of sentence-transformers (see `prompts_of`)."""
-    file = path / "config_sentence_transformers.json"
-    if not file.exists():
-        return {}
-    settings = read_json(file, "settings of sentence-transformers")
+    settings, file = settings_of(path), path / SETTINGS
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(v, str) for v in prompts.values()):
+    if not isinstance(prompts, dict) or not all(
+        isinstance(v, str | None) for v in prompts.values()
+    ):
         msg = f"{file}: prompts is not an object of texts"
         raise ModelError(msg)
-    for folder in _modules(path).of(".Pooling"):
-        config = read_json(folder / "config.json", "pooling config")
-        if config.get("include_prompt") is False:
-            return {}  # the pooling would leave out the tokens of prompts: this is not supported
+    prompts = {name: text or "" for name, text in prompts.items()}
+    pooling = read_stack(path).pooling
+    if any(prompts.values()) and pooling and pooling.config.get("include_prompt") is False:
+        pooling.refuse("leaves out the tokens of prompts (include_prompt), which is not supported")
     if default is None:
         return prompts
     if default not in prompts:
@@ -178,17 +219,6 @@ def can_judge(config: Mapping[str, Any]) -> bool:
     return architecture_of(config) in JUDGES
 
 
-def dense_layers(path: Path) -> tuple[Dense, ...]:
-    """Return the Dense modules of a checkpoint, in the order that embeddings pass through them.
-
-    Raises:
-        ModelError: an activation is not supported, or the tensors of a module do not fit.
-    """
-    if not path.is_dir():
-        return _gguf_dense(path)
-    return tuple(_dense(folder) for folder in _modules(path).of(".Dense"))
-
-
 def _gguf_dense(path: Path) -> tuple[Dense, ...]:
     """Return the Dense modules in a GGUF file (EmbeddingGemma): matrices without activation."""
     from cpuserve.loader.dense_module import Dense
@@ -201,103 +231,20 @@ def _gguf_dense(path: Path) -> tuple[Dense, ...]:
     return tuple(Dense(dequantize(weights.get(name)), None, "none") for name in stored)
 
 
-def _dense(folder: Path) -> Dense:
-    from cpuserve.loader.dense_module import Dense
-    from cpuserve.loader.safetensors import SafetensorsStore
-    from cpuserve.quant import open_weights
-    from cpuserve.quant.dense import dequantize
-
-    config = read_json(folder / "config.json", "module config")
-    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-    if activation not in ACTIVATIONS:
-        msg = f"{folder}: the activation {activation[:40]} is not supported, only " + ", ".join(
-            ACTIVATIONS
-        )
-        raise ModelError(msg)
-    tensors = open_weights("dense", SafetensorsStore(folder), {})
-
-    def read(name: str) -> npt.NDArray[np.float32]:
-        if name not in tensors.names():
-            msg = f"{folder}: its safetensors have no {name}"
-            raise ModelError(msg)
-        return dequantize(tensors.get(name))
-
-    shape = (config.get("out_features"), config.get("in_features"))
-    weight = read("linear.weight")
-    bias = read("linear.bias") if config.get("bias", True) else None
-    if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
-        msg = f"{folder}: the matrix has the shape {list(weight.shape)}, its config {list(shape)}"
-        raise ModelError(msg)
-    return Dense(weight, bias, ACTIVATIONS[activation])
-
-
-@dataclass(frozen=True, slots=True)
-class _Modules:
-    """The type and the folder of each module of sentence-transformers."""
-
-    listed: tuple[tuple[str, Path], ...]
-
-    def of(self, kind: str) -> Iterator[Path]:
-        """Yield the folder of each module of this kind."""
-        return (folder for type_, folder in self.listed if type_.endswith(kind))
-
-
-def _modules(path: Path) -> _Modules:
-    """Return the modules that modules.json lists; none if there is no such file."""
-    file = path / "modules.json"
-    listed = read_any_json(file, "module list", MAX_BYTES) if file.exists() else []
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        msg = f"module list {file} is not a list of JSON objects"
-        raise ModelError(msg)
-    types = (str(item.get("type", "")) for item in listed)
-    folders = (path / Path(str(item.get("path", ""))).name for item in listed)
-    return _Modules(tuple(zip(types, folders, strict=True)))
-
-
-def _mode(config: dict[str, Any], file: Path) -> str:
-    named = config.get("pooling_mode")
-    modes = [mode for key, mode in MODES.items() if config.get(key) is True]
-    modes += [NAMES[named]] if isinstance(named, str) and named in NAMES else []
-    if len(modes) != 1:
-        msg = (
-            f"{file}: this way of pooling is not supported; cpuserve knows the last token, the "
-            "first one (cls) and the mean. Choose one of them with --pooling"
-        )
-        raise ModelError(msg)
-    return modes[0]
-
-
-def _splade_modules(path: Path, modules: _Modules) -> Iterator[Path]:
-    """Yield the folder of each SpladePooling, in modules.json and in the documents of a Router."""
-    yield from modules.of(".SpladePooling")
-    for _ in modules.of(".Router"):
-        types = read_json(path / "router_config.json", "router config").get("types")
-        for name, kind in types.items() if isinstance(types, dict) else ():
-            if str(kind).endswith(".SpladePooling") and name.startswith("document"):
-                yield path / Path(name).name
-
-
-def _splade_settings(folder: Path) -> tuple[str, str]:
+def _splade_settings(module: Module) -> tuple[str, str]:
     """Return (pooling_strategy, activation_function) of a SpladePooling module."""
-    config, found = read_json(folder / "config.json", "pooling config"), []
+    config, found = module.config, []
     for key, known, usual in (
         ("pooling_strategy", STRATEGIES, "max"),
         ("activation_function", LOGS, "relu"),
     ):
         value = config.get(key) or usual
         if not isinstance(value, str) or value not in known:
-            msg = f"{folder}: {key} is {str(value)[:40]}, but only {', '.join(known)} are supported"
+            shown = f"{str(value)[:40]}, but only {', '.join(known)} are supported"
+            msg = f"{module.folder}: {key} is {shown}"
             raise ModelError(msg)
         found.append(value)
     return found[0], found[1]
-
-
-def _check_sparse(modules: _Modules) -> None:
-    """Raise ModelError if a module computes sparse vectors in a way that is not supported."""
-    for kind in SPARSE:
-        for folder in modules.of(kind):
-            msg = f"{folder}: modules of the type {kind.removeprefix('.')} are not supported"
-            raise ModelError(msg)
 
 
 def _gguf(file: GgufFile) -> tuple[str, str]:

@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.dense_module import Dense, Head, VectorNorm
-from cpuserve.loader.pooling import ACTIVATIONS, labels_of, ranker
+from cpuserve.loader.dense_module import Activation, Dense, Head, VectorNorm, through
+from cpuserve.loader.modules import (
+    Stack,
+    activation_of,
+    layers_of,
+    pooling_of,
+    read_stack,
+    settings_of,
+)
+from cpuserve.loader.pooling import labels_of, ranker
 from cpuserve.models.bert import POOLER
 from cpuserve.models.config import (
     read_architectures,
@@ -40,18 +48,33 @@ POOLINGS = {"cls": "first", "mean": "mean"}
 Read = Callable[[str], "Float32"]
 
 
-def class_head(checkpoint: Checkpoint) -> Head:
-    """Return the head of a classifier for texts or tokens, which computes a logit for each label.
+def class_head(checkpoint: Checkpoint) -> tuple[Head, list[str]]:
+    """Return the head of a classifier for texts or tokens, without activation, and its labels.
+
+    The head computes a logit for each label.
 
     Raises:
         ModelError: its tensors are missing, or do not fit each other or the labels in the config.
     """
-    name = read_architectures(checkpoint.config)[0]
+    stack = _stack(checkpoint)
+    if stack.scores:
+        names, count = checkpoint.config.get("id2label"), stack.num_scores
+        named = isinstance(names, Mapping) and len(names) == count
+        labels = labels_of(checkpoint.config if named else {"num_labels": count})
+        return _of_modules(stack, "none").without_activation(), labels
+    name, labels = read_architectures(checkpoint.config)[0], labels_of(checkpoint.config)
     make = TAGGER_HEADS.get(name) or HEADS[name]
-    head = make(_reader(checkpoint, "classifier", set()), checkpoint.config)
-    head = head.without_activation()
-    _check(checkpoint, head, len(labels_of(checkpoint.config)))
-    return head
+    settings = {**checkpoint.config, **_activation_setting(checkpoint)}
+    head = make(_reader(checkpoint, "classifier", set()), settings).without_activation()
+    _check(checkpoint, head, len(labels))
+    return head, labels
+
+
+def one_label(config: Mapping[str, Any]) -> list[str]:
+    """Return the label of a reranker's score, which a config without one label does not name."""
+    names = config.get("id2label")
+    named = isinstance(names, Mapping) and len(names) == 1
+    return labels_of(config if named else {"num_labels": 1})
 
 
 def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
@@ -62,17 +85,42 @@ def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
     Raises:
         ModelError: its tensors are missing or do not fit each other.
     """
-    config, weights = checkpoint.config, checkpoint.weights
+    config, weights = {**checkpoint.config, **_activation_setting(checkpoint)}, checkpoint.weights
+    stack = _stack(checkpoint)
+    if stack.scores:
+        return _of_modules(stack, _activation(config))
     name = ranker(config)
     done: set[str] = set()
     if name is None:
-        return Head("last", (_judge(checkpoint, token_id),), unit=False)
+        return Head("last", (_judge(checkpoint, token_id, stack, _activation(config)),), unit=False)
     head = HEADS[name](_reader(checkpoint, "reranker", done), config)
     if others := sorted(n for n in weights.names() - done if n.startswith("cls.")):
         msg = f"{checkpoint.path}: the head has tensors that are not supported: {others[0]}"
         raise ModelError(msg)
     _check(checkpoint, head, 1)
     return head
+
+
+def _stack(checkpoint: Checkpoint) -> Stack:
+    """Return the modules of sentence-transformers; GGUF files have none."""
+    return read_stack(checkpoint.path) if checkpoint.path.is_dir() else Stack()
+
+
+def _of_modules(stack: Stack, activation: str) -> Head:
+    """Return the head of a CrossEncoder that is made of modules; activation: of its scores."""
+    assert stack.pooling is not None
+    layers = (*layers_of(stack.of_text), Activation(activation))
+    return Head(pooling_of(stack.pooling), layers, unit=False, of_tokens=layers_of(stack.of_tokens))
+
+
+def _activation_setting(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the activation of scores in the files of sentence-transformers, as a config has it.
+
+    They have it since release 5; it goes before the one of config.json.
+    """
+    found = settings_of(checkpoint.path) if checkpoint.path.is_dir() else {}
+    named = found.get("activation_fn") if found.get("model_type") == "CrossEncoder" else None
+    return {} if named is None else {"sentence_transformers": {"activation_fn": named}}
 
 
 def _reader(checkpoint: Checkpoint, kind: str, done: set[str]) -> Read:
@@ -206,14 +254,15 @@ BY_PROBLEM = {
 }
 
 
-def class_activation(config: Mapping[str, Any]) -> str:
+def class_activation(checkpoint: Checkpoint) -> str:
     """Return the activation of the logits of a classifier: "softmax", "sigmoid" or "none".
 
     As in vLLM, problem_type decides first, then the settings of sentence-transformers,
     then the number of labels: a sigmoid for one label, a softmax for several labels.
     """
+    config, stack = {**checkpoint.config, **_activation_setting(checkpoint)}, _stack(checkpoint)
     found = BY_PROBLEM.get(str(config.get("problem_type")))
-    several = len(labels_of(config)) > 1
+    several = (stack.num_scores or len(labels_of(config))) > 1
     if found is None and _named_activation(config) is not None:
         found = _activation(config)
     found = found or "softmax"
@@ -227,14 +276,7 @@ def _dense(read: Read, name: str, activation: str, *, bias: bool = True) -> Dens
 def _activation(config: Mapping[str, Any]) -> str:
     """Return the activation that computes a score: a sigmoid, unless the config has another."""
     named = _named_activation(config)
-    if named is None:
-        return "sigmoid"
-    found = ACTIVATIONS.get(str(named).rpartition(".")[2])
-    if found is None:
-        known = ", ".join(ACTIVATIONS)
-        msg = f"config.json: the activation {str(named)[:60]} of scores is not one of {known}"
-        raise ModelError(msg)
-    return found
+    return "sigmoid" if named is None else activation_of(named, "config.json")
 
 
 def _named_activation(config: Mapping[str, Any]) -> object:
@@ -243,33 +285,35 @@ def _named_activation(config: Mapping[str, Any]) -> object:
     return named or config.get("sbert_ce_default_activation_function")
 
 
-def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
-    """Return the softmax over the logits of "yes" and "no": the sigmoid of their difference."""
+def _judge(
+    checkpoint: Checkpoint, token_id: Callable[[str], int], stack: Stack, activation: str
+) -> Dense:
+    """Return the softmax over the logits of "yes" and "no": the sigmoid of their difference.
+
+    activation: another function of the difference, if a LogitScore follows the model.
+    """
     weights = checkpoint.weights
     stored = [part for part in LOGITS if f"{part}.weight" in weights.names()]
     if not stored:
         msg = f"{checkpoint.path} has no matrix of logits ({' or '.join(LOGITS)})"
         raise ModelError(msg)
-    yes, no = (
-        dequantize(weights.get(f"{rows(stored[0], token_id(text), 1)}.weight")) for text in ANSWERS
-    )
-    return Dense(yes - no, None, "sigmoid")
+    ids = [token_id(text) for text in ANSWERS]
+    if (module := stack.answers) is not None:
+        asked = [module.config.get(key) for key in ("true_token_id", "false_token_id")]
+        if asked != ids:
+            module.refuse(f"asks for the tokens {asked}, not for {ids}, which are yes and no")
+    yes, no = (dequantize(weights.get(f"{rows(stored[0], id_, 1)}.weight")) for id_ in ids)
+    return Dense(yes - no, None, "sigmoid" if module is None else activation)
 
 
 def _check(checkpoint: Checkpoint, head: Head, outputs: int) -> None:
     """Raise a ModelError unless each layer fits the next, and the last has `outputs` outputs."""
-    width: int | None = None
-    for layer in head.layers:
-        shape = layer.weight.shape
-        takes, gives = shape[-1], shape[0]
-        fits = len(shape) == (2 if isinstance(layer, Dense) else 1)
-        if not fits or (width is not None and takes != width):
-            msg = f"{checkpoint.path}: a layer of the head has the shape {list(shape)}"
-            raise ModelError(msg)
-        if layer.bias is not None and layer.bias.shape != (gives,):
-            msg = f"{checkpoint.path}: a bias of the head has the shape {list(layer.bias.shape)}"
-            raise ModelError(msg)
-        width = gives
+    width = cast("Dense | VectorNorm", head.layers[0]).weight.shape[-1]
+    try:
+        width = through(head.layers, width)
+    except ValueError as error:
+        msg = f"{checkpoint.path}: in the head, {error}"
+        raise ModelError(msg) from None
     if width != outputs:
         wanted = "one score" if outputs == 1 else f"one for each of {outputs} labels"
         msg = f"{checkpoint.path}: the head gives {width} numbers instead of {wanted}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from cpuserve.core.pooler import Pooler
-from cpuserve.loader.dense_module import Head
+from cpuserve.loader.dense_module import Head, Layer
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -32,11 +32,15 @@ class LastToken:
     def add(self, vectors: Sequence[object]) -> None:
         """Store the vector."""
         if vectors:
-            self._vector = np.asarray(vectors[-1], np.float64)
+            self._vector = _applied(self._head.of_tokens, vectors[-1])
+
+    def pooled(self) -> Float64:
+        """Return the stored vector."""
+        return self._vector
 
     def result(self) -> bytes | None:
         """Return the embedding or score of the stored vector; None if it is not finite."""
-        return _finished(self._vector, self._head)
+        return _finished(self.pooled(), self._head)
 
 
 class FirstToken(LastToken):
@@ -85,12 +89,25 @@ class Mean(EachToken):
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._sum: Float64 = np.zeros(0)
+        self._weight = 0
 
     def _take(self, vectors: Sequence[object]) -> None:
-        rows = np.asarray(vectors, np.float64)
+        rows, weights = _rows(self._head, vectors), self._weights(len(vectors))
+        if weights is not None:
+            rows = rows * weights[:, None]
+        self._weight += len(vectors) if weights is None else int(weights.sum())
         if self._count:
             rows[0] += self._sum
         self._sum = np.add.reduce(rows, axis=0)  # numpy adds row after row along this axis
+
+    def _weights(self, count: int) -> npt.NDArray[np.int64] | None:
+        """Return the weights of the next `count` vectors; None = all are 1."""
+        del count
+        return None
+
+    def pooled(self) -> Float64:
+        """Return the mean."""
+        return self._sum / max(self._weight, 1)
 
     def result(self) -> bytes | None:
         """Return the embedding or score of the mean of all vectors.
@@ -98,8 +115,42 @@ class Mean(EachToken):
         A head that only scales the mean to length 1 gets the sum, which has the same direction.
         """
         scaled = self._head.unit and not self._head.layers
-        mean = self._sum if scaled else self._sum / max(self._count, 1)
-        return _finished(mean, self._head)
+        return _finished(self._sum if scaled else self.pooled(), self._head)
+
+
+class WeightedMean(Mean):
+    """Pools with a mean that weights the vector of the n-th token with n."""
+
+    def _weights(self, count: int) -> npt.NDArray[np.int64]:
+        return np.arange(self._count + 1, self._count + count + 1)
+
+
+class SqrtMean(Mean):
+    """Pools with the sum of the vectors of all tokens, over the square root of their number."""
+
+    def pooled(self) -> Float64:
+        """Return this quotient."""
+        return self._sum / np.sqrt(max(self._weight, 1))
+
+
+class Largest(EachToken):
+    """Pools with the largest value of all tokens in each column."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._largest: Float64 = np.zeros(0)
+
+    def _take(self, vectors: Sequence[object]) -> None:
+        largest = np.max(_rows(self._head, vectors), axis=0)
+        self._largest = np.maximum(self._largest, largest) if self._count else largest
+
+    def pooled(self) -> Float64:
+        """Return the largest values."""
+        return self._largest
+
+    def result(self) -> bytes | None:
+        """Return the embedding or score of the largest values; None if one is not finite."""
+        return _finished(self.pooled(), self._head)
 
 
 class LargestLogits(EachToken):
@@ -162,8 +213,7 @@ class AllTokens(EachToken):
         self._parts: list[bytes | None] = []
 
     def _take(self, vectors: Sequence[object]) -> None:
-        rows = (np.asarray(vector, np.float64) for vector in vectors)
-        self._parts += [_finished(row, self._head) for row in rows]
+        self._parts += [_finished(row, self._head) for row in _rows(self._head, vectors)]
 
     def result(self) -> bytes | None:
         """Return the results of all tokens [tokens, width], fp32; None if one is not finite."""
@@ -200,10 +250,27 @@ class Several:
         return b"".join(found) if len(found) == len(results) else None
 
 
+class JoinedPools(Several):
+    """Pools in several ways; the head gets their results one after another as one vector."""
+
+    def __init__(self, head: Head) -> None:
+        parts = [cast("OneVector", POOLS[name](head)) for name in head.pooling.split("+")]
+        super().__init__([*parts])
+        self._parts, self._head = parts, head
+
+    def result(self) -> bytes | None:
+        """Return the embedding or score of all results; None if a value is not finite."""
+        return _finished(np.concatenate([part.pooled() for part in self._parts]), self._head)
+
+
+OneVector: TypeAlias = LastToken | Mean | Largest
 POOLS: dict[str, type[LastToken | EachToken]] = {
     "last": LastToken,
     "first": FirstToken,
     "mean": Mean,
+    "max": Largest,
+    "weighted_mean": WeightedMean,
+    "sqrt_mean": SqrtMean,
     "all": AllTokens,
     "splade": LargestLogits,
     "splade_sum": SummedLogits,
@@ -216,11 +283,14 @@ def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
     vectors: the kinds of vectors that a request asks for, joined by "+" (SamplingParams.vectors).
       The head is not applied to vectors of tokens.
     """
-    if head.pooling not in POOLS:
+    if head.pooling not in POOLS and "+" not in head.pooling:
         return None
-    heads = [_head_of(head, kind) for kind in vectors.split("+")]
-    poolers = [cast("Pooler", POOLS[each.pooling](each)) for each in heads]
+    poolers = [_pooler_of(_head_of(head, kind)) for kind in vectors.split("+")]
     return poolers[0] if len(poolers) == 1 else Several(poolers)
+
+
+def _pooler_of(head: Head) -> Pooler:
+    return JoinedPools(head) if "+" in head.pooling else cast("Pooler", POOLS[head.pooling](head))
 
 
 def _head_of(head: Head, kind: str) -> Head:
@@ -229,14 +299,27 @@ def _head_of(head: Head, kind: str) -> Head:
         return head.without_activation()
     if kind.endswith(("tokens", "weights", "multi")):
         last = {"weights": head.weights, "multi": head.multi}.get(kind.rpartition("_")[2])
-        of_token = Head("all", () if last is None else (last,), unit=kind.startswith("unit_"))
+        layers = () if last is None else (last,)
+        of_token = Head("all", layers, kind.startswith("unit_"), of_tokens=head.of_tokens)
         return of_token.without_activation() if kind == "raw_weights" else of_token
     return replace(head, unit=False) if kind == "plain" else head
 
 
+def _applied(layers: Sequence[Layer], vector: object) -> Float64:
+    row = np.asarray(vector, np.float64)
+    for layer in layers:
+        row = layer(row)
+    return row
+
+
+def _rows(head: Head, vectors: Sequence[object]) -> Float64:
+    """Return the vectors of tokens [tokens, width] after the layers for tokens."""
+    rows = [_applied(head.of_tokens, vector) for vector in vectors] if head.of_tokens else vectors
+    return np.asarray(rows, np.float64)
+
+
 def _finished(vector: Float64, head: Head) -> bytes | None:
-    for layer in head.layers:
-        vector = layer(vector)
+    vector = _applied(head.layers, vector)
     length = float(np.sqrt(np.sum(vector * vector)))
     if not np.isfinite(length) or (head.unit and length == 0.0):
         return None

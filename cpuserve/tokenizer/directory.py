@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import find_model, read_json
 from cpuserve.loader.mapped import read_small
-from cpuserve.loader.pooling import prompts_of
+from cpuserve.loader.pooling import lowers_case, prompts_of
 from cpuserve.tokenizer.parts import (
     Parts,
     Scheme,
@@ -51,6 +51,8 @@ def directory_parts(path: Path) -> Parts:
     else:
         core, found = _from_pieces(path, settings)
         texts, add_bos = {**found, **texts}, bool(settings.get("add_bos_token", True))
+    if lowers_case(path):
+        _lower_case(core)
     scheme, strips = _scheme(core)
     bos = texts.get("bos_token")
     templates = _chat_templates(path, settings)
@@ -67,6 +69,13 @@ def directory_parts(path: Path) -> Parts:
         strips_leading_space=strips,
         prompts=prompts_of(path),
     )
+
+
+def _lower_case(core: Core) -> None:
+    """Let a tokenizer write texts in lower case before all other steps."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    core.normalizer = Sequence([Lowercase(), *([core.normalizer] if core.normalizer else [])])
 
 
 def find_tokenizer(path: Path) -> Path:

@@ -83,14 +83,17 @@ def with_pooling(path, settings, *, router=False):
     """Copy a tiny SPLADE model to `path`, with these settings of SpladePooling."""
     shutil.copytree(splade("bert"), path)
     kind = "sentence_transformers.sparse_encoder.models.SpladePooling"
-    module = {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": kind}
+    modules = [
+        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": kind},
+    ]
     folder = path / "1_SpladePooling"
     if router:
         folder = path / "document_1_SpladePooling"
         types = {"query_0_IDF": "sentence_transformers.models.IDF", folder.name: kind}
         (path / "router_config.json").write_text(json.dumps({"types": types}))
-        module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
-    (path / "modules.json").write_text(json.dumps([module]))
+        modules = [{"path": "", "type": "sentence_transformers.models.Router"}]
+    (path / "modules.json").write_text(json.dumps(modules))
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(settings))
     return path
@@ -129,6 +132,17 @@ def test_settings_that_are_not_supported_are_refused_by_name(tmp_path, settings,
 def test_other_modules_that_make_sparse_vectors_are_refused_by_name(tmp_path, kind):
     path = with_pooling(tmp_path / "m", {})
     module = {"path": "2_Other", "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
-    (path / "modules.json").write_text(json.dumps([module]))
-    with pytest.raises(ModelError, match=f"modules of the type {kind} are not supported"):
+    listed = json.loads((path / "modules.json").read_text())
+    for modules in ([module], [listed[0], module], [*listed, module]):
+        (path / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(ModelError, match=f"the module {kind} is not supported"):
+            make(path)
+
+
+def test_a_router_without_a_pooling_of_documents_is_refused(tmp_path):
+    path = with_pooling(tmp_path / "m", {}, router=True)
+    (path / "router_config.json").write_text(json.dumps({"types": {"query_0_IDF": "a.IDF"}}))
+    with pytest.raises(
+        ModelError, match="the module Router is supported only with a SpladePooling"
+    ):
         make(path)

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from cpuserve.errors import ModelError
-from cpuserve.loader import pooling
-from cpuserve.loader.pooling import checkpoint_pooling, dense_layers, prompts_of, usual_length
+from cpuserve.loader import modules
+from cpuserve.loader.pooling import checkpoint_pooling, module_head, prompts_of, usual_length
 from tests.helpers.embedder import embedding_model
 from tests.helpers.encoders import with_modules
 from tests.helpers.gguf_file import STRING, U32, gguf
@@ -30,7 +30,8 @@ def write(path, modules, config):
     return path
 
 
-POOLING = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
+POOLING = [TRANSFORMER, {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +39,10 @@ POOLING = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
     [
         ("[", {}, "is not valid JSON"),
         ({"a": 1}, {}, "is not a list of JSON objects"),
-        (POOLING, {"pooling_mode_max_tokens": True}, "not supported; cpuserve knows"),
-        (POOLING, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "--pooling"),
-        ([{**POOLING[0], "path": "../elsewhere"}], {}, "elsewhere"),
+        (POOLING, {"pooling_mode": "median"}, "not supported, only cls, max, mean"),
+        (POOLING, {"pooling_mode": ["mean", "median"]}, "Choose one with --pooling"),
+        (POOLING, {"pooling_mode": []}, "Choose one with --pooling"),
+        ([TRANSFORMER, {**POOLING[1], "path": "../elsewhere"}], {}, "elsewhere"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, modules, config, message):
@@ -51,8 +53,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, modules, config, m
 
 def test_the_list_of_modules_is_parsed_once(tmp_path, monkeypatch):
     path = write(tmp_path, POOLING, {"pooling_mode": "mean"})
-    read, parsed = pooling.read_any_json, []
-    monkeypatch.setattr(pooling, "read_any_json", lambda *a: parsed.append(a[0]) or read(*a))
+    read, parsed = modules.read_any_json, []
+    monkeypatch.setattr(modules, "read_any_json", lambda *a: parsed.append(a[0]) or read(*a))
     assert checkpoint_pooling(path)[0] == "mean"
     assert parsed == [path / "modules.json"]
 
@@ -83,18 +85,19 @@ def test_an_unknown_kind_in_gguf_metadata_is_refused(tmp_path):
 
 def test_dense_modules_are_read_in_order():
     path, expected = with_modules("bert")
-    layers = dense_layers(path)
+    layers = module_head(path, "mean").layers
     assert [layer.activation for layer in layers] == ["none", "tanh"]
     for layer, (weight, bias) in zip(layers, expected, strict=True):
         assert (layer.weight == weight.numpy()).all()
         assert (layer.bias is None) == (bias is None)
-    assert dense_layers(embedding_model("mean")) == ()
+    assert module_head(embedding_model("mean"), "mean").layers == ()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"activation_function": "torch.nn.GELU"}, "the activation GELU is not supported, only"),
+        ({"activation_function": "torch.nn.ELU"}, "the activation ELU is not supported, only"),
+        ({"activation_function": "mine.Tanh"}, "the activation Tanh is not supported, only"),
         ({"out_features": 97}, r"has the shape \[96, 64\], its config \[97, 64\]"),
         ({"bias": True}, "have no linear.bias"),
     ],
@@ -105,7 +108,7 @@ def test_dense_modules_that_do_not_fit_are_refused_in_one_line(tmp_path, change,
     file = path / "2_Dense" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(ModelError, match=message) as raised:
-        dense_layers(path)
+        module_head(path, "mean")
     assert "\n" not in str(raised.value)
 
 
@@ -130,12 +133,6 @@ def test_prompts_are_read_with_the_default_one(tmp_path, settings, expected):
     if settings is not None:
         (tmp_path / SETTINGS).write_text(json.dumps(settings))
     assert prompts_of(tmp_path) == expected
-
-
-def test_prompts_that_are_not_pooled_are_no_prompts(tmp_path):
-    write(tmp_path, POOLING, {"pooling_mode_mean_tokens": True, "include_prompt": False})
-    (tmp_path / SETTINGS).write_text(json.dumps({"prompts": PROMPTS}))
-    assert prompts_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
