@@ -54,8 +54,10 @@ _MOST_FILES = 4096
 _PIXELS_A_SECOND = MAX_PIXELS / MAX_CPU_S
 _SMALL_S = 0.05
 _PDF = "application/pdf"
-_DECODING = TurnThreads(2, "cpuserve-pictures")
-_FETCHING = TurnThreads(8, "cpuserve-fetch")
+# A single caller has half of the threads: 2 that decode, and 8 that fetch.
+_MOST_WAITING = 4096
+_DECODING = TurnThreads(3, "cpuserve-pictures", _MOST_WAITING)
+_FETCHING = TurnThreads(15, "cpuserve-fetch", _MOST_WAITING)
 log = get_logger("pictures")
 
 
@@ -290,9 +292,7 @@ class PictureReader:
                 family = family.changed({"detail": part.detail})
             size = len(part.data) + len(part.url)
             if part.url and not is_data_url(part.url) and ":" in part.url[:16]:
-                data = await _in_time(
-                    _FETCHING.run(1, lambda: read_source(part.url, rules.sources)), rules.sources
-                )
+                data = await _fetched(part.url, rules.sources)
             else:
                 most = rules.sources.most_bytes
                 data = (await _DECODING.run(size, lambda: _as_data(part).read(most))).data
@@ -442,13 +442,27 @@ def patches_of(pictures: Sequence[ReadPicture]) -> Callable[[int], Awaitable[byt
     return give
 
 
-async def _in_time(fetching: Awaitable[bytes], sources: SourceRules) -> bytes:
-    """Return the bytes, or refuse them: a resolver may take longer than sources.timeout_s."""
+async def _fetched(url: str, sources: SourceRules) -> bytes:
+    """Return the bytes at a URL; the time to fetch them begins when a thread does.
+
+    Raises InvalidRequest also after that time: a resolver may take longer than sources.timeout_s.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.create_future()
+
+    def fetch() -> bytes:
+        loop.call_soon_threadsafe(begun.cancel)
+        return read_source(url, sources)
+
+    fetching = asyncio.ensure_future(_FETCHING.run(1, fetch))
     try:
+        await asyncio.wait((begun, fetching), return_when=asyncio.FIRST_COMPLETED)
         return await asyncio.wait_for(fetching, sources.timeout_s + 0.25)
     except asyncio.TimeoutError:
         msg = f"was not fetched within {sources.timeout_s:g} s: send its bytes as a data: URL"
         raise InvalidRequest(msg) from None
+    finally:
+        fetching.cancel()
 
 
 def _as_data(part: MediaPart) -> MediaPart:

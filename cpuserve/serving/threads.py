@@ -1,7 +1,7 @@
 """Run long work on another thread, so that it does not delay streams on the event loop.
 
-Work waits for a thread in turns of the callers (core/turns.py), and short work on the event loop
-does so too if many requests come together.
+Work waits for a thread in turns of the callers (core/turns.py), and no caller can take all threads
+of a kind (core/places.py). Short work on the event loop has turns too if many requests arrive.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from cpuserve.core.places import CallerPlaces
 from cpuserve.core.turns import CallerTurns
-from cpuserve.errors import ServiceUnavailable
+from cpuserve.errors import ServiceUnavailable, TooManyRequests
 from cpuserve.serving.work import CURRENT_WORK
 from cpuserve.tokenizer.rendering.client import RENDERER
 from cpuserve.tokenizer.unlocked import LONG_CHARS
@@ -28,8 +29,8 @@ T = TypeVar("T")
 # separate threads, so that they do not delay small requests, which render quickly.
 _SMALL_BYTES = 1 << 16
 
-# Only two texts with more characters than this are tokenized at the same time, because tokenizing
-# takes much memory.
+# Only two texts of a caller with more characters than this are tokenized at the same time, and
+# three of all callers, because tokenizing takes much memory.
 _LARGE_TEXT_CHARS = 1 << 17
 
 # The name of the caller that the current task works for.
@@ -39,48 +40,85 @@ WORKS_FOR: ContextVar[str] = ContextVar("works_for", default="")
 class TurnThreads:
     """Threads for work of many callers: a caller with much work does not delay another's.
 
-    count: how many there are at most. name: each thread is called NAME_0, NAME_1 and so on.
+    The callers take turns, and a caller with a thread cannot take the last free one (CallerPlaces).
+
+    count: how many there are at most; a single caller has (count + 1) // 2 of them.
+    name: each thread is called NAME_0, NAME_1 and so on.
+    most_waiting: how much work of one caller may wait; None = any number.
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, most_waiting: int | None = None) -> None:
         self.count, self.name = count, name
+        self._most_waiting = most_waiting
         self._pool = ThreadPoolExecutor(count, name)
         self._lock = threading.Lock()
-        self._turns: CallerTurns[tuple[Future[Any], Callable[[], Any]]] = CallerTurns()
+        self._places: CallerPlaces[tuple[Future[Any], Callable[[], Any]]] = CallerPlaces(count)
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, when a thread has run it in the turn of WORKS_FOR.
 
         size: how much work it is, in any unit that is the same for all work of these threads.
+
+        Raises:
+          TooManyRequests: as much work of this caller waits as may wait.
         """
         future: Future[T] = Future()
-        context = copy_context()
+        context, caller = copy_context(), WORKS_FOR.get()
+        job = future, lambda: context.run(work)
         with self._lock:
-            self._turns.put(WORKS_FOR.get(), (future, lambda: context.run(work)), float(size))
-        self._pool.submit(self._run_next)
+            self._check_waiting(caller)
+            self._places.put(caller, job, float(size))
+            self._start_next()
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if not future.cancel() and (request := CURRENT_WORK.get()) is not None:
+            if future.cancel():
+                with self._lock:
+                    self._places.remove(job)
+            elif (request := CURRENT_WORK.get()) is not None:
                 request.wait_for(_end_of(future))  # a thread cannot be stopped
             raise
 
     def charge(self, size: int) -> None:
         """Count work of WORKS_FOR that was not known before it ran; for `size` see `run`."""
         with self._lock:
-            self._turns.charge(WORKS_FOR.get(), float(size))
+            self._places.charge(WORKS_FOR.get(), float(size))
 
-    def _run_next(self) -> None:
+    def _check_waiting(self, caller: str) -> None:
+        waiting = self._places.waiting(caller)
+        if caller and self._most_waiting is not None and waiting >= self._most_waiting:
+            msg = (
+                f"The queue is full: {waiting} other requests of this client wait for a thread. "
+                "Try again later"
+            )
+            raise TooManyRequests(msg)
+
+    def _start_next(self) -> None:
+        """Start all waiting work that may have a thread now; the lock is held."""
+        while (taken := self._places.take()) is not None:
+            caller, (future, work) = taken
+            if not future.set_running_or_notify_cancel():
+                self._places.leave(caller)
+                continue
+            try:
+                self._pool.submit(self._run, caller, future, work)
+            except RuntimeError as error:  # the system refuses to start a thread
+                self._places.leave(caller)
+                future.set_exception(error)
+
+    def _run(self, caller: str, future: Future[Any], work: Callable[[], Any]) -> None:
         with self._lock:
-            _, (future, work) = self._turns.take()
-        if not future.set_running_or_notify_cancel():
-            return
+            if future.done():  # `submit` has failed after it added this call
+                return
         try:
             result = work()
         except BaseException as error:
             future.set_exception(error)
         else:
             future.set_result(result)
+        with self._lock:
+            self._places.leave(caller)
+            self._start_next()
 
 
 def _end_of(running: Future[Any]) -> asyncio.Future[None]:
@@ -96,17 +134,22 @@ def _end_of(running: Future[Any]) -> asyncio.Future[None]:
     return ended
 
 
-_SMALL_RENDERS = TurnThreads(4, "cpuserve-render")
-_LARGE_RENDERS = TurnThreads(2, "cpuserve-render-large")
+# The most requests of a caller that wait for a thread of one kind.
+_MOST_WAITING = 4096
+# A single caller has half of the threads: 4 small renders, 2 large renders and 2 large texts.
+_SMALL_RENDERS = TurnThreads(7, "cpuserve-render", _MOST_WAITING)
+_LARGE_RENDERS = TurnThreads(3, "cpuserve-render-large", _MOST_WAITING)
 _WORKERS = TurnThreads(min(32, (os.cpu_count() or 1) + 4), "cpuserve-work")
-_LARGE_TEXTS = TurnThreads(2, "cpuserve-text-large")
+_LARGE_TEXTS = TurnThreads(3, "cpuserve-text-large", _MOST_WAITING)
 # How many texts are tokenized at the same time.
 TOKENIZING = _WORKERS.count + _LARGE_TEXTS.count
 # Large bodies have one thread: decoding keeps the lock of the interpreter (GIL), so that a second
 # thread would make none faster, and the event loop would wait for both before each of its steps.
 _DECODING = TurnThreads(1, "cpuserve-decode")
 # A disk takes 5 to 80 ms to keep the bytes of a write, longer under load.
-_DISK = TurnThreads(2, "cpuserve-disk")
+_DISK = TurnThreads(3, "cpuserve-disk")
+# Reading files and syncing large ones takes seconds on a slow disk, and no CPU time.
+_WAITING = TurnThreads(15, "cpuserve-wait", _MOST_WAITING)
 
 
 class _LoopTurns:
@@ -197,6 +240,14 @@ async def run_on_disk(work: Callable[[], T]) -> T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+async def run_waiting(work: Callable[[], T]) -> T:
+    """Return the result of `work`, which may wait for a disk or take seconds, on another thread.
+
+    Requests must not use `asyncio.to_thread`: all callers and the server share its threads.
+    """
+    return await _WAITING.run(1, work)
 
 
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.ollama.created.store import CreatedModels
 from cpuserve.errors import InvalidRequest
 from tests.api.live import live
-from tests.helpers.patience import until
+from tests.helpers.patience import PATIENCE_S, until
 
 MIB = 1 << 20
 
@@ -121,6 +121,36 @@ def test_a_pull_reserves_its_bytes_before_they_arrive(tmp_path, monkeypatch):
             assert answer.json()["status"] == "success"
             assert directory._bytes.total == directory.manifests["owner/name"].size == 800_000
             assert (await send(http, b"x" * 100_000)).status_code == 201
+
+    asyncio.run(main())
+
+
+def test_a_model_is_pulled_while_another_caller_pulls_large_ones(tmp_path, monkeypatch):
+    go_on, asked = threading.Event(), []
+
+    def resolve(name, *, progress, local):
+        asked.append(name)
+        progress("the model", 0, 8)
+        assert name.startswith("small/") or go_on.wait(PATIENCE_S)
+        return tmp_path
+
+    monkeypatch.setattr("cpuserve.loader.hub.resolve_model", resolve)
+
+    async def main():
+        async with serving(tmp_path, keys=("one", "two")) as (_, http):
+
+            def pull(key, name):
+                body = {"model": name, "stream": False}
+                return asyncio.create_task(http.post("/api/pull", json=body, headers=by(key)))
+
+            large = [pull("one", f"large/{number}") for number in range(2)]
+            await until(lambda: asked)
+            assert (await pull("two", "small/a")).json()["status"] == "success"
+            assert len(asked) == 2, "the second large one waits for the first"
+            go_on.set()
+            assert [each.json()["status"] for each in await asyncio.gather(*large)] == [
+                "success", "success"
+            ]  # fmt: skip
 
     asyncio.run(main())
 

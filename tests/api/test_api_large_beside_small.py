@@ -42,23 +42,24 @@ async def together(api: Api, count: int, send: Callable[[httpx.AsyncClient], Any
         return await asyncio.gather(*(send(greedy) for _ in range(count)), send(modest))
 
 
-def test_large_texts_wait_in_turns_of_their_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    api, count, order, real = Api(), 6, [], Tokenizer.encode
+def test_a_large_text_is_tokenized_while_those_of_another_caller_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api, count, begun, real = Api(), 6, [], Tokenizer.encode
 
     def encode(self: Tokenizer, *given: Any, **more: Any) -> list[int]:
-        order.append(threads.WORKS_FOR.get())
-        if len(order) <= 2:  # they hold both threads until the others wait
-            wait_until(lambda: len(threads._LARGE_TEXTS._turns) == count - 1)
+        begun.append(threads.WORKS_FOR.get())
+        wait_until(lambda: MODEST in begun)
         return real(self, *given, **more)
 
     async def send(client: httpx.AsyncClient) -> None:
         if client.headers["x-who"] == MODEST:
-            await until(lambda: len(threads._LARGE_TEXTS._turns) == count - 2)
+            await until(lambda: threads._LARGE_TEXTS._places.waiting(GREEDY) == count - 2)
         assert (await client.post("/tokenize", json=BODY)).status_code == 200
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
     asyncio.run(together(api, count, send))
-    assert order == [*[GREEDY] * 2, MODEST, *[GREEDY] * (count - 2)]
+    assert begun == [*[GREEDY] * 2, MODEST, *[GREEDY] * (count - 2)]
 
 
 def test_large_bodies_are_decoded_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.fault_points import fault
 from cpuserve.ids import guarding_id
 from cpuserve.log import get_logger
-from cpuserve.serving.threads import run_on_disk
+from cpuserve.serving.threads import WORKS_FOR, run_on_disk, run_waiting
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -375,6 +375,7 @@ class BatchService:
 
     async def _run(self, app: ASGIApp, record: BatchRecord) -> None:
         batch, directory = record.batch, self.directory
+        WORKS_FOR.set(record.caller)
         if batch.status == "cancelling":
             await self._recount(record)
             return
@@ -382,7 +383,7 @@ class BatchService:
         path = directory.path_of(batch.input_file_id)
         with os.fdopen(open_plain(path), "rb") as source:
             urls = (batch.endpoint,)
-            total, errors = await asyncio.to_thread(check_lines, source, urls, longest)
+            total, errors = await run_waiting(lambda: check_lines(source, urls, longest))
             if errors:
                 await self._end(record, "failed", errors)
                 return

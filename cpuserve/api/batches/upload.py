@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import logging
 import os
@@ -16,6 +15,7 @@ from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest
 from cpuserve.fault_points import fault
+from cpuserve.serving.threads import run_waiting
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -174,9 +174,9 @@ class _Parts:
 
     async def flush(self) -> None:
         """Return when the disk has the whole file, so that an accepted upload is never lost."""
-        if self._out is not None:
+        if (out := self._out) is not None:
             fault("content.sync")
-            await asyncio.to_thread(os.fsync, self._out)
+            await run_waiting(lambda: os.fsync(out))
 
     def close(self) -> None:
         """Close the file that the upload is written to."""

@@ -6,7 +6,6 @@ SHA-256 of the bytes of the request's body and of the response's body. It contai
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from functools import partial
@@ -19,6 +18,7 @@ from cpuserve.api.http.audit_file import NotAudited
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.response.direct_body import DIRECT_BODY
 from cpuserve.errors import NotServing
+from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +124,7 @@ class _Digest:
         if len(data) < _LARGE:
             self.add(data)
             return
-        await asyncio.to_thread(self._hash.update, data)
+        await run_sized(len(data), lambda: self._hash.update(data))
 
     def text(self) -> str:
         """Return the digest of the pieces so far as hexadecimal digits."""

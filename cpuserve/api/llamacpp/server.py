@@ -25,7 +25,7 @@ from cpuserve.errors import InvalidRequest, ServiceUnavailable, brief
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import NO_LIMIT, unsupported
 from cpuserve.serving.generation.generate import read_prompts
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.threads import run_rendering, run_sized
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ async def _props(context: ModelContext, name: str) -> Props:
     template, tokens = context.get_chat_template(), context.get_tokenizer().special_tokens
     chats = context.pooling == "none"
     # The traits are cached, unless the template process was stopped while the server started.
-    traits = await asyncio.to_thread(template.traits) if chats else None
     source, tool_source = template.source or "", template.tool_source or ""
+    num_bytes = len(source) + len(tool_source)
+    traits = await run_rendering(num_bytes, template.traits) if chats else None
     return Props(
         default_generation_settings=GenerationSettings(context.max_model_len, _params(context)),
         total_slots=context.limits.slots,

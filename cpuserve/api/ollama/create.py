@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from cpuserve.loader.hub import has_model_form
 from cpuserve.log import get_logger
 from cpuserve.platforms.formats import MADE_WHILE_LOADING
 from cpuserve.serving.calls.call import unsupported
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.threads import run_rendering, run_sized
 from cpuserve.tokenizer.chat import MAX_TEMPLATE_CHARS, check_template
 
 log = get_logger("serve")
@@ -213,9 +212,10 @@ def _checked_quantize(quantize: str) -> str:
 async def _checked_template(source: str) -> str:
     """Return the template as Jinja; InvalidRequest if this server cannot render it."""
     if len(source) <= MAX_TEMPLATE_CHARS and is_go_template(source):
-        source = await asyncio.to_thread(to_jinja, source)
+        text = source
+        source = await run_rendering(len(text), lambda: to_jinja(text))
     try:
-        await asyncio.to_thread(check_template, source)
+        await run_rendering(len(source), lambda: check_template(source))
     except InvalidRequest as error:
         msg = f"template: {error.message}"
         raise InvalidRequest(msg, param="template") from None

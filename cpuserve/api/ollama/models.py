@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import os
@@ -35,6 +34,7 @@ from cpuserve.fault_points import fault
 from cpuserve.loader.source_files import FileFacts, file_facts
 from cpuserve.log import get_logger
 from cpuserve.sampling.fields import names_in
+from cpuserve.serving.threads import run_waiting
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ async def _facts(context: ModelContext, *, whole: bool) -> FileFacts:
     if not context.details.path:
         return FileFacts({}, [])
     try:
-        return await asyncio.to_thread(file_facts, Path(context.details.path), whole=whole)
+        return await run_waiting(lambda: file_facts(Path(context.details.path), whole=whole))
     except (OSError, ModelError) as error:
         log.warning("/api/show: %s", error)
         return FileFacts({}, [])
@@ -347,5 +347,5 @@ async def _receive(request: Request, part: Path, room: Room) -> str:
         )
         out.flush()
         fault("content.sync")
-        await asyncio.to_thread(os.fsync, out.fileno())
+        await run_waiting(lambda: os.fsync(out.fileno()))
     return found.hexdigest()

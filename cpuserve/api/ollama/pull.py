@@ -113,7 +113,7 @@ async def create_downloaded(created: CreatedModels, made: Manifest) -> Steps:
     """
     directory = created.directory
     with directory.creating(made):
-        async with created.pulling:
+        async with created.pulling.slot(made.owner):
             with directory.reserving(made.owner) as room:
                 async with aclosing(_download(made.model, room)) as steps:
                     async for step in steps:

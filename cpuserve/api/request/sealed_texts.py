@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.sealed import packed_texts, thought_of
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.threads import run_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,8 @@ async def opened(request: RequestContext, texts: Sequence[str], field: str) -> M
     """
     if not texts:
         return {}
-    packed, num_bytes = await asyncio.to_thread(packed_texts, request.state.seal, texts)
+    seal = request.state.seal
+    packed, num_bytes = await run_waiting(lambda: packed_texts(seal, texts))
     limits = request.context.limits
     if num_bytes > limits.max_body_bytes:
         msg = (
@@ -40,6 +41,4 @@ async def opened(request: RequestContext, texts: Sequence[str], field: str) -> M
         )
         raise InvalidRequest(msg, param=field)
     await request.held.take(num_bytes, limits.body_wait_s)
-    return await asyncio.to_thread(
-        lambda: {text: thought_of(each) for text, each in packed.items()}
-    )
+    return await run_waiting(lambda: {text: thought_of(each) for text, each in packed.items()})

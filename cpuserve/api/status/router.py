@@ -35,6 +35,7 @@ from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.cpu_times import cpu_times
 from cpuserve.platforms.host import memory_now
 from cpuserve.serving.models.load_progress import health_body
+from cpuserve.serving.threads import run_waiting
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ async def show_cpu(request: Request) -> Response:
         )
         raise DeadlineExceeded(msg) from None
     rates = view.meter.rates()
-    report = await asyncio.to_thread(view.report, engine, *rates)
+    report = await run_waiting(lambda: view.report(engine, *rates))
     return Response(msgspec.json.encode(report), media_type="application/json")
 
 
@@ -296,7 +297,7 @@ def _operating(state: ServerState) -> OperatingFigures:
 async def metrics(request: Request) -> Response:
     """Return all metrics of the server: in OpenMetrics if Accept says so, else as text."""
     state = get_state(request)
-    families = await asyncio.to_thread(state.processes.families)
+    families = await run_waiting(state.processes.families)
     contexts = list(state.models.contexts())
     for context in contexts:
         families += server_families(context.metrics)
@@ -309,7 +310,7 @@ async def metrics(request: Request) -> Response:
     families += [*task_families(running()), *store_families(_stores(state))]
     families += operating_families(await asyncio.to_thread(_operating, state))
     openmetrics = wants_openmetrics(request.headers.get("accept", ""))
-    text = await asyncio.to_thread(exposition, families, openmetrics=openmetrics)
+    text = await run_waiting(lambda: exposition(families, openmetrics=openmetrics))
     kind = OPEN_CONTENT_TYPE if openmetrics else CONTENT_TYPE
     return Response(text, headers={"content-type": kind})
 

@@ -6,7 +6,6 @@ with --allow-runtime-lora-updating, because they let clients choose paths on the
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import sys
@@ -21,6 +20,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.route import get, post, post_nothing
 from cpuserve.errors import InvalidRequest, NotFound, RequestError, ServiceUnavailable
 from cpuserve.log import get_logger
+from cpuserve.serving.threads import run_waiting
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
                 "adapter in place, set 'load_inplace' to True"
             )
             raise InvalidRequest(msg, param="lora_name")
-        if not path or not await asyncio.to_thread(_exists, path):
+        if not path or not await run_waiting(lambda: _exists(path)):
             msg = (
                 f"No adapter found for {name!r}: {path[:200]!r} is no file or directory of the "
                 "server. Adapters are loaded from its disk only: give the path of one there"

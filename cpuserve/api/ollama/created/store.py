@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,8 +11,8 @@ from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.ollama.parameters import sampling_of
 from cpuserve.errors import InvalidRequest, NotFound, RequestError, StartupError
 from cpuserve.log import get_logger
+from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.models.preset import Preset
-from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.directory import ModelDirectory
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
     from cpuserve.api.request.state import ServerState
     from cpuserve.serving.models.loaders import Loader
 from cpuserve.serving.models.registry import ModelRegistry
+from cpuserve.serving.threads import run_waiting
 
 log = get_logger("serve")
-# The time in microseconds to read the headers of a model's files.
-_CHECK_US = 100_000
 
 
 class MakeLoader(Protocol):
@@ -49,7 +47,7 @@ class CreatedModels:
         """sources: the value of --model for each model of the command line, by its served name."""
         self.directory = directory
         self.sources = sources
-        self.pulling = asyncio.Lock()
+        self.pulling = TurnSlots(2)  # a single caller has one
         self._models = models
         self._make_loader = make_loader
         for found in list(directory.manifests.values()):
@@ -96,7 +94,7 @@ class CreatedModels:
         """
         with self.directory.creating(made):
             if made.files or made.adapters or made.quantization:
-                await run_sized(_CHECK_US, lambda: self._check_files(made))
+                await run_waiting(lambda: self._check_files(made))
             preset = preset_of(made)
             self._check_owner(made.name, made.owner)
             self.directory.save(made)
