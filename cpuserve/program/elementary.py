@@ -76,7 +76,7 @@ def _series(terms: tuple[float, ...], x: Float64) -> Float64:
 
 def exponential(x: Float32) -> Float32:
     """Return e^x as fp32 of the same shape; infinity beyond the range of fp32."""
-    # e^89 is beyond the range of fp32, and e^710 beyond that of fp64, where math.exp fails.
+    # e^89 is beyond the range of fp32, and e^710 beyond the range of fp64, where math.exp fails.
     return _mapped(lambda value: math.exp(min(value, 89.0)), x)
 
 

@@ -19,7 +19,7 @@ class RequestWork:
 
     A response begins the work and ends it, unless a task continues it: then the response has only
     borrowed it, and its client may leave. Threads that still run for the work delay its end,
-    because what they use must stay reserved.
+    because their memory must stay reserved.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from tests.helpers.sources import nodes
 
 ROOT = Path(__file__).parents[2] / "cpuserve"
 SHARED = {"to_thread", "run_in_executor", "run_in_threadpool", "getaddrinfo"}
-# Files that use them, and whose work it is. All other work of requests has threads where no
+# Files that use them, and for whom. All other work of requests has threads where no
 # caller can take all (serving/threads.py).
 USERS = {
     "engine/inline.py": "the end of an engine",

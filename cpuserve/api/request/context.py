@@ -54,7 +54,7 @@ class RequestContext:
     """A request and its model; `id` is the id of the response, see `BodyForm.guards`.
 
     state: the state of the server.
-    work: what is reserved for the request, until its work ends.
+    work: the reservations of the request, until its work ends.
     path: the parameters in the path of the request.
     default: the model of a body that selects none; None = the first model.
     guards: whether the id guards texts.
