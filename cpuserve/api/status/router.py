@@ -308,7 +308,7 @@ async def metrics(request: Request) -> Response:
     )
     families += [*adapters.collect(), *state.http.collect()]
     families += [*task_families(running()), *store_families(_stores(state))]
-    families += operating_families(await asyncio.to_thread(_operating, state))
+    families += operating_families(await run_waiting(lambda: _operating(state)))
     openmetrics = wants_openmetrics(request.headers.get("accept", ""))
     text = await run_waiting(lambda: exposition(families, openmetrics=openmetrics))
     kind = OPEN_CONTENT_TYPE if openmetrics else CONTENT_TYPE
