@@ -105,7 +105,7 @@ POINTS = {
     "content.write": _point("write the content of a file", "ENOSPC", "EIO", SHORT),
     "content.sync": _point("flush the content of a file to the disk", "EIO"),
     "content.cut": _point("remove an incomplete line of a file", "EIO"),
-    "content.read": _point("open the results of a batch for a client", "EMFILE"),
+    "content.read": _point("read the content of a file for a client", "EMFILE"),
     "model_file.rename": _point("keep a file that a client has sent", "ENOSPC"),
     "model_file.link": _point("link the files of a created model", "EMLINK", "ENOSPC"),
     # Files of models, and of packed weights.

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from cpuserve.api import shared_paths, systemone
 from cpuserve.api.anthropic import batches as message_batches
+from cpuserve.api.anthropic import files as anthropic_files
 from cpuserve.api.anthropic import models as anthropic_models
 from cpuserve.api.anthropic import router as messages
 from cpuserve.api.dialects import DIALECTS
@@ -41,7 +42,7 @@ from cpuserve.api.llamacpp.completion import router as completion
 from cpuserve.api.ollama import create, pull
 from cpuserve.api.ollama import models as ollama_models
 from cpuserve.api.ollama import router as ollama
-from cpuserve.api.openai import batches, conversations
+from cpuserve.api.openai import batches, conversations, files, uploads
 from cpuserve.api.openai import models as openai_models
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
@@ -75,9 +76,9 @@ if TYPE_CHECKING:
 ROUTERS = tuple(
     module.router
     for module in (
-        *(messages, message_batches, anthropic_models),
+        *(messages, message_batches, anthropic_models, anthropic_files),
         *(chat, completions, tokens, responses, conversations),
-        *(embeddings, batches, openai_models),
+        *(embeddings, files, uploads, batches, openai_models),
         *(ollama, ollama_embed, ollama_models, pull, create),
         *(llamacpp_server, completion, llamacpp_embedding, adapters),
         *(scores, pooling, systemone),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.batches.references import names_files, read_files
 from cpuserve.api.errors.dialect import OPENAI, Dialect
 from cpuserve.api.errors.http_errors import DIALECT, WORDS, Words
 from cpuserve.api.request.body import decode_request
@@ -339,7 +340,15 @@ async def call_of(
     """
     await request.choose(body.model)
     check_fields(body)
-    return await run_sized(request.body_bytes // _BYTES_PER_US, lambda: to_call(body))
+
+    def converted() -> tuple[GenerateCall, bool]:
+        call = to_call(body)
+        return call, names_files(call)
+
+    call, names = await run_sized(request.body_bytes // _BYTES_PER_US, converted)
+    if names:
+        await read_files(request, call)
+    return call
 
 
 def _apply_sender(sender: Caller, call: GenerateCall, seal: Seal) -> None:

@@ -477,8 +477,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     files_dir: Annotated[
         str | None,
         _option(
-            "Directory for the files and batches of clients (/v1/files, /v1/batches), which go on "
-            "after a restart; each server needs its own.",
+            "Directory for the files and batches of clients (/v1/files, /v1/uploads, /v1/batches), "
+            "which go on after a restart; each server needs its own.",
             default="none: there are no files and no batches",
             check=a_path,
             metavar="DIR",

@@ -290,7 +290,7 @@ class PictureReader:
         try:
             if part.detail and part.detail != "auto":
                 family = family.changed({"detail": part.detail})
-            size = len(part.data) + len(part.url)
+            size = len(part.data) + len(part.url) + len(part.content)
             if part.url and not is_data_url(part.url) and ":" in part.url[:16]:
                 data = await _fetched(part.url, rules.sources)
             else:

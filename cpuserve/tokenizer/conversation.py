@@ -47,6 +47,8 @@ class MediaPart:
     where: the path of the part in the request's body.
     data: the content of the part, in base64.
     url: a data: URL with the bytes, or another URL, which is never fetched.
+    file_id: the id of a file that the caller has stored, until its bytes are in `content`.
+    content: the bytes, instead of `data` and `url`.
     media_type: the MIME type, such as "image/png"; "" = unknown.
     detail: the resolution that the client asks for.
     name: the name of the file, or the title.
@@ -60,6 +62,8 @@ class MediaPart:
     where: str
     data: str = ""
     url: str = ""
+    file_id: str = ""
+    content: bytes = b""
     media_type: str = ""
     detail: str | None = None
     name: str = ""
@@ -72,6 +76,10 @@ class MediaPart:
         Raises:
           InvalidRequest: the part has no bytes or more than `most_bytes`, or its base64 is invalid.
         """
+        if self.content:
+            if len(self.content) > most_bytes:
+                self._refuse_size(len(self.content), most_bytes)
+            return MediaBytes(self.content, hashlib.sha256(self.content).digest())
         text, is_base64 = self.data, True
         if is_data_url(self.url):
             head, _, text = self.url.partition(",")
@@ -90,8 +98,11 @@ class MediaPart:
         if not data:
             self._refuse(_NO_DATA)
         if len(data) > most_bytes:
-            self._refuse(f"has {len(data)} bytes: at most {most_bytes} are accepted")
+            self._refuse_size(len(data), most_bytes)
         return MediaBytes(data, hashlib.sha256(data).digest())
+
+    def _refuse_size(self, size: int, most: int) -> NoReturn:
+        self._refuse(f"has {size} bytes: at most {most} are accepted")
 
     def _refuse(self, why: str) -> NoReturn:
         msg = f"{self.where} {why}"

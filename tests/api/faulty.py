@@ -112,6 +112,38 @@ def sent_file(server, data):
     )
 
 
+def named_file(server):
+    """A chat that names a file by its id, which is deleted again."""
+    status, body = sent = sent_file(server, b"hi")
+    if status != 200:
+        return [sent]
+    file = json.loads(body)["id"]
+    part = {"type": "file", "file": {"file_id": file}}
+    body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+    told = server.ask("/v1/chat/completions", body)
+    return [told, server.ask(f"/v1/files/{file}", method="DELETE")]
+
+
+def parts(server):
+    """A file that is uploaded in a part, and deleted."""
+    form = {"filename": "a", "purpose": "user_data", "bytes": 2, "mime_type": "text/plain"}
+    status, body = answer = server.ask("/v1/uploads", form)
+    if status != 200:
+        return [answer]
+    path = f"/v1/uploads/{json.loads(body)['id']}"
+    head = b'--b\r\ncontent-disposition: form-data; name="data"; filename="a"\r\n\r\n'
+    data = head + b"hi\r\n--b--\r\n"
+    boundary = {"content-type": "multipart/form-data; boundary=b"}
+    status, body = answer = server.ask(f"{path}/parts", data, headers=boundary)
+    if status != 200:
+        return [answer, server.ask(f"{path}/cancel", b"")]
+    done = {"part_ids": [json.loads(body)["id"]]}
+    status, body = answer = server.ask(f"{path}/complete", done)
+    if status != 200:
+        return [answer]
+    return [answer, server.ask(f"/v1/files/{json.loads(body)['file']['id']}", method="DELETE")]
+
+
 def batch(server):
     """A batch of two lines, which completes, however often the disk fails."""
     body = {"model": "m", "prompt": "hi", "max_tokens": 2}
@@ -241,5 +273,5 @@ def look(path):
     return lambda server: [server.ask(path)]
 
 
-EVERY = (text, stream, chat, grammar, restored, upload, batch, claude_batch, created,
-         look("/v1/cpu"), look("/metrics"))  # fmt: skip
+EVERY = (text, stream, chat, grammar, restored, upload, named_file, parts, batch,
+         claude_batch, created, look("/v1/cpu"), look("/metrics"))  # fmt: skip

@@ -28,6 +28,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/batches": {
         "input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h",
     },
+    "/v1/uploads": {
+        "filename": "a", "purpose": "user_data", "bytes": 1, "mime_type": "text/plain",
+    },
+    "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_0"]},
     "/v1/messages/batches": {
         "requests": [
             {"custom_id": "a", "params": {"model": "tiny", "max_tokens": 1, "messages": HI}}

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from cpuserve.api.batches.directory import FileDirectory
+from cpuserve.api.batches.directory import FileDirectory, UploadFacts
 from cpuserve.api.batches.line_runner import LineResult
 from cpuserve.api.batches.service import FILE_BATCHES, MESSAGE_BATCHES, BatchService
 from cpuserve.errors import InvalidRequest
@@ -78,10 +78,10 @@ def test_the_event_loop_goes_on_while_files_and_records_are_written(service, tmp
         directory = service.directory
         file_id = directory.begin("me")
         directory.path_of(file_id).write_bytes(b"{}")
-        added = asyncio.create_task(directory.add("me", file_id, "a", "batch"))
+        added = asyncio.create_task(directory.add("me", file_id, UploadFacts("a", "batch")))
         await disk.let()
         made_file = await added
-        assert directory.files("me") == [made_file]
+        assert [each.file for each in directory.files("me")] == [made_file]
 
     asyncio.run(main())
     assert disk.on_loop == 0
@@ -133,7 +133,7 @@ def test_a_batch_that_is_being_written_counts_as_one_and_uses_its_file(service, 
     async def main():
         file_id = directory.begin("me")
         directory.path_of(file_id).write_bytes(b"{}")
-        added = asyncio.create_task(directory.add("me", file_id, "a", "batch"))
+        added = asyncio.create_task(directory.add("me", file_id, UploadFacts("a", "batch")))
         await disk.let()
         await added
         creating = [

@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 
-from cpuserve.api.batches.directory import FileDirectory
+from cpuserve.api.batches.directory import FileDirectory, UploadFacts
 from cpuserve.api.batches.service import BatchService
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.manifest import Manifest
@@ -59,7 +59,7 @@ def test_a_description_of_another_file_is_damaged(tmp_path):
     directory = FileDirectory(str(tmp_path), 1000, 10)
     made = directory.begin("me")
     directory.path_of(made).write_bytes(b"")
-    described = asyncio.run(directory.add("me", made, "a", "batch"))
+    described = asyncio.run(directory.add("me", made, UploadFacts("a", "batch")))
     directory.close()
     path = tmp_path / "files" / f"{made}.json"
     record = json.loads(path.read_bytes())

@@ -139,7 +139,14 @@ def test_the_largest_value_of_every_field_leaves_the_event_loop_free(watched, pa
 
 
 # Operations that refuse every request to the servers of these tests.
-REFUSED = {"/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/api/push"}
+REFUSED = {
+    "/v1/batches",
+    "/v1/uploads",
+    "/v1/uploads/{upload_id}/complete",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/api/push",
+}
 
 
 def test_every_operation_with_a_body_has_a_base():

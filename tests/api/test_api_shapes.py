@@ -40,6 +40,8 @@ NO_BODIES = (
     "/ping",
     "/slots",
     "/v1/files",
+    "/v1/uploads/{upload_id}/parts",
+    "/v1/uploads/{upload_id}/cancel",
     "/api/blobs/",
     "/v1/batches/",
     "/v1/messages/batches/",
@@ -68,7 +70,7 @@ TEI = {"embed", "embed_all", "embed_sparse", "predict", "similarity", "decode", 
 def dialect_of(path, headers=()):
     """The dialect whose clients ask for `path`, as a reader of its vendor's documentation says."""
     if path.startswith("/v1/messages") or (
-        path.startswith("/v1/models") and "anthropic" in headers
+        path.startswith(("/v1/models", "/v1/files")) and "anthropic" in headers
     ):
         return "anthropic"
     if path.startswith("/api/") or path == "/api":

@@ -20,6 +20,8 @@ from tests.contract.table import (
     without,
 )
 
+UPLOADS = "/v1/uploads"
+UPLOAD = {"filename": "a", "purpose": "vision", "bytes": 1, "mime_type": "image/png"}
 FILES, BATCHES, TALKS, MESSAGES = (
     "/v1/files",
     "/v1/batches",
@@ -98,7 +100,12 @@ def upload(api, data, purpose="batch", name="a.jsonl", **fields):
             "completion_window": ("1h", "", *NO_TEXT),
             "metadata": NO_METADATA,
             "input_file_id": NO_TEXT,
-            "output_expires_after": ({"anchor": "created_at", "seconds": 3600},),
+            "output_expires_after": (
+                {"anchor": "created_at", "seconds": 3599},
+                {"anchor": "created_at", "seconds": 30 * 86_400 + 1},
+                {"anchor": "now", "seconds": 3600},
+                *NO_OBJECT,
+            ),
         },
     ),
     without(
@@ -109,6 +116,27 @@ def upload(api, data, purpose="batch", name="a.jsonl", **fields):
         "completion_window",
     ),
     without(MESSAGES, {"requests": []}, "requests"),
+    accepted(
+        UPLOADS,
+        UPLOAD,
+        {
+            "purpose": ("vision", "user_data", "assistants", "batch"),
+            "bytes": (0, 1, 1 << 20),
+            "mime_type": ("", "text/plain", "no type"),
+            "expires_after": (None, {"anchor": "created_at", "seconds": 3600}),
+        },
+    ),
+    refused(
+        UPLOADS,
+        UPLOAD,
+        {
+            "purpose": ("fine-tune", "", *NO_TEXT),
+            "bytes": (-1, (1 << 20) + 1, 1.5, "1", None),
+            "filename": NO_TEXT,
+            "expires_after": ({"anchor": "created_at", "seconds": 3599}, *NO_OBJECT),
+        },
+    ),
+    without(UPLOADS, UPLOAD, "filename", "purpose", "bytes", "mime_type"),
 )
 def test_a_value_is_accepted_or_refused_with_its_field(case, api):
     run_on(api, case)
@@ -151,7 +179,7 @@ def test_a_list_is_read_in_pages(api, ids, path, query, status, named):
         ("before_id=nothing", 400, "before_id"),
     ],
 )
-@pytest.mark.parametrize("path", [MESSAGES, "/v1/models"])
+@pytest.mark.parametrize("path", [MESSAGES, "/v1/models", FILES])
 def test_a_list_of_anthropic_is_read_in_pages(api, ids, path, query, status, named):
     headers = {"anthropic-version": "2023-06-01"}
     response = api.request("GET", f"{path}?{query}", headers=headers)
@@ -189,7 +217,10 @@ def test_what_exists_is_served_or_says_why_not(api, ids, method, path, status):
     [
         *(("GET", f"{place}/gone") for place in (FILES, BATCHES, TALKS, "/v1/responses", MESSAGES)),
         *(("DELETE", f"{place}/gone") for place in (FILES, TALKS, "/v1/responses", MESSAGES)),
-        *(("POST", f"{place}/gone/cancel") for place in (BATCHES, "/v1/responses", MESSAGES)),
+        *(
+            ("POST", f"{place}/gone/cancel")
+            for place in (BATCHES, "/v1/responses", MESSAGES, UPLOADS)
+        ),
         ("GET", f"{FILES}/gone/content"),
         ("GET", f"{TALKS}/gone/items"),
         ("GET", f"{TALKS}/TALK/items/gone"),
@@ -205,6 +236,7 @@ def test_an_id_that_is_gone_or_of_another_caller_is_404(api, ids, method, path):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        (f"{UPLOADS}/gone/complete", {"part_ids": []}),
         (f"{TALKS}/gone", {"metadata": {}}),
         (f"{TALKS}/gone/items", {"items": [HI]}),
         ("/v1/responses", {"input": "hi", "previous_response_id": "gone"}),
@@ -227,6 +259,8 @@ def test_a_body_that_names_what_is_gone_is_404(api, path, body):
         ({"data": b"{}", "purpose": "fine-tune"}, 400, "purpose"),
         ({"data": b"{}", "purpose": None}, 400, "purpose"),
         ({"data": b"{}", "expires_after": "1"}, 400, "expires_after"),
+        ({"data": b"{}", "expires_after[seconds]": "x"}, 400, "expires_after"),
+        ({"data": b"\xff\xfe", "purpose": "user_data"}, 200, ""),
         ({"data": b"\xff\xfe"}, 400, "UTF-8"),
         ({"data": b"x" * (1 << 20)}, 413, "files-bytes"),
     ],

@@ -84,6 +84,10 @@ _UPLOAD = (
 # Bodies that are not JSON, by path: the media type and the bytes.
 RAW = {
     "/v1/files": ("multipart/form-data; boundary=b", _UPLOAD),
+    "/v1/uploads/{upload_id}/parts": (
+        "multipart/form-data; boundary=b",
+        _UPLOAD.replace(b'name="file"', b'name="data"'),
+    ),
     "/api/blobs/{digest}": ("application/octet-stream", b"GGUF\3\0\0\0"),
 }
 MEDIA = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "audio/wav")

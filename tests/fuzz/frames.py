@@ -197,7 +197,7 @@ class UploadBench:
         try:
             for part in parts:
                 reader.feed(part)
-            name, fields = reader.end()
+            sent = reader.end()
         except RequestError as error:
             return line(error), None
         finally:
@@ -205,8 +205,8 @@ class UploadBench:
             content = path.read_bytes() if path.exists() else b""
             path.unlink(missing_ok=True)
             assert len(content) == written
-        assert "/" not in name, name
-        return f"a file with {len(fields)} fields", (name, fields, content)
+        assert "/" not in sent.name, sent.name
+        return f"a file with {len(sent.fields)} fields", (sent, content)
 
     def close(self) -> None:
         """Remove the folder."""

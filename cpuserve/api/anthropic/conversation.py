@@ -12,6 +12,7 @@ from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
 # Claude Code begins the system text with a line about billing, which differs in each session.
 # Prompts that begin with this line would share no prefix in the cache.
 _BILLING = "x-anthropic-billing-header:"
+_SOURCE = ("data", "url", "file_id", "media_type")
 _PLAIN = 'send its text as {"type": "text", "media_type": "text/plain", "data": ...}'
 
 
@@ -93,7 +94,7 @@ def _media(block: dict[str, Any], where: str) -> list[ContentPart]:
     """Return the part for an image or other media block; its data is base64, a URL or a file id."""
     source = block.get("source")
     given = source if isinstance(source, dict) else {}
-    media = {name: given.get(name) for name in ("data", "url", "media_type")}
+    media = {name: given.get(name) for name in _SOURCE}
     return [media_part(block["type"], where, **media)]
 
 
@@ -116,7 +117,7 @@ def _document(block: dict[str, Any], where: str) -> list[ContentPart]:
 
 def _file(block: dict[str, Any], source: dict[str, Any], where: str) -> ContentPart:
     """Return the part for a document in base64, at a URL or with a file id, or its plain text."""
-    media = {name: source.get(name) for name in ("data", "url", "media_type")}
+    media = {name: source.get(name) for name in _SOURCE}
     name = block.get("title")
     return file_part(media_part("document", where, name=name, hint=_PLAIN, **media))
 

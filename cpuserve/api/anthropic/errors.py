@@ -73,6 +73,6 @@ ANTHROPIC = Dialect(
     beginnings=("/v1/messages",),
     id_headers=("request-id",),
     limits=ANTHROPIC_LIMITS,
-    shared=("/v1/models",),
+    shared=("/v1/models", "/v1/files"),
     header=b"anthropic-version",
 )

@@ -7,25 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
-from starlette.routing import Match
 
+from cpuserve.api.anthropic.by_header import HeaderRoute
 from cpuserve.api.anthropic.errors import ANTHROPIC
 from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.anthropic.schema import EFFORTS, MODEL_DECIDES
-from cpuserve.api.request.headers import has_header
 from cpuserve.api.request.state import get_state
 from cpuserve.api.route import get
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from starlette.types import Scope
-
     from cpuserve.api.request.state import ServerState
     from cpuserve.serving.models.context import ModelContext
 
-(MODELS,) = ANTHROPIC.shared
+MODELS = "/v1/models"
 _ONE = f"{MODELS}/{{name:path}}"
 _NOT_HERE = ("citations", "code_execution")
 _PICTURES = ("image_input", "pdf_input")
@@ -33,15 +29,8 @@ _EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_202601
 _SERVER_TOOLS = ("code_execution", "web_search")
 
 
-class _Route(APIRoute):
-    """A route for requests with the anthropic-version header; OpenAI routes serve all others."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
-
-
 # /openapi.json describes each path once, and the OpenAI routes of these paths do that.
-router = APIRouter(route_class=_Route, include_in_schema=False)
+router = APIRouter(route_class=HeaderRoute, include_in_schema=False)
 
 
 class ModelInfo(msgspec.Struct):

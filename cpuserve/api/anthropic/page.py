@@ -18,11 +18,7 @@ def page_of_ids(ids: Sequence[str], query: Mapping[str, str]) -> tuple[list[str]
     Raises:
       InvalidRequest: `limit` is invalid, or `after_id` or `before_id` is not in the list.
     """
-    given = query.get("limit", str(_DEFAULT))
-    limit = int(given) if given.isdecimal() and len(given) < 5 else 0
-    if not 1 <= limit <= _MOST:
-        msg = f"limit must be a whole number from 1 to {_MOST}, got {given[:40]!r}"
-        raise InvalidRequest(msg, param="limit")
+    limit = limit_of(query)
     if (before := query.get("before_id")) is not None:
         earlier = ids[: _place(ids, before, "before_id")]
         return list(earlier[-limit:]), len(earlier) > limit
@@ -30,6 +26,16 @@ def page_of_ids(ids: Sequence[str], query: Mapping[str, str]) -> tuple[list[str]
     if (after := query.get("after_id")) is not None:
         later = ids[_place(ids, after, "after_id") + 1 :]
     return list(later[:limit]), len(later) > limit
+
+
+def limit_of(query: Mapping[str, str]) -> int:
+    """Return the maximum length of a page; InvalidRequest if `limit` is invalid."""
+    given = query.get("limit", str(_DEFAULT))
+    limit = int(given) if given.isdecimal() and len(given) < 5 else 0
+    if not 1 <= limit <= _MOST:
+        msg = f"limit must be a whole number from 1 to {_MOST}, got {given[:40]!r}"
+        raise InvalidRequest(msg, param="limit")
+    return limit
 
 
 def _place(ids: Sequence[str], given: str, field: str) -> int:

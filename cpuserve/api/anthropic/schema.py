@@ -139,6 +139,7 @@ def to_call(request: CountRequest) -> GenerateCall:
     messages = chat_messages(given, request.system, tools.note)
     call = GenerateCall(
         messages=messages,
+        joins_texts=True,
         # If the assistant sent the last message, the response continues this message.
         continue_final_message=messages[-1]["role"] == "assistant" or None,
         tools=tools.functions,

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from cpuserve.api.callers.known_callers import KnownCallers
-from cpuserve.api.stored.disk import writing
+from cpuserve.api.stored.disk import DiskError, writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.core.regular_file import read_regular
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
@@ -37,7 +37,7 @@ _MOST_RECORD_BYTES = 64 << 20
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """The description of a file, as responses show it."""
+    """The description of a file, as responses show it; expires_at: None = it stays."""
 
     id: str
     object: str = "file"
@@ -46,13 +46,29 @@ class FileObject(msgspec.Struct, kw_only=True):
     filename: str
     purpose: str
     status: str = "processed"
+    expires_at: int | None = None
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """The description of a file on disk; caller: its owner (Caller.owner)."""
+    """The description of a file on disk.
+
+    caller: its owner (Caller.owner).
+    media_type: as the client declared it, or as the name of the file says; "" = unknown.
+    """
 
     caller: str
     file: FileObject
+    media_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFacts:
+    """The facts that an upload states of a file; lasts_s: until it expires, None = never."""
+
+    filename: str
+    purpose: str
+    media_type: str = ""
+    lasts_s: int | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +102,8 @@ class FileDirectory:
         self._bytes = Quota(max_bytes, self.owners)
         self._count = Quota(max_files, self.owners)
         self._contents: dict[str, _Content] = {}
+        # Whether a batch that has not ended reads a file; such a file does not expire.
+        self.is_read: Callable[[str], bool] = lambda _: False
         root = Path(place).expanduser()
         self._files = root / "files"
         self._batches = root / "batches"
@@ -155,6 +173,7 @@ class FileDirectory:
         Raises:
           InvalidRequest: the caller has no room for another file.
         """
+        self._drop_expired()
         if counts and not self._count.take(caller, 1):
             msg = (
                 f"The server stores {self._count.total} files, and may store {self.max_files} "
@@ -209,7 +228,7 @@ class FileDirectory:
                 fault("content.sync")
                 os.fsync(out.fileno())
 
-    async def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
+    async def add(self, caller: str, file_id: str, facts: UploadFacts) -> FileObject:
         """Store the description of the content at path_of(file_id), and return it as a file.
 
         Raises:
@@ -217,14 +236,16 @@ class FileDirectory:
           CancelledError: the description is on disk, and `remove` must follow, or another `add`.
         """
         size = self.path_of(file_id).stat().st_size
+        now, lasts_s = int(time.time()), facts.lasts_s
         made = FileObject(
             id=file_id,
             bytes=size,
-            created_at=int(time.time()),
-            filename=filename,
-            purpose=purpose,
+            created_at=now,
+            filename=facts.filename,
+            purpose=facts.purpose,
+            expires_at=None if lasts_s is None else now + lasts_s,
         )
-        stored = StoredFile(caller=caller, file=made)
+        stored = StoredFile(caller=caller, file=made, media_type=facts.media_type)
         await self._replaced(self._files / f"{file_id}.json", stored)
         self._known[file_id] = stored
         content = self._contents[file_id]
@@ -233,18 +254,31 @@ class FileDirectory:
             self._count.add(caller, 1)
         return made
 
-    def files(self, caller: str) -> list[FileObject]:
+    def files(self, caller: str) -> list[StoredFile]:
         """Return the files of a caller, oldest first."""
-        own = [found.file for found in self._known.values() if found.caller == caller]
-        return sorted(own, key=lambda found: found.created_at)
+        self._drop_expired()
+        own = [found for found in self._known.values() if found.caller == caller]
+        return sorted(own, key=lambda found: found.file.created_at)
 
-    def find(self, caller: str, file_id: str, param: str = "file_id") -> FileObject:
+    def find(self, caller: str, file_id: str, param: str = "file_id") -> StoredFile:
         """Return the caller's file with this id; NotFound if there is none."""
         found = self._known.get(file_id)
-        if found is None or found.caller != caller:
+        if found is None or found.caller != caller or self._is_expired(found):
             msg = f"File {file_id[:80]!r} was not found: GET /v1/files lists your files"
             raise NotFound(msg, param=param, code="file_not_found")
-        return found.file
+        return found
+
+    def _is_expired(self, stored: StoredFile) -> bool:
+        end = stored.file.expires_at
+        return end is not None and end <= time.time() and not self.is_read(stored.file.id)
+
+    def _drop_expired(self) -> None:
+        for stored in [found for found in self._known.values() if self._is_expired(found)]:
+            try:
+                self.remove(stored.file.id)
+            except DiskError as error:  # a later request tries again
+                log.warning("file %s has expired and cannot be deleted: %s", stored.file.id, error)
+                return
 
     def remove(self, file_id: str) -> None:
         """Delete a file and its description; a missing file is no error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -58,14 +59,16 @@ class _Id(msgspec.Struct):
 
 
 def read_lines(source: BinaryIO, endpoints: Collection[str], longest: int) -> Iterator[BatchLine]:
-    """Yield the requests in a batch file; blank lines are skipped.
+    """Yield the requests in a batch file; blank lines and a byte order mark are skipped.
 
     endpoints: the endpoints that a line may request.
     longest: the maximum length of a line in bytes.
     """
     number = 0
-    while data := source.readline(longest + 1):
+    while data := source.readline(longest + 1 + (0 if number else len(BOM_UTF8))):
         number += 1
+        if number == 1:
+            data = data.removeprefix(BOM_UTF8)
         if len(data) > longest and not data.endswith(b"\n"):
             while data and not data.endswith(b"\n"):
                 data = source.readline(longest)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
+from cpuserve.api.batches.directory import FileDirectory, UploadFacts, open_plain, write_all
 from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
 from cpuserve.api.batches.line_slots import LineSlots
 from cpuserve.api.batches.lines import (
@@ -27,6 +27,7 @@ from cpuserve.api.batches.lines import (
     expired,
     read_lines,
 )
+from cpuserve.api.batches.part_uploads import PartUploads
 from cpuserve.api.stored.disk import DiskError, limit_error, writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import InvalidRequest, NotFound
@@ -101,6 +102,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     owns_files: whether the input and result files belong to the batch:
       no list of files shows them, and they are deleted together with the batch.
     expired: how many failed lines were not reached before the completion window ended.
+    outputs_last_s: the seconds until the files with results expire; None = they stay.
     """
 
     caller: str
@@ -109,6 +111,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     errors: str
     owns_files: bool = False
     expired: int = 0
+    outputs_last_s: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -139,6 +142,8 @@ class BatchService:
     def __init__(self, directory: FileDirectory, longest_line: Callable[[], int]) -> None:
         """longest_line: a function that returns the maximum length of a line in bytes."""
         self.directory = directory
+        directory.is_read = self.uses
+        self.uploads = PartUploads(directory)
         self._longest_line = longest_line
         self._records = {found.batch.id: found for found in directory.records(BatchRecord)}
         for found in self._records.values():
@@ -161,13 +166,28 @@ class BatchService:
         self._slots = LineSlots(MOST_RUNNING)
 
     async def create(
-        self, caller: str, endpoint: str, input_file: str, metadata: dict[str, str] | None
+        self,
+        caller: str,
+        endpoint: str,
+        input_file: str,
+        metadata: dict[str, str] | None,
+        outputs_last_s: int | None = None,
     ) -> BatchObject:
-        """Add a batch to the queue; NotFound if the caller has no such input file."""
-        self.directory.find(caller, input_file, "input_file_id")
+        """Add a batch to the queue; outputs_last_s: see BatchRecord.
+
+        Raises:
+          NotFound: the caller has no such input file.
+          InvalidRequest: the file has another purpose, or there is no room for another batch.
+        """
+        purpose = self.directory.find(caller, input_file, "input_file_id").file.purpose
+        if purpose != "batch":
+            msg = f"File {input_file!r} has the purpose {purpose}: upload it with the purpose batch"
+            raise InvalidRequest(msg, param="input_file_id")
         self._make_room(caller)
         made = self._new(FILE_BATCHES, endpoint, input_file, RequestCounts(), metadata)
-        return (await self._add(self._record(caller, made))).batch
+        record = self._record(caller, made)
+        record.outputs_last_s = outputs_last_s
+        return (await self._add(record)).batch
 
     async def create_of_lines(
         self, kind: BatchKind, caller: str, endpoint: str, lines: Sequence[bytes]
@@ -440,7 +460,8 @@ class BatchService:
                 directory.remove(name)
                 continue
             filename = f"{batch.id}_{suffix}.jsonl"
-            await directory.add(record.caller, name, filename, "batch_output")
+            facts = UploadFacts(filename, "batch_output", lasts_s=record.outputs_last_s)
+            await directory.add(record.caller, name, facts)
             shown[f"{suffix}_file_id"] = name
         await self._set(record, status, **shown)
 

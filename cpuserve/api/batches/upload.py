@@ -6,6 +6,7 @@ import codecs
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from cpuserve.serving.threads import run_waiting
 if TYPE_CHECKING:
     from fastapi import Request
 
-_FILE = "file"
 # _MOST_FIELD: the maximum bytes of a form field. _MOST_HEADER: the maximum bytes of a part header.
 # Longer ones are refused. Names of files and fields are cut to _MOST_NAME characters.
 _MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
@@ -30,31 +30,60 @@ _MOST_PARTS = 16
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A file that was uploaded; its content is on disk.
+
+    media_type: as the client declares it; "" = it does not.
+    fields: the other fields of the form.
+    undecodable: why the content is no text in UTF-8; "" = it is one.
+    """
+
+    name: str
+    media_type: str
+    fields: dict[str, str]
+    undecodable: str
+
+
 async def read_upload(
-    request: Request, directory: FileDirectory, file_id: str, wait_s: float
-) -> tuple[str, dict[str, str]]:
-    """Write an upload as the content of a new file; return its name and the other fields.
+    request: Request,
+    directory: FileDirectory,
+    file_id: str,
+    wait_s: float,
+    *,
+    field: str = "file",
+    most_bytes: int | None = None,
+) -> Uploaded:
+    """Write an upload as the content of a new file, and return its name and the other fields.
 
     file_id: the id that directory.begin() returned.
     wait_s: how many seconds the client may pause.
+    field: the field of the form with the file.
+    most_bytes: the maximum size of the file; None = the room of the caller.
 
     Raises:
       UnsupportedMediaType: the body is not multipart/form-data.
-      PayloadTooLarge: the body has more bytes than the caller may store.
+      PayloadTooLarge: the file has more bytes than `most_bytes`, or than the caller may store.
       RequestTimeout: the client paused too long.
-      InvalidRequest: the body is malformed or not UTF-8, or has no file or several files.
+      InvalidRequest: the body is malformed, or has no file or several files.
       ClientGone: the client closed the connection.
       DiskError: the file cannot be written.
     """
+    size = 0
 
     def reserve(num_bytes: int) -> None:
+        nonlocal size
+        size += num_bytes
+        if most_bytes is not None and size > most_bytes:
+            msg = f"{field} has more than {most_bytes} bytes: send smaller parts"
+            raise PayloadTooLarge(msg)
         try:
             directory.grow(file_id, num_bytes)
         except InvalidRequest as full:
             raise PayloadTooLarge(full.message) from None
 
     path, most = directory.path_of(file_id), directory.room_of(file_id)
-    parts = _Parts(_boundary(request), path, reserve)
+    parts = _Parts(_boundary(request), path, reserve, field)
     try:
         with writing("--files-dir"):
             await receive_body(
@@ -76,6 +105,11 @@ async def read_upload(
         raise
     finally:
         parts.close()
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a file without its directories, in at most 255 characters."""
+    return name.replace("\\", "/").rpartition("/")[2][:_MOST_NAME] or "file.jsonl"
 
 
 def _boundary(request: Request) -> bytes:
@@ -103,8 +137,12 @@ def _too_much() -> InvalidRequest:
 class _Parts:
     """The parts of an upload: writes the file to disk, and stores the other fields in memory."""
 
-    def __init__(self, boundary: bytes, path: Path, reserve: Callable[[int], None]) -> None:
+    def __init__(
+        self, boundary: bytes, path: Path, reserve: Callable[[int], None], file_field: str = "file"
+    ) -> None:
         """reserve: makes room for a number of bytes, before they are written to `path`.
+
+        file_field: the field with the file.
 
         Raises InvalidRequest if the boundary is too long.
         """
@@ -113,17 +151,21 @@ class _Parts:
 
         self._path = path
         self._reserve = reserve
+        self._file_field = file_field
         self._out: int | None = None
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._undecodable = ""
         self._ended = False
         self._in_preamble: bool | None = None  # None: nothing has arrived
         self._num_parts = 0
         self._name = b""
         self._value = b""
         self._disposition = b""
+        self._declared = b""
         self._field: str | None = None
         self._fields: dict[str, str] = {}
         self._file_name: str | None = None
+        self._media_type = ""
         self._data = bytearray()
         callbacks: dict[str, Callable[..., Any]] = {
             "on_part_begin": self._begin,
@@ -162,15 +204,16 @@ class _Parts:
             self._in_preamble = not data
         return data
 
-    def end(self) -> tuple[str, dict[str, str]]:
-        """Return the file name and the other form fields, after the end of the body."""
+    def end(self) -> Uploaded:
+        """Return the file and the other fields of the form, after the end of the body."""
         if not self._ended:
             msg = "The body of the upload ends too early: send it again"
             raise InvalidRequest(msg)
         if self._file_name is None:
-            msg = "file is missing: send the part file with the name of a file"
-            raise InvalidRequest(msg, param=_FILE, code="missing_required_parameter")
-        return self._file_name, self._fields
+            field = self._file_field
+            msg = f"{field} is missing: send the part {field} with the name of a file"
+            raise InvalidRequest(msg, param=field, code="missing_required_parameter")
+        return Uploaded(self._file_name, self._media_type, self._fields, self._undecodable)
 
     async def flush(self) -> None:
         """Return when the disk has the whole file, so that an accepted upload is never lost."""
@@ -188,7 +231,7 @@ class _Parts:
         self._num_parts += 1
         if self._num_parts > _MOST_PARTS:
             raise _too_much()
-        self._name = self._value = self._disposition = b""
+        self._name = self._value = self._disposition = self._declared = b""
         self._field = None
         self._data = bytearray()
 
@@ -208,6 +251,8 @@ class _Parts:
     def _header_end(self) -> None:
         if self._name.lower() == b"content-disposition":
             self._disposition = self._value
+        elif self._name.lower() == b"content-type":
+            self._declared = self._value
         self._name = self._value = b""
 
     def _headers_finished(self) -> None:
@@ -216,18 +261,18 @@ class _Parts:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode("utf-8", "replace")
         self._field = name
-        if name != _FILE:
+        if name != self._file_field:
             return
         if self._file_name is not None:
             msg = "The upload has several files: send one"
-            raise InvalidRequest(msg, param=_FILE)
-        given = options.get(b"filename", b"").decode("utf-8", "replace")
-        self._file_name = given.replace("\\", "/").rpartition("/")[2][:_MOST_NAME] or "file.jsonl"
+            raise InvalidRequest(msg, param=name)
+        self._file_name = plain_name(options.get(b"filename", b"").decode("utf-8", "replace"))
+        self._media_type = self._declared.decode("utf-8", "replace").strip()[:_MOST_NAME]
         self._out = open_plain(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         piece = data[start:end]
-        if self._field == _FILE:
+        if self._field == self._file_field:
             self._decode(piece)
             assert self._out is not None
             self._reserve(len(piece))
@@ -238,7 +283,7 @@ class _Parts:
             raise _too_much()
 
     def _part_end(self) -> None:
-        if self._field == _FILE:
+        if self._field == self._file_field:
             self._decode(b"", final=True)
         elif self._field is not None:
             self._fields[self._field[:_MOST_NAME]] = self._data.decode("utf-8", "replace")
@@ -247,8 +292,9 @@ class _Parts:
         self._ended = True
 
     def _decode(self, piece: bytes, *, final: bool = False) -> None:
+        if self._undecodable:
+            return
         try:
             self._utf8.decode(piece, final)
         except UnicodeDecodeError as error:
-            msg = f"The file is not UTF-8 ({error.reason}): send JSON lines in UTF-8"
-            raise InvalidRequest(msg, param=_FILE, code="invalid_file_encoding") from None
+            self._undecodable = error.reason

@@ -15,12 +15,11 @@ from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.openai.chat.schema import ChatRequest, to_call, words
 from cpuserve.api.openai.models import ModelList, list_models
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.fields import check_fields
 from cpuserve.api.request.state import ServerState, get_state
 from cpuserve.api.response.openapi import EVENTS, response_types
 from cpuserve.api.response.stream import EventStream, StreamFormat
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import get, post, post_nothing
+from cpuserve.api.route import call_of, get, post, post_nothing
 from cpuserve.errors import InvalidRequest, ServiceUnavailable, brief
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import NO_LIMIT, unsupported
@@ -245,9 +244,8 @@ async def apply_template(request: RequestContext, body: ChatRequest) -> Response
     Clients send the prompt to /completion, which reads control texts as tokens.
     Those that stand in messages therefore get an invisible character (U+2060).
     """
-    await request.choose(body.model)
-    check_fields(body)
-    _, prompts = await read_prompts(request.context, to_call(body), request.body_bytes)
+    call = await call_of(request, body, to_call)
+    _, prompts = await read_prompts(request.context, call, request.body_bytes)
     text = (prompts[0].rendered or "") + prompts[0].opening
     masks = request.context.get_tokenizer().masks
     shown = await run_sized(len(text), lambda: masks.broken(text))

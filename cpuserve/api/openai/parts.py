@@ -32,6 +32,7 @@ def openai_part(part: Mapping[str, Any], where: str) -> ContentPart:
             where,
             data=_first(given, "data", "file_data"),
             url=_first(given, "url", "file_url"),
+            file_id=given.get("file_id"),
             media_type=f"audio/{audio}" if isinstance(audio, str) else None,
             detail=given.get("detail"),
             name=given.get("filename"),

@@ -58,23 +58,67 @@ _SPACE = re.compile(r"\s")
 def media_part(type_: str, where: str, **given: Any) -> MediaPart:
     """Return a MediaPart of the type `type_` at the path `where` of the request.
 
-    given: data, url, media_type, detail, name and hint of MediaPart, as the client sent them.
-    Values that are not strings are left out without an error,
+    given: data, url, file_id, media_type, detail, name and hint of MediaPart, as the client sent
+    them. Values that are not strings are left out without an error,
     because parts of earlier turns are never refused.
     """
-    kind, noun = _KINDS.get(type_, ("other", f"a part of the type {type_[:40]}"))
+    kind = _kind_of(type_)[0]
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     if is_data_url(texts.get("data", "")):
         texts["url"] = texts.pop("data")
     url = texts.get("url", "")
     if is_data_url(url):
         texts["media_type"] = url[5:_MAX_HEAD].partition(",")[0].partition(";")[0]
-    if kind == "file":
-        if texts.get("media_type") == _PDF:
-            noun = "a PDF document"
-        if name := texts.get("name"):
-            noun = f"{noun} ({name[:_MAX_NAME]})"
+    noun = _noun_of(type_, texts.get("media_type", ""), texts.get("name", ""))
     return MediaPart(kind=kind, type=type_, noun=noun, where=where, **texts)
+
+
+def _kind_of(type_: str) -> tuple[Kind, str]:
+    return _KINDS.get(type_, ("other", f"a part of the type {type_[:40]}"))
+
+
+def _noun_of(type_: str, media_type: str, name: str) -> str:
+    kind, noun = _kind_of(type_)
+    if kind != "file":
+        return noun
+    if media_type == _PDF:
+        noun = "a PDF document"
+    return f"{noun} ({name[:_MAX_NAME]})" if name else noun
+
+
+def with_content(part: MediaPart, content: bytes, media_type: str, name: str) -> ContentPart:
+    """Return a part that named a stored file with the bytes of the file; a text file as its text.
+
+    media_type, name: of the stored file; the part may have a name of its own.
+    """
+    shown = part.name or name
+    if part.kind == "file" and not _is_text_type(media_type) and _is_text(content):
+        media_type = "text/plain"
+    return file_part(
+        replace(
+            part,
+            noun=_noun_of(part.type, media_type, shown),
+            file_id="",
+            content=content,
+            media_type=media_type,
+            name=shown,
+        )
+    )
+
+
+def _is_text(content: bytes) -> bool:
+    """Return whether a file of an unknown type is text: source code has many types, or none."""
+    if content.startswith(b"%PDF-") or b"\0" in content:
+        return False
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_text_type(media_type: str) -> bool:
+    return media_type.startswith("text/") or media_type in _TEXT_TYPES
 
 
 def file_part(part: MediaPart) -> ContentPart:
@@ -83,7 +127,7 @@ def file_part(part: MediaPart) -> ContentPart:
     A text file that cannot be decoded stays a MediaPart; its member `why` has the reason.
     """
     media = part.media_type.lower()
-    if part.kind != "file" or not (media.startswith("text/") or media in _TEXT_TYPES):
+    if part.kind != "file" or not _is_text_type(media) or part.file_id:
         return part
     try:
         text = part.read(_MAX_TEXT_BYTES).data.decode("utf-8-sig")

@@ -116,6 +116,15 @@ class RequestContext:
                 raise NotServing(reason)
         return self._served.name
 
+    async def hold(self, size: int) -> None:
+        """Reserve memory for `size` bytes that the body refers to; they count as bytes of it.
+
+        Raises:
+          ServerBusy: other requests use the memory; see BodyBudget.take.
+        """
+        await self.held.take(size, self.state.limits.body_wait_s)
+        self.body_bytes += size
+
     def keep_loaded(self, seconds: float | None) -> None:
         """Set how many seconds the model stays loaded after the request; None = the default."""
         if seconds is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.batches.references import read_files
 from cpuserve.api.openai.chat.conversation import chat_messages, continues
 from cpuserve.api.openai.chat.schema import offered
 from cpuserve.api.openai.logprobs import TokenNames
@@ -122,7 +123,7 @@ async def tokenize(request: RequestContext, body: TokenizeRequest) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
     await request.choose(body.model)
     check_fields(body)
-    prompt = await _prompt(request.context, body, request.body_bytes)
+    prompt = await _prompt(request, body)
     data = await run_sized(len(prompt.ids), lambda: _token_body(request.context, body, prompt))
     return Response(data, media_type="application/json")
 
@@ -148,7 +149,8 @@ def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
         return TokenPiece(token, list(raw))
 
 
-async def _prompt(context: ModelContext, body: TokenizeRequest, num_bytes: int) -> Prompt:
+async def _prompt(request: RequestContext, body: TokenizeRequest) -> Prompt:
+    context = request.context
     given = [name for name in INPUTS if getattr(body, name) is not None]
     if len(given) != 1:
         what = "nothing to tokenize" if not given else f"both {given[0]} and {given[1]}"
@@ -158,7 +160,8 @@ async def _prompt(context: ModelContext, body: TokenizeRequest, num_bytes: int) 
         messages, offer = chat_messages(body.messages or []), offered(body.tools or [])
         body.continue_final_message = continues(body.messages, body.continue_final_message)
         call = call_from(body, messages=messages, tools=offer.functions, custom_tools=offer.custom)
-        return await counted_prompt(context, call, num_bytes)
+        await read_files(request, call)
+        return await counted_prompt(context, call, request.body_bytes)
     text, default = (body.prompt, True) if body.prompt is not None else (body.content, False)
     wishes = (body.add_special_tokens, body.add_special, default)
     add_special = next(wish for wish in wishes if wish is not None)

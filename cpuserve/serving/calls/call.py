@@ -145,6 +145,7 @@ class GenerateCall(CommonFields, kw_only=True):
     prompt: a text, token ids, or a list of texts, of lists of token ids or of Prompts.
     messages: the messages of a chat.
     conversations: the messages of several chats, instead of `messages`.
+    joins_texts: whether neighbouring texts of a content are one text, with a line break between.
     pairs: pairs of texts, or single texts, instead of a prompt.
       The response has a score, or the logits of a classifier, for each pair.
     instruction: the task that a reranker reads with each pair.
@@ -201,6 +202,7 @@ class GenerateCall(CommonFields, kw_only=True):
 
     prompt: str | list[str | int | list[int] | Prompt] | None = None
     messages: list[ConversationMessage] | None = None
+    joins_texts: bool = False
     pairs: Sequence[tuple[str, ...]] | None = None
     instruction: str | None = None
     prompt_name: str | None = None

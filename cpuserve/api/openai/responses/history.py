@@ -98,8 +98,7 @@ async def _read_items(request: RequestContext, turn: ReferringRequest) -> None:
         turn.num_stored, lambda: sum(len(item.data) for item in [*turn.history, *stored])
     )
     _check_bytes(request.body_bytes + size, request.models.most_body_bytes)
-    await request.held.take(size, request.state.limits.body_wait_s)
-    request.body_bytes += size
+    await request.hold(size)
     items = await run_sized(request.body_bytes, lambda: decoded([*turn.history, *turn.own]))
     turn.body = msgspec.structs.replace(turn.body, input=items)
 

@@ -114,6 +114,7 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
         **shared_values(request),
         prompt=None,
         messages=chat_messages(_input(request), instructions, num_stored),
+        joins_texts=True,
         max_tokens=request.max_output_tokens,
         logprobs=_logprobs(request, calls=calls),
         response_format=_form(request),
