@@ -47,7 +47,6 @@ from cpuserve.serving.prompts.prompts import counted_prompt
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
-    from cpuserve.api.request.sealed import Seal
     from cpuserve.serving.callers.caller import Caller
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.generation.generate import Generation
@@ -308,7 +307,8 @@ async def prepared(
 ) -> Generation:
     """Return a Generation for a body without running it; for errors, see `generate`."""
     call, allowance = await call_of(request, body, to_call), request.allowance
-    _apply_sender(request.sender, call, request.state.seal)
+    _set_priority(request.sender, call)
+    call.cache_salt = salt_of(request, call.cache_salt)
     if request.low_priority:
         call.priority = max(call.priority or 0, LOWEST_PRIORITY)
     generation = await prepare(
@@ -351,8 +351,8 @@ async def call_of(
     return call
 
 
-def _apply_sender(sender: Caller, call: GenerateCall, seal: Seal) -> None:
-    """Set the priority and the cache salt of a call as the operator wants for its sender.
+def _set_priority(sender: Caller, call: GenerateCall) -> None:
+    """Set the priority of a call as the operator wants for its sender.
 
     Raises:
       InvalidRequest: the client asks for a lower priority than it may have.
@@ -365,14 +365,15 @@ def _apply_sender(sender: Caller, call: GenerateCall, seal: Seal) -> None:
             )
             raise InvalidRequest(msg, role="priority")
         call.priority = sender.priority if call.priority is None else call.priority
-    if sender.private_cache and (call.cache_salt is None or is_salt(call.cache_salt)):
-        call.cache_salt = _private_salt(sender.owner, call.cache_salt, seal)
 
 
-def _private_salt(owner: str, salt: str | None, seal: Seal) -> str:
-    """Return a salt that no other caller can send, because it depends on a secret of the server.
+def salt_of(request: RequestContext, salt: str | None) -> str | None:
+    """Return the salt of what a request may share with others; salt: its own `cache_salt`.
 
-    Salts that a caller sends separate its own prompts further.
+    With `cache=private`, it is one that no other caller can send, because it depends on a secret of
+    the server. Salts that such a caller sends separate its own prompts further.
     """
-    text = f"private cache\0{owner}\0{salt or ''}"
-    return hmac.digest(seal.key, text.encode("utf-8", "replace"), hashlib.sha256).hex()
+    if not request.sender.private_cache or not (salt is None or is_salt(salt)):
+        return salt
+    text = f"private cache\0{request.owner}\0{salt or ''}"
+    return hmac.digest(request.state.seal.key, text.encode(), hashlib.sha256).hex()

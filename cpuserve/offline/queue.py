@@ -189,7 +189,8 @@ class QueueMethods(PoolingMethods):
         if sequence.params.truncate_prompt_tokens is not None:
             msg = "truncate_prompt_tokens is not possible with pictures: omit it"
             raise InvalidRequest(msg, param="truncate_prompt_tokens")
-        prompt = picture_prompt(self._context, request.prompt_token_ids, pictures, settings)
+        ids, salt = request.prompt_token_ids, sequence.params.cache_salt
+        prompt = picture_prompt(self._context, ids, pictures, settings, salt)
         request.prompt_token_ids = prompt.ids
         return BatchItem(sequences_of(prompt, sequence.params, sequence.priority))
 

@@ -186,6 +186,7 @@ class PictureReader:
         settings: Mapping[str, Any] | None,
         *,
         measures: bool,
+        salt: str = "",
     ) -> tuple[list[ConversationMessage], list[ReadPicture]]:
         """Return messages with one image part for each picture, and the pictures in order.
 
@@ -193,6 +194,7 @@ class PictureReader:
           refused; elsewhere, a line of text takes its place, so that the conversation can go on.
         settings: settings of the preprocessing that the request has.
         measures: only find the sizes; damaged pixels are not noticed.
+        salt: requests with different salts share no file, so that no time shows what others sent.
 
         Raises:
           InvalidRequest: a picture is refused, or there are too many pictures.
@@ -212,7 +214,7 @@ class PictureReader:
                     parts.append(part)
                     continue
                 try:
-                    read = await self._file(part, family, budget, measures=measures)
+                    read = await self._file(part, family, budget, salt, measures=measures)
                 except InvalidRequest as error:
                     if index in own:
                         raise
@@ -283,7 +285,7 @@ class PictureReader:
         return [*found, *ids[done:]], shown
 
     async def _file(
-        self, part: MediaPart, family: AnyFamily, budget: PixelBudget, *, measures: bool
+        self, part: MediaPart, family: AnyFamily, budget: PixelBudget, salt: str, *, measures: bool
     ) -> _ReadFile:
         """Return the bytes and the pictures of a part; errors begin with the place of the part."""
         rules = self._rules
@@ -298,7 +300,7 @@ class PictureReader:
                 data = (await _DECODING.run(size, lambda: _as_data(part).read(most))).data
             document = part.kind == "file"
             return await _DECODING.run(
-                len(data), lambda: self._decoded(data, family, document, budget, measures)
+                len(data), lambda: self._decoded(data, salt, family, document, budget, measures)
             )
         except RequestError as error:
             if error.message.startswith(part.where):
@@ -308,12 +310,16 @@ class PictureReader:
             raise
 
     def _decoded(
-        self, data: bytes, family: AnyFamily, document: bool, budget: PixelBudget, measures: bool
+        self,
+        data: bytes,
+        salt: str,
+        family: AnyFamily,
+        document: bool,
+        budget: PixelBudget,
+        measures: bool,
     ) -> _ReadFile:
         """Decode a file, unless its layout is known; keep its patches for the engine."""
-        key = hashlib.sha256(
-            hashlib.sha256(data).digest() + msgspec.msgpack.encode((family, document))
-        ).digest()
+        key = _file_key(data, family, document, salt)
         is_document, left = document and b"%PDF-" in data[:1024], budget.left
         check_left(1, left)
         known = self._known.get(key)
@@ -491,6 +497,12 @@ def _check_number(count: int, most: int) -> None:
 def _left_out(part: MediaPart, error: InvalidRequest) -> str:
     why = error.message.removeprefix(part.where).strip()
     return f"[{part.noun[:1].upper()}{part.noun[1:]} was left out: it {why}.]"
+
+
+def _file_key(data: bytes, family: AnyFamily, document: bool, salt: str) -> bytes:
+    """Return the key of a file: the digests of its pictures, also in the engine, depend on it."""
+    key = hashlib.sha256(data).digest() + msgspec.msgpack.encode((family, document))
+    return hashlib.sha256(key + salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def _page_key(key: bytes, page: int) -> bytes:

@@ -221,3 +221,14 @@ def test_many_large_schemas_leave_the_process_small(engine, monkeypatch):
     # The last one may come on top, and the allocator keeps a part of what is freed.
     assert engine.process.memory < 2 * most
     assert 1 < len(engine.core._grammars._known) < len(texts)
+
+
+def test_requests_with_different_salts_share_no_grammar(engine, gate):
+    gate.opened.set()
+    for salt in (None, None, "a", "a", "b", None):
+        form = StructuredOutputs(choice=["one"])
+        number = engine.add(structured_outputs=form, cache_salt=salt)
+        engine.run()
+        assert engine.text(number) == "one"
+    assert len(gate.texts) == 3
+    engine.check_idle()

@@ -415,7 +415,7 @@ def test_grammars_used_least_recently_are_forgotten(engine, monkeypatch):
     for word in ("a", "b", "c"):
         engine.json({"const": word})
         engine.run()
-    known = [key[1] for key in engine.core._grammars._known]
+    known = [key[1] for key, _ in engine.core._grammars._known]
     assert known == ['{"const":"b"}', '{"const":"c"}']
     again = engine.json({"const": "a"})
     assert not engine.core.scheduler.requests[again].ready

@@ -12,7 +12,7 @@ from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
-from cpuserve.api.route import post
+from cpuserve.api.route import post, salt_of
 from cpuserve.api.vectors.route import Made, answer, vectors_call
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import Prompt, unsupported
@@ -67,7 +67,7 @@ async def llama_embedding(request: RequestContext, body: LlamaEmbeddingRequest) 
     if body.embd_normalize == _UNCHANGED:
         msg = "embd_normalize -1 is not supported, because vectors have the length 1: omit it"
         raise unsupported(msg, "embd_normalize")
-    found = await flat_prompts(request.context, given)
+    found = await flat_prompts(request.context, given, salt_of(request, None))
     prompts: list[str | int | list[int]] = [p for p in found if not isinstance(p, Prompt)]
     if len(prompts) < len(found):
         msg = "multimodal_data is not supported: this server embeds texts only"

@@ -62,11 +62,17 @@ class _Grammar:
 
     number: int
     key: Key
+    salt: str
     error: str = ""
     process: Process | None = None
     users: set[RequestId] = field(default_factory=set)
     waiting: list[RequestId] = field(default_factory=list)
     dropped: bool = False
+
+    @property
+    def place(self) -> tuple[Key, str]:
+        """Where it is kept: no time shows which grammars requests with other salts had."""
+        return self.key, self.salt
 
     @property
     def is_compiling(self) -> bool:
@@ -132,7 +138,7 @@ class Grammars:
         self._most_tokens = config.max_num_batched_tokens
         self._sources = config.sources
         self._wake = wake
-        self._known: OrderedDict[Key, _Grammar] = OrderedDict()
+        self._known: OrderedDict[tuple[Key, str], _Grammar] = OrderedDict()
         self._requests: dict[RequestId, _GrammarRequest] = {}
         self._num_grammars = 0
         self._queue: GrammarQueue[_Grammar] = GrammarQueue()
@@ -162,10 +168,11 @@ class Grammars:
         wanted = request.params.structured_outputs
         assert wanted is not None, "the request has no grammar"
         self._look_for_loss()
-        grammar = self._known.get(wanted.key)
+        place = wanted.key, request.params.cache_salt or ""
+        grammar = self._known.get(place)
         if grammar is None:
-            grammar = self._compile(wanted.key, request.params.caller)
-        self._known.move_to_end(wanted.key)
+            grammar = self._compile(*place, request.params.caller)
+        self._known.move_to_end(place)
         if grammar.error:
             return grammar.error
         self._requests[request.id] = _GrammarRequest(grammar)
@@ -175,10 +182,11 @@ class Grammars:
             grammar.waiting.append(request.id)
         return ""
 
-    def _compile(self, key: Key, caller: str) -> _Grammar:
+    def _compile(self, key: Key, salt: str, caller: str) -> _Grammar:
         self._queue.check(caller)
         self._num_grammars += 1
-        grammar = self._known[key] = _Grammar(self._num_grammars, key)
+        grammar = _Grammar(self._num_grammars, key, salt)
+        self._known[grammar.place] = grammar
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run_queue, name="cpuserve-grammars", daemon=True
@@ -259,7 +267,7 @@ class Grammars:
         self._errors.update({n: Verdict(n, grammar.error, fault) for n in grammar.users})
         if not fault:
             # The next request with this grammar tries to compile it again.
-            del self._known[grammar.key]
+            del self._known[grammar.place]
 
     # --- grammars that stay in memory ---------------------------------------------------------
 
@@ -284,7 +292,7 @@ class Grammars:
         if grammar.users or not grammar.is_compiling:
             return
         grammar.dropped = True
-        del self._known[grammar.key]
+        del self._known[grammar.place]
         self._again.discard(grammar.number)
         if not self._queue.drop(grammar):
             self._drop_from(self._process, [grammar.number])
@@ -301,7 +309,7 @@ class Grammars:
             number = max(number, int(share * len(ready)) + 1)
         old = idle[: max(number, 0)]
         for grammar in old:
-            del self._known[grammar.key]
+            del self._known[grammar.place]
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
@@ -420,7 +428,7 @@ class Grammars:
                 self._again.add(grammar.number)
                 self._queue.put(grammar, "")
             else:
-                del self._known[grammar.key]
+                del self._known[grammar.place]
         for number, entry in self._requests.items():
             if entry.taken < 0:
                 continue

@@ -90,8 +90,11 @@ def picture_prompt(
     ids: list[int],
     parts: Sequence[MediaPart],
     settings: Mapping[str, Any],
+    salt: str | None,
 ) -> Prompt:
     """Return a prompt of token ids with one marker for each picture, which becomes placeholders.
+
+    salt: the cache_salt of the prompt.
 
     Raises:
         InvalidRequest: the model reads no pictures, a picture is refused, or the number of markers
@@ -101,7 +104,7 @@ def picture_prompt(
     if reader is None:
         msg = "multi_modal_data is not possible, because this model reads text only: omit it"
         raise InvalidRequest(msg, param="prompts")
-    return _result(placed_prompt(reader, ids, parts, settings, "prompts"))
+    return _result(placed_prompt(reader, ids, parts, settings, "prompts", salt))
 
 
 def decision_items(

@@ -126,7 +126,8 @@ async def read_pictures(
         return messages, []
     own = _own_turn([message.get("role") for message in messages])
     settings = call.mm_processor_kwargs
-    return await context.pictures.read(messages, own, settings, measures=measures)
+    salt = call.cache_salt or ""
+    return await context.pictures.read(messages, own, settings, measures=measures, salt=salt)
 
 
 async def picture_prompt(
@@ -135,15 +136,17 @@ async def picture_prompt(
     parts: Sequence[MediaPart],
     settings: Mapping[str, Any],
     param: str,
+    salt: str | None,
 ) -> Prompt:
     """Return a prompt of token ids with one marker for each picture, which becomes placeholders.
 
     param: the field of the request with the prompt.
+    salt: the cache_salt of the request; see PictureReader.read.
 
     Raises InvalidRequest: a picture is refused, or the number of markers is another one.
     """
     message: ConversationMessage = {"role": "user", "content": list(parts)}
-    _, pictures = await reader.read([message], (0,), settings, measures=False)
+    _, pictures = await reader.read([message], (0,), settings, measures=False, salt=salt or "")
     found = reader.expanded(ids, pictures, ())
     if found is None:
         count = ids.count(reader.marker)

@@ -23,17 +23,19 @@ MEDIA_MARKER = "<__media__>"
 
 
 async def flat_prompts(
-    context: ModelContext, given: str | PromptObject | list[PromptItem]
+    context: ModelContext, given: str | PromptObject | list[PromptItem], salt: str | None
 ) -> list[str | list[int] | Prompt]:
     """Return each prompt as a text or as token ids, or with its pictures.
 
     The tokenizer adds special tokens only to a text at the beginning of a prompt.
 
+    salt: the cache_salt of the request (`api.route.salt_of`).
+
     Raises:
       InvalidRequest: a list is empty, or a picture is refused.
     """
     if isinstance(given, str | PromptObject):
-        return [await _one(context, given, "prompt")]
+        return [await _one(context, given, "prompt", salt)]
     if any(isinstance(item, int) for item in given):
         return [await _ids(context, given)]
     if not given:
@@ -45,11 +47,13 @@ async def flat_prompts(
         if isinstance(item, list):
             found.append(await _ids(context, item))
         else:
-            found.append(await _one(context, item, f"prompt[{index}]"))
+            found.append(await _one(context, item, f"prompt[{index}]", salt))
     return found
 
 
-async def _one(context: ModelContext, item: str | PromptObject, where: str) -> str | Prompt:
+async def _one(
+    context: ModelContext, item: str | PromptObject, where: str, salt: str | None
+) -> str | Prompt:
     """Return a prompt as a text, or with its pictures; where: its place in the request."""
     if isinstance(item, str):
         return item
@@ -75,7 +79,7 @@ async def _one(context: ModelContext, item: str | PromptObject, where: str) -> s
         )
         for index, data in enumerate(given)
     ]
-    return await picture_prompt(reader, ids, parts, {}, "prompt")
+    return await picture_prompt(reader, ids, parts, {}, "prompt", salt)
 
 
 async def _ids(context: ModelContext, items: list[str | int] | list[PromptItem]) -> list[int]:

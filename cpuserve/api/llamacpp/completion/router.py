@@ -31,7 +31,7 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.api.route import generate, post
+from cpuserve.api.route import generate, post, salt_of
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, unsupported
 from cpuserve.serving.calls.events import Choice, Event, Finish, PromptProgress, Text
@@ -64,7 +64,8 @@ router = APIRouter()
 async def llama_completion(request: RequestContext, body: LlamaCompletionRequest) -> Response:
     """Continue one or several prompts, in the format of llama-server."""
     await request.choose(body.model)
-    prompts = await flat_prompts(request.context, body.prompt)
+    salt = salt_of(request, body.cache_salt)
+    prompts = await flat_prompts(request.context, body.prompt, salt)
     call = partial(to_call, request.context, prompts)
     return await generate(request, body, call, LlamaCompletionWriter)
 
