@@ -23,7 +23,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
-from cpuserve.platforms.base import IN_32, TowerFacts
+from cpuserve.platforms.base import TowerFacts
 from cpuserve.platforms.drafting import asks_for_head, checked_draft, options_of_draft
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import cache_bytes
@@ -253,7 +253,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.models.generic import read_spec
 
     files = _ModelFiles(path, options.wanted_mmproj)
-    config, size, quantization = _read(files)
+    config, size, quantization, two_terms = _read(files)
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
@@ -274,6 +274,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         architecture=spec.architecture,
         dtype=spec.dtype,
         quantization=quantization,
+        two_terms=two_terms,
         max_position=spec.max_position,
         kv_layers=_kv_layers(spec, program),
         state_bytes=sum(layer.bytes for layer in program.states) if program else 0,
@@ -406,11 +407,14 @@ class _ModelFiles:
         return SafetensorsStore(self.path)
 
 
-def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None]:
-    """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
+def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None, bool]:
+    """Return (config, bytes of packed tensors, quantization, two_terms) of a directory or a file.
+
+    quantization, two_terms: as in `ModelFacts`.
+    """
     path, file = files.path, files.gguf
     if file is None:
-        from cpuserve.loader.load import packed_size, quant_method, read_config
+        from cpuserve.loader.load import packed_size, quant_method, read_config, stored_format
 
         config = read_config(path)
         if files.has_safetensors and _tied(config):
@@ -420,14 +424,15 @@ def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None]:
             weights = open_weights(quant_method(config), files.safetensors, config)
             config = with_own_head(config, weights)
         size = packed_size(path, config, lambda: files.safetensors)
-        return config, size, _directory_quantization(config)
+        return config, size, *stored_format(path, config, lambda: files.safetensors)
     from cpuserve.loader.gguf.mmproj import add_mmproj
     from cpuserve.loader.gguf.model import bytes_in_memory, gguf_config
 
     config = gguf_config(file)
     size = bytes_in_memory(file, config)
     config, more, files.pictures = add_mmproj(config, files.mmproj, path, file)
-    return config, size + more, _gguf_quantization(file)
+    quantization = _gguf_quantization(file)
+    return config, size + more, quantization, quantization is not None
 
 
 def _table_bytes(program: Program, files: _ModelFiles, config: dict[str, Any]) -> int:
@@ -469,18 +474,6 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
     spec, has_program = read_spec(config)
     return has_program and spec.tied and not spec.encoder
-
-
-def _directory_quantization(config: dict[str, Any]) -> str | None:
-    """Return the quantization of a directory, with IN_32 for compressed-tensors in groups of 32."""
-    from cpuserve.loader.load import quant_method
-
-    method = quant_method(config)
-    if method != "compressed-tensors":
-        return None if method == "dense" else method
-    groups = (config["quantization_config"].get("config_groups") or {}).values()
-    by_32 = any((group.get("weights") or {}).get("group_size") == 32 for group in groups)
-    return f"{method} {IN_32}" if by_32 else method
 
 
 def _gguf_quantization(file: GgufFile) -> str | None:

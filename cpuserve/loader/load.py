@@ -16,6 +16,7 @@ from cpuserve.models.config import read_object
 from cpuserve.models.text_parts import THINKER
 from cpuserve.models.towers import PICTURES
 from cpuserve.program.parts import stored_needs
+from cpuserve.program.row_formats import takes_two_terms
 from cpuserve.quant.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -203,16 +204,42 @@ def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None 
 
     tensors: a function that returns the opened tensors of the directory.
     """
-    found = quant_method(config)
-    if found != "dense" and (open_format := FORMATS.get(found)) is not None:
-        from cpuserve.loader.safetensors import SafetensorsStore
-        from cpuserve.quant.packed import PackedWeights
+    from cpuserve.quant.packed import PackedWeights
 
-        weights = open_format(tensors() if tensors else SafetensorsStore(path), config)
-        if isinstance(weights, PackedWeights):
-            return weights.packed_bytes()
+    weights = quantized_weights(path, config, tensors)
+    if isinstance(weights, PackedWeights):
+        return weights.packed_bytes()
     files = sum(regular_file(file, "model file").st_size for file in path.glob("*.safetensors"))
     return files + _typed_bytes(path, config, tensors)
+
+
+def quantized_weights(
+    path: Path, config: dict[str, Any], tensors: OpenTensors | None = None
+) -> Weights | None:
+    """Return the weights of a directory; None if they are not quantized or the format is unknown.
+
+    tensors: a function that returns the opened tensors of the directory.
+    """
+    method = quant_method(config)
+    if method == "dense" or (open_format := FORMATS.get(method)) is None:
+        return None
+    from cpuserve.loader.safetensors import SafetensorsStore
+
+    return open_format(tensors() if tensors else SafetensorsStore(path), config)
+
+
+def stored_format(
+    path: Path, config: dict[str, Any], tensors: OpenTensors
+) -> tuple[str | None, bool]:
+    """Return (quantization, two_terms) of a directory, as in `ModelFacts`."""
+    weights = quantized_weights(path, config, tensors)
+    if weights is None:
+        method = quant_method(config)
+        return None if method == "dense" else method, False
+    matrices = (name for name in weights.names() if name.endswith("weight"))
+    return quant_method(config), any(
+        takes_two_terms(weights.kind(name, "float32")) for name in matrices
+    )
 
 
 def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:

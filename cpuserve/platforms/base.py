@@ -10,8 +10,6 @@ from cpuserve.config.engine import Resolved
 from cpuserve.config.options import EngineOptions
 from cpuserve.platforms.host import Host
 
-IN_32 = "in groups of 32"  # ends ModelFacts.quantization if the format does not fix the group size
-
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:
@@ -72,6 +70,7 @@ class ModelFacts:
     name: the model as the user requested it.
     dtype: the type of the checkpoint ("bfloat16", "float16", "float32").
     quantization: the weight format of a quantized checkpoint ("gguf Q4_1"); None = not quantized.
+    two_terms: whether matrices of the checkpoint can multiply activations of two int8 terms.
     fixed_positions: whether no request can be longer than max_position,
       for example because positions are a learned table.
     weight_bytes: bytes of all tensors in the files.
@@ -124,6 +123,7 @@ class ModelFacts:
     activation_width: int
     has_program: bool = True
     matrix_weights: int = 0
+    two_terms: bool = False
     expert_weights: int = 0
     chosen_weights: int = 0
     largest_expert: int = 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError
-from cpuserve.platforms.base import IN_32, ModelFacts
+from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.execution import Execution
 from cpuserve.platforms.isa_level import BF16_DOT
 
@@ -20,11 +20,10 @@ CHECKPOINTS = (
 )
 # Formats of `cpuserve quantize`: they leave embeddings and output heads unquantized.
 PARTIAL = ("compressed-tensors",)
-BY_32 = ("gguf", "mxfp4")  # matrices in these formats have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 # Types of keys and values that have no kernels: the type that is used instead, and why.
 KV_INSTEAD = {"fp8_e5m2": ("int8", "instead of fp8_e5m2: as many bytes, a thirtieth of the loss")}
-ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
+ACTIVATIONS = {8: "one int8 term", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "quantized while loading: a scale per output, activations int8 with a scale per 128",
     "w8a8": "quantized while loading: a scale per output, activations int8 with a scale per token",
@@ -114,17 +113,19 @@ def _arithmetic(dtype: str, isa: str) -> str:
 def _activation_bits(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str, quantize: str
 ) -> int:
-    """Return 8 or 16 bits; 16 needs C++ kernels and weights that are quantized in groups of 32."""
+    """Return 8 or 16 bits; 16 needs C++ kernels and weights that multiply two int8 terms."""
     asked = options.activation_bits or "auto"
-    stored = facts.quantization or ""
-    by_32 = stored.startswith(BY_32) or stored.endswith(IN_32) or quantize.endswith("_fine")
-    if not by_32 or executor != "native":
+    two_terms = facts.two_terms or quantize.endswith("_fine")
+    if not two_terms or executor != "native":
         if options.activation_bits is not None:
             why = "no weight is quantized"
             if executor != "native":
                 why = "torch computes in float32"
             elif facts.quantization or quantize != "none":
-                why = "only weights in groups of 32 can use two terms; these use int8"
+                why = (
+                    "two int8 terms need integer weights in groups of 32 or 64, types of GGUF, or "
+                    "weights of 2 or 3 bits; these use int8, and codes of floats bf16"
+                )
             ledger.decide("activation_bits", "no effect", why)
         return 8
     if asked != "auto":

@@ -37,6 +37,11 @@ def act_format(kind: str, activation_bits: int) -> str:
     return TWO_TERMS.get(rows, rows) if activation_bits == 16 else rows
 
 
+def takes_two_terms(kind: str) -> bool:
+    """Return whether a matrix of `kind` can multiply activations of two int8 terms."""
+    return ACT_FORMAT.get(kind) in TWO_TERMS
+
+
 def rows_of_token(kind: str, activation_bits: int) -> int:
     """Return how many int8 or float rows a matrix of `kind` multiplies for a token: 1 or 2."""
     return 2 if act_format(kind, activation_bits) in TWO_TERMS.values() else 1

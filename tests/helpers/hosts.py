@@ -17,6 +17,7 @@ SMOLLM2 = ModelFacts(
     architecture="LlamaForCausalLM",
     dtype="bfloat16",
     quantization="gguf Q4_1",
+    two_terms=True,
     max_position=8192,
     kv_layers=(KvLayerFacts(3, 64),) * 30,
     weight_bytes=98_000_000,

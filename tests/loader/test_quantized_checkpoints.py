@@ -6,11 +6,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, packed_size
+from cpuserve.prepare import model_facts
 from cpuserve.quant import dequantize
 from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.depth import deep_but
+from tests.helpers.hosts import resolve
 from tests.helpers.levels import LEVELS
 from tests.helpers.quantized import FORMATS, ORDERED, quantized_copy
 from tests.helpers.tiny import tiny_model
@@ -87,6 +90,29 @@ def test_logits_are_those_of_the_weights_in_fp32(name, family, tmp_path, caplog)
         stored = sum(t.nbytes for key, t in tensors.items() if "_proj." in key)
         if name in INTEGERS:
             assert sum(w.num_bytes for w in packed) <= 1.05 * stored
+
+
+# Formats with matrices that cannot multiply activations of two int8 terms: codes of floats, which
+# multiply bf16, and rows of int8 with one scale.
+ONE_TERM = (
+    *("fp8", "nvfp4", "nf4", "fp4", "int8", "mlx nvfp4", "modelopt fp8", "modelopt nvfp4"),
+    *("modelopt_fp4", "modelopt fp8 in blocks", "fbgemm_fp8", "torchao int8", "torchao fp8"),
+    *("torchao nvfp4", "quark int8", "quark fp8"),
+)
+
+
+@pytest.mark.parametrize("name", deep_but([*FORMATS][::4], FORMATS))
+def test_a_small_model_multiplies_two_terms_in_each_format_with_such_matrices(name, tmp_path):
+    path = quantized_copy(tiny_model("llama", **FAMILIES["llama"]), name, tmp_path / name)
+    _, facts = model_facts(EngineOptions(model=str(path)), path)
+    assert facts.two_terms == (name not in ONE_TERM)
+    bits = resolve("vm_2core_zen5", facts).config.activation_bits
+    assert bits == (16 if facts.two_terms else 8)
+    if facts.two_terms and name not in CONVERTED:  # conversion to int8 changes weights by more
+        checkpoint = open_checkpoint(path)
+        logits, _ = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)], bits=bits)
+        want = exact_logits(checkpoint)
+        assert np.abs(logits - want).max() < 1e-4 * np.ptp(want)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -356,9 +356,9 @@ def test_what_a_checkpoint_leaves_unquantized_can_be_quantized_while_loading():
     assert resolve("vm_2core_zen5", facts).config.quantize == "none"
 
 
-@pytest.mark.parametrize(("form", "bits"), [("", 8), (" in groups of 32", 16)])
-def test_a_small_model_in_groups_of_32_gets_two_terms(form, bits):
-    facts = dataclasses.replace(SMOLLM2, quantization=f"compressed-tensors{form}")
+@pytest.mark.parametrize(("two_terms", "bits"), [(False, 8), (True, 16)])
+def test_a_small_model_gets_two_terms_if_its_weights_can_multiply_them(two_terms, bits):
+    facts = dataclasses.replace(SMOLLM2, quantization="compressed-tensors", two_terms=two_terms)
     assert resolve("vm_2core_zen5", facts).config.activation_bits == bits
     named = resolve("vm_2core_zen5", facts, quantization="compressed-tensors")
     assert named.config.quantize == "none"
