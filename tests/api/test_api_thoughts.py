@@ -135,6 +135,41 @@ def test_a_thought_is_apart_from_the_text(source, text, ask, per_output, stream)
         assert num <= counted <= num + len(text) - len(THOUGHT) - len(ANSWER)
 
 
+def said_in(channel, text):
+    return f"<|channel|>{channel}<|message|>{text}<|end|><|start|>assistant"
+
+
+FINAL = "<|channel|>final<|message|>d"
+SEVERAL = {
+    "a space between": (OPENS, "<think>\na\n</think> <think>\nc\n</think>\n\nd", "d"),
+    "text between": (OPENS, "<think>\na\n</think>\n\nb\n\n<think>\nc\n</think>\n\nd", "b\n\nd"),
+    "nothing between": (OPENS, "<think>\na\n</think><think>\nc\n</think>\n\nd", "d"),
+    "two analyses": (GPT_OSS, said_in("analysis", "a") + said_in("analysis", "c") + FINAL, "d"),
+    "a preamble between": (
+        GPT_OSS,
+        said_in("analysis", "a") + said_in("commentary", "b") + said_in("analysis", "c") + FINAL,
+        "b\nd",
+    ),
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("source", "text", "answer"), SEVERAL.values(), ids=SEVERAL)
+@pytest.mark.parametrize("ask", [chat, ollama])
+@every_cut
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_thoughts_are_one_text_with_gaps(source, text, answer, ask, per_output, stream):
+    thought, told, _ = ask(tool_api(says(text, per_output), source=source), stream=stream)
+    assert (thought, told) == ("a\n\nc", answer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_after_a_call_has_a_gap(stream):
+    text = f"<think>\na\n</think>\n\n{CALL}<think>\nc\n</think>\n\nd"
+    api = tool_api(says(text, 3), source=OPENS)
+    assert ollama(api, stream=stream, tools=[WEATHER])[0] == "a\n\nc"
+
+
 @pytest.mark.matrix
 @every_family
 @every_cut

@@ -38,6 +38,7 @@ from cpuserve.serving.calls.events import (
     Finish,
     Text,
     Thought,
+    ThoughtGaps,
     TokenUsage,
     ToolCallDelta,
     WholeResponse,
@@ -153,6 +154,7 @@ class OllamaWriter:
         self._names: TokenNames | None = None
         self._call: WholeToolCall | None = None  # the tool call that is being generated
         self._num_calls = 0
+        self._gaps = ThoughtGaps()
         self._reason = "stop"
         self.form = StreamFormat(b"application/x-ndjson", self._line(self._part("")))
 
@@ -160,12 +162,13 @@ class OllamaWriter:
         """Return the JSON lines for the events of one engine output."""
         out = b""
         for event in events:
+            gap = self._gaps.before(event)
             if isinstance(event, Text):
                 logprobs = self._logprobs(event.logprobs)
                 if event.text or "logprobs" in logprobs:
                     out += self._line(self._part(event.text, **logprobs))
             elif isinstance(event, Thought):
-                out += self._line(self._part("", thought=event.text))
+                out += self._line(self._part("", thought=gap + event.text))
             elif isinstance(event, ToolCallDelta):
                 if event.id is not None:
                     out += self._end_call()

@@ -163,12 +163,36 @@ Event: TypeAlias = (
 )
 
 
+_INTERRUPTIONS = (ToolCallDelta, ToolSearched)
+
+
 @dataclass(slots=True)
 class Thoughts:
     """A whole thought; `after`: the number of pieces of text before the thought in its choice."""
 
     text: list[str] = field(default_factory=list)
     after: int = 0
+
+
+THOUGHT_GAP = "\n\n"  # between thoughts with text or calls between them, in one field of a response
+
+
+@dataclass(slots=True)
+class ThoughtGaps:
+    """Writes the gaps between the thoughts of a choice in a stream, as `Choice.reasoning` does."""
+
+    _thought: bool = False  # whether the choice has a thought
+    _interrupted: bool = False  # whether text or a call follows its last thought
+
+    def before(self, event: Event) -> str:
+        """Return the gap before the text of this event; "" unless another thought begins."""
+        if isinstance(event, Thought):
+            gap = THOUGHT_GAP if self._interrupted else ""
+            self._thought, self._interrupted = True, False
+            return gap
+        says = bool(event.text) if isinstance(event, Text) else isinstance(event, _INTERRUPTIONS)
+        self._interrupted = self._interrupted or (self._thought and says)
+        return ""
 
 
 @dataclass(slots=True)
@@ -254,7 +278,7 @@ class Choice:
     @property
     def reasoning(self) -> str:
         """All thoughts as one text."""
-        return "\n\n".join("".join(thought.text) for thought in self.thoughts)
+        return THOUGHT_GAP.join("".join(thought.text) for thought in self.thoughts)
 
     @property
     def parts(self) -> list[str | Thoughts | WholeToolCall | ToolSearched]:

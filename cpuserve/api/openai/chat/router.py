@@ -44,6 +44,7 @@ from cpuserve.serving.calls.events import (
     PromptScores,
     Text,
     Thought,
+    ThoughtGaps,
     TokenUsage,
     ToolCallDelta,
     WholeResponse,
@@ -114,6 +115,7 @@ class ChatWriter:
             skip_special_tokens=first.params.skip_special_tokens,
         )
         self._started = [False] * len(generation.sequences)
+        self._gaps = [ThoughtGaps() for _ in generation.sequences]
         self._timed = generation if body.timings_per_token else None
         self._prompt_text: str | None = None
         if body.return_prompt_text:
@@ -132,13 +134,14 @@ class ChatWriter:
             members = b',"delta":%b%b' % (to_json(first_delta), _NO_LOGPROBS)
             out = self._chunks.chunk(index, members, usage, self._of_prompt(first))
         for event in events:
+            gap = self._gaps[index].before(event)
             if isinstance(event, Text):
                 if event.text or (event.token_ids and (self._top is not None or self._ids)):
                     more = timings_member(self._timed)
                     out += self._chunks.chunk(index, self._text(event), usage, more)
             elif isinstance(event, Thought):
                 more = timings_member(self._timed)
-                out += self._chunks.chunk(index, _thought_part(event), usage, more)
+                out += self._chunks.chunk(index, _thought_part(gap + event.text), usage, more)
             elif isinstance(event, ToolCallDelta):
                 more = timings_member(self._timed)
                 out += self._chunks.chunk(index, _call_part(event), usage, more)
@@ -219,9 +222,9 @@ class ChatWriter:
         )
 
 
-def _thought_part(event: Thought) -> bytes:
+def _thought_part(piece: str) -> bytes:
     """Return the members of a chunk with a piece of a thought, in both fields that clients read."""
-    text = to_json(event.text)
+    text = to_json(piece)
     return (
         b',"delta":{"reasoning_content":%b,"reasoning":%b},"logprobs":null,"finish_reason":null'
         % (text, text)
