@@ -44,7 +44,7 @@ from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.sampling.params import is_salt
 from cpuserve.serving.generation.generate import prepare
 from cpuserve.serving.prompts.prompts import counted_prompt
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.threads import run_limited, run_sized
 
 if TYPE_CHECKING:
     from cpuserve.serving.callers.caller import Caller
@@ -345,7 +345,9 @@ async def call_of(
         call = to_call(body)
         return call, names_files(call)
 
-    call, names = await run_sized(request.body_bytes // _BYTES_PER_US, converted)
+    size, tokenizer = request.body_bytes // _BYTES_PER_US, request.context.tokenizer
+    waits = tokenizer is not None and tokenizer.waits  # logit_bias may have texts
+    call, names = await (run_limited if waits else run_sized)(size, converted)
     if names:
         await read_files(request, call)
     return call

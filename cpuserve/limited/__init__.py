@@ -1,4 +1,5 @@
 """Processes with limits on memory and time, which fork for each connection.
 
-Chat templates (tokenizer/rendering) and pictures (media/decoding) run in such processes.
+Chat templates (tokenizer/rendering), pictures (media/decoding) and tokenizers that are not plain
+(tokenizer/limited) run in such processes.
 """

@@ -32,7 +32,7 @@ def serve_forks(
     """
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--control", type=int, required=True)
-    control = socket.socket(fileno=parser.parse_args().control)
+    control = socket.socket(fileno=parser.parse_known_args()[0].control)
     # The server, which gets these signals as well, decides when its processes end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)

@@ -16,15 +16,21 @@ sys.exit(main())
 class ForkServer:
     """A process that runs `main` of a module, and the socket to it.
 
+    arguments: further arguments of the command line, for `main`.
+
     Raises OSError if it cannot be started.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._control, theirs = socket.socketpair()
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    python_command(BOOTSTRAP.format(module=module), f"--control={theirs.fileno()}"),
+                    python_command(
+                        BOOTSTRAP.format(module=module),
+                        f"--control={theirs.fileno()}",
+                        *arguments,
+                    ),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -38,6 +44,11 @@ class ForkServer:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
 
     def connect(self) -> socket.socket:
         """Return a socket to a new fork, which may not exist yet. Raises OSError."""

@@ -428,7 +428,7 @@ class PictureReader:
 def _token(tokenizer: Tokenizer, text: str) -> int:
     """Return the id of the token with this text; ModelError if the text is not one token."""
     found = tokenizer.token_id(text)
-    if found is None or tokenizer.encode(text, add_special_tokens=False) != [found]:
+    if found is None or not tokenizer.is_token(text):
         msg = f"the tokenizer has no token {text!r}"
         raise ModelError(msg)
     return found

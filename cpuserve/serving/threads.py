@@ -141,6 +141,9 @@ _SMALL_RENDERS = TurnThreads(7, "cpuserve-render", _MOST_WAITING)
 _LARGE_RENDERS = TurnThreads(3, "cpuserve-render-large", _MOST_WAITING)
 _WORKERS = TurnThreads(min(32, (os.cpu_count() or 1) + 4), "cpuserve-work")
 _LARGE_TEXTS = TurnThreads(3, "cpuserve-text-large", _MOST_WAITING)
+# Tokenizers that are not plain (tokenizer/limited) encode in other processes, for seconds if a
+# text is hostile. So they have threads of their own, and texts of other models never wait for them.
+_LIMITED_TEXTS = TurnThreads(4, "cpuserve-text-limited", _MOST_WAITING)
 # How many texts are tokenized at the same time.
 TOKENIZING = _WORKERS.count + _LARGE_TEXTS.count
 # Large bodies have one thread: decoding keeps the lock of the interpreter (GIL), so that a second
@@ -211,8 +214,18 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
     return work() if size <= LONG_CHARS else await _WORKERS.run(size, work)
 
 
-async def run_tokenizing(num_chars: int, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which tokenizes `num_chars` characters."""
+async def run_limited(size: int, work: Callable[[], T]) -> T:
+    """Return the result of `work`; its tokenizer waits for another process."""
+    return await _LIMITED_TEXTS.run(size, work)
+
+
+async def run_tokenizing(num_chars: int, work: Callable[[], T], *, waits: bool) -> T:
+    """Return the result of `work`, which tokenizes `num_chars` characters.
+
+    waits: whether the tokenizer waits for another process (Tokenizer.waits).
+    """
+    if waits:
+        return await run_limited(num_chars, work)
     if num_chars <= _LARGE_TEXT_CHARS:
         return await run_sized(num_chars, work)
     return await _LARGE_TEXTS.run(num_chars, work)

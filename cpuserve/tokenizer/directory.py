@@ -78,6 +78,21 @@ def _lower_case(core: Core) -> None:
     core.normalizer = Sequence([Lowercase(), *([core.normalizer] if core.normalizer else [])])
 
 
+def why_limited(path: Path) -> str | None:
+    """Return why texts of a directory's tokenizer must be encoded in a process with limits.
+
+    None = its tokenizer.json is plain (plain.py), or it has none: the other files have fixed rules.
+
+    Raises:
+        ModelError: the file cannot be read, or is too large.
+    """
+    if not (path / "tokenizer.json").exists():
+        return None
+    from cpuserve.tokenizer.plain import why_not_plain
+
+    return why_not_plain(read_small(path / "tokenizer.json", "tokenizer", MAX_TOKENIZER_BYTES))
+
+
 def find_tokenizer(path: Path) -> Path:
     """Return the directory or GGUF file with the tokenizer of `path`; ModelError if unsupported.
 

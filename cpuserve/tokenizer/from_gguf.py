@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.log import get_logger
+from cpuserve.tokenizer.charsmap import is_charsmap
 from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of
 from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer
 from cpuserve.tokenizer.vocabulary import (
     Vocabulary,
     byte_level,
-    is_charsmap,
     sentencepiece,
     tried,
     unigram,

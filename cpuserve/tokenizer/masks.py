@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.tokenizer.unlocked import encoded
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Core
+
+    from cpuserve.tokenizer.coder import Added
 
 # The private use area of plane 16. Fonts with icons mostly use the areas of lower planes.
 _FIRST, _LAST = 0x100000, 0x10FFFB
@@ -53,7 +54,7 @@ def _is_word(char: str) -> bool:
     return char.isalnum() or char.isspace()
 
 
-def is_control(token: AddedToken) -> bool:
+def is_control(token: Added) -> bool:
     """Return whether an added token structures prompts and responses, instead of being a word.
 
     Special tokens do, and others that look like a tag, such as <tool_call> in Qwen's vocabulary.
@@ -71,7 +72,7 @@ class Masks:
     A marker of a later kind, such as an image in a prompt, can be a further mask.
     """
 
-    def __init__(self, added: Mapping[int, AddedToken]) -> None:
+    def __init__(self, added: Mapping[int, Added]) -> None:
         """added: the added tokens of a tokenizer, by id."""
         control = {token.content: i for i, token in sorted(added.items()) if is_control(token)}
         listed = list(control)[: _LAST - _FIRST + 1]
@@ -230,30 +231,36 @@ class Masks:
                 yield match
 
 
+def new_nonces(control: Iterable[str]) -> dict[str, str]:
+    """Return a random text for each control token."""
+    random = SystemRandom()
+    return {
+        text: "".join(chr(random.randint(_FIRST, _LAST)) for _ in range(_NONCE_CHARS))
+        for text in control
+    }
+
+
 class PlainCore:
     """The tokenizer with other texts for its control tokens, so that theirs are ordinary.
 
     nonces: the random text of each control token. It shares the vocabulary of `core`.
     """
 
-    def __init__(self, core: Core, control: Mapping[str, int]) -> None:
+    def __init__(self, core: Core, control: Mapping[str, int], nonces: Mapping[str, str]) -> None:
         from tokenizers import AddedToken, Tokenizer
 
-        random = SystemRandom()
         self._core = plain = Tokenizer(core.model)
         if core.normalizer is not None:
             plain.normalizer = core.normalizer
         if core.pre_tokenizer is not None:
             plain.pre_tokenizer = core.pre_tokenizer
-        self.nonces: dict[str, str] = {}
+        self.nonces = nonces
         tokens, real = [], {}
         for token_id, token in sorted(core.get_added_tokens_decoder().items()):
             text: str = token.content
             if text in control:
-                chars = (chr(random.randint(_FIRST, _LAST)) for _ in range(_NONCE_CHARS))
-                nonce = self.nonces[text] = "".join(chars)
                 flags = {k: getattr(token, k) for k in ("lstrip", "rstrip", "single_word")}
-                token = AddedToken(nonce, normalized=False, **flags)
+                token = AddedToken(nonces[text], normalized=False, **flags)
             tokens.append(token)
             real[token.content] = token_id
         plain.add_tokens(tokens)

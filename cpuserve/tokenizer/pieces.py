@@ -9,12 +9,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from cpuserve.tokenizer.charsmap import is_charsmap
 from cpuserve.tokenizer.vocabulary import (
     CONTROL,
     NORMAL,
     USER_DEFINED,
     Vocabulary,
-    is_charsmap,
     sentencepiece,
     tried,
     unigram,

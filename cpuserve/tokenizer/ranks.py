@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # The longest token of Kimi has 128 bytes. All cuts of a token are tried, so lengths are limited.
 MAX_TOKEN_BYTES = 512
 MAX_TOKENS = 1 << 20
+MAX_VOCABULARY_BYTES = 1 << 24
 RESERVED = 256  # control tokens after the tokens of the file; settings name some of them
 
 
@@ -32,6 +33,9 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
         if line:
             text, rank = line.split()
             ranks[base64.b64decode(text, validate=True)] = int(rank)
+    if sum(map(len, ranks)) > MAX_VOCABULARY_BYTES:
+        msg = f"its tokens have more than {MAX_VOCABULARY_BYTES} bytes together"
+        raise ValueError(msg)
     if len(ranks) > MAX_TOKENS or max(map(len, ranks), default=0) > MAX_TOKEN_BYTES:
         msg = f"there may be {MAX_TOKENS} tokens of up to {MAX_TOKEN_BYTES} bytes"
         raise ValueError(msg)

@@ -164,7 +164,7 @@ _TABLE: dict[str, PreTokenizer] = {
         r"[\r\n]",
         rf"\s?[{_DEEPSEEK_LETTERS}]+",
         "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-        r"\s+$",
+        r"(?<!\s)\s+$",  # the original, without (?<!\s), searches each rest of a run of spaces
         _DEEPSEEK_CJK,
         _DIGIT,
     )),

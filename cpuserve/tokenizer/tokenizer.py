@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -10,19 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.errors import InvalidRequest, ModelError, RequestError
+from cpuserve.log import get_logger
+from cpuserve.tokenizer.coder import TokenSpan
 from cpuserve.tokenizer.cut import Cut, kept
-from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
-from cpuserve.tokenizer.masks import Masks, PlainCore
+from cpuserve.tokenizer.direct_coder import LibraryCoder
+from cpuserve.tokenizer.directory import directory_parts, find_tokenizer, why_limited
+from cpuserve.tokenizer.masks import Masks
 from cpuserve.tokenizer.parts import byte_level_bytes, reason_of
-from cpuserve.tokenizer.unlocked import LONG_CHARS, encoded
+from cpuserve.tokenizer.unlocked import LONG_CHARS
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
-    from tokenizers import Tokenizer as Core
-
+    from cpuserve.tokenizer.coder import Coder, Encoded, Ordinary
     from cpuserve.tokenizer.parts import Parts
 
 T = TypeVar("T")
@@ -30,26 +28,8 @@ T = TypeVar("T")
 # text behind them.
 _CHARS_PER_TOKEN, _MARGIN_TOKENS = 6, 1024
 
-# Normalizers that drop no characters.
-# NFC shrinks a text to no less than a third of its bytes (Hangul).
-_KEEPING = frozenset({"NFC", "NFD", "Prepend", "ByteLevel"})
-_COMPOSED_BYTES = 3
-
+log = get_logger("tokenizer")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class TokenSpan(msgspec.Struct, frozen=True, gc=False):
-    """A token of a text: its id and name, its characters [start, stop), and whether it is special.
-
-    A special token that the tokenizer adds has no characters of the text. The garbage collector
-    does not visit these objects: a collection that visits 131,072 of them keeps the GIL for 0.1 s.
-    """
-
-    id: int
-    name: str
-    start: int
-    stop: int
-    special: bool
 
 
 class Tokenizer:
@@ -63,8 +43,8 @@ class Tokenizer:
     def __init__(self, parts: Parts, read: Callable[[], Parts] | None = None) -> None:
         """read: returns the same parts again; None = the vocabulary cannot be unloaded."""
         self._read = read
-        self._loaded: Core | None = parts.core
-        self._plain: PlainCore | None = None
+        self._loaded: Coder | None = coder_of(parts)
+        self._ordinary: Ordinary | None = None
         self._facts = _facts(parts)
         self._scheme = parts.scheme
         self._add_bos = parts.add_bos
@@ -86,23 +66,27 @@ class Tokenizer:
         Raises ModelError if there is no tokenizer, or it is broken or of an unsupported kind.
         """
         path = find_tokenizer(Path(path))
-        if path.is_dir():
-            return cls(directory_parts(path), lambda: directory_parts(path))
-        from cpuserve.tokenizer.from_gguf import gguf_parts
-
-        return cls(gguf_parts(path), lambda: gguf_parts(path))
+        made = cls(_parts(path), lambda: _parts(path))
+        if made.waits:  # later uses, on an event loop, must not wait
+            _ = made._around, made.around_nothing
+        return made
 
     @property
-    def _core(self) -> Core:
-        """The Tokenizer object of the library tokenizers."""
+    def _coder(self) -> Coder:
         return self._loaded or self.load_again()
+
+    @property
+    def waits(self) -> bool:
+        """Whether encoding waits for another process, so that it must not run on an event loop."""
+        return self._coder.waits
 
     def unload(self) -> None:
         """Free the vocabulary, which has most of the memory of a tokenizer."""
-        if self._read is not None:
-            self._loaded, self._plain, self._bytes = None, None, {}
+        if self._read is not None and self._loaded is not None:
+            self._loaded.close()
+            self._loaded, self._ordinary, self._bytes = None, None, {}
 
-    def load_again(self) -> Core:
+    def load_again(self) -> Coder:
         """Read the vocabulary after `unload`.
 
         Raises:
@@ -112,12 +96,14 @@ class Tokenizer:
             return self._loaded
         assert self._read is not None
         parts = self._read()
+        coder = coder_of(parts)
         if _facts(parts) != self._facts:
+            coder.close()
             msg = "the files of the tokenizer have changed: start the server again"
             raise ModelError(msg)
-        self._loaded = parts.core
+        self._loaded = coder
         self.prepare_masks()
-        return parts.core
+        return coder
 
     def encode(
         self,
@@ -154,8 +140,8 @@ class Tokenizer:
 
     def _encode_end(
         self, text: str, add_special_tokens: bool, most: int, left: bool
-    ) -> Encoding | None:
-        """Return the Encoding of the end of a long text that is kept; None if it is too short.
+    ) -> Encoded | None:
+        """Return the tokens of the end of a long text that is kept; None if it is too short.
 
         To make lists of 8 million tokens, and then cut most of them, would keep the GIL for 200 ms.
         The tokens next to the cut may differ, so there must be _MARGIN_TOKENS that are not kept.
@@ -169,14 +155,22 @@ class Tokenizer:
 
     @cached_property
     def masks(self) -> Masks:
-        """The masks of control texts in messages."""
-        return Masks(self._core.get_added_tokens_decoder())
+        """The masks of control texts in messages.
 
-    def prepare_masks(self) -> PlainCore:
+        Raises:
+            ModelError: the control tokens are too long or too many for an expression.
+        """
+        try:
+            return Masks(self._coder.added())
+        except (RecursionError, OverflowError, re.error):
+            msg = "the control tokens of the tokenizer begin alike in too many ways to be searched"
+            raise ModelError(msg) from None
+
+    def prepare_masks(self) -> Ordinary:
         """Return the tokenizer of masked texts; making it takes 0.2 s for 6000 control tokens."""
-        if self._plain is None:
-            self._plain = PlainCore(self._core, self.masks.ids)
-        return self._plain
+        if self._ordinary is None:
+            self._ordinary = self._coder.ordinary(self.masks.ids)
+        return self._ordinary
 
     def encode_masked(
         self,
@@ -205,8 +199,24 @@ class Tokenizer:
     def _around(self) -> tuple[list[int], list[int]]:
         """The special tokens that `encode` puts before and behind each text."""
         whole, alone = self.encode("a"), self.encode("a", add_special_tokens=False)
+        if not alone or alone[0] not in whole:  # the tokenizer drops the text
+            return [], []
         at = whole.index(alone[0])
         return whole[:at], whole[at + len(alone) :]
+
+    @cached_property
+    def around_nothing(self) -> list[int]:
+        """The tokens of an empty text: the special tokens around every text."""
+        return self.encode("")
+
+    def is_token(self, text: str) -> bool:
+        """Return whether texts with this one have one token for it.
+
+        A tokenizer that waits is not asked: the answer is True for its added tokens only.
+        """
+        if self.waits:
+            return any(token.content == text for token in self._coder.added().values())
+        return self.encode(text, add_special_tokens=False) == [self.token_id(text)]
 
     def encode_pair(
         self, first: str, second: str, most: int | None = None, *, left: bool = False
@@ -237,55 +247,29 @@ class Tokenizer:
             InvalidRequest: see `encode`.
         """
 
-        def encode() -> Encoding:
-            if len(text) <= LONG_CHARS:
-                return self._core.encode(text, add_special_tokens=add_special_tokens)
-            return encoded(self._core, text, add_special_tokens=add_special_tokens, places=True)
-
-        found = _guarded(text, encode)
-        if most is not None and len(found) > most:
+        spans = _guarded(
+            text,
+            lambda: self._coder.spans(text, add_special_tokens=add_special_tokens, most=most),
+        )
+        if spans is None:
             return None
-        # The list of all offsets would be made in one call, which keeps the GIL.
-        places = (found.token_to_chars(index) or (0, 0) for index in range(len(found)))
-        parts = zip(found.ids, found.tokens, places, found.special_tokens_mask, strict=True)
-        spans = [TokenSpan(i, name, *at, bool(special)) for i, name, at, special in parts]
         if not (add_special_tokens and self._add_bos) or self.bos_id is None:
             return spans
         return [TokenSpan(self.bos_id, self.token_text(self.bos_id), 0, 0, True), *spans]
 
     def _encode(
         self, text: str | tuple[str, str], add_special_tokens: bool, unlocked: bool
-    ) -> Encoding:
-        """Return the Encoding (library tokenizers) of a text, or of a pair of texts."""
-        first, second = (text, None) if isinstance(text, str) else text
-
-        def encode() -> Encoding:
-            # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.
-            if unlocked:
-                return encoded(self._core, text, add_special_tokens=add_special_tokens)
-            return self._core.encode(first, second, add_special_tokens=add_special_tokens)
-
-        return _guarded(first + (second or ""), encode)
+    ) -> Encoded:
+        coder = self._coder
+        return _guarded(
+            text if isinstance(text, str) else "".join(text),
+            lambda: coder.encode(text, add_special_tokens=add_special_tokens, unlocked=unlocked),
+        )
 
     @cached_property
     def most_bytes_per_token(self) -> int | None:
         """The maximum number of UTF-8 bytes of text per token; None if there is no maximum."""
-        core = self._core
-        added = core.get_added_tokens_decoder().values()
-        if self._scheme == "plain" or any(token.lstrip or token.rstrip for token in added):
-            return None
-        if not _keeps_text(core) or not (
-            self._byte_of or getattr(core.model, "byte_fallback", False)
-        ):
-            return None  # characters may be dropped, or many may become one unknown token
-        # In GPT-2's alphabet a character is one byte; the text of added tokens is plain.
-        spelled = core.get_vocab(with_added_tokens=True)
-        if self._scheme == "byte_level":
-            longest = max(map(len, spelled))
-        else:
-            longest = max(len(token.replace("\u2581", " ").encode()) for token in spelled)
-        longest = max([longest, *(len(token.content.encode()) for token in added)])
-        return longest * (1 if core.normalizer is None else _COMPOSED_BYTES)
+        return self._coder.most_bytes()
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
@@ -296,19 +280,17 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the tokenizer in the format of tokenizer.json, for other libraries."""
-        text: str = self._core.to_str()
-        return text
+        return self._coder.to_json()
 
     def token_text(self, token_id: int) -> str:
         """Return the token as written in the vocabulary ("Ġthe"); "" for an id without a token."""
         if not 0 <= token_id < 2**31:
             return ""
-        return self._core.id_to_token(token_id) or ""
+        return self._coder.text_of(token_id) or ""
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token as written in the vocabulary; None if there is no such token."""
-        found: int | None = self._core.token_to_id(token)
-        return found
+        return self._coder.id_of(token)
 
     @property
     def before_text(self) -> list[int]:
@@ -362,22 +344,24 @@ def _facts(parts: Parts) -> Parts:
     return replace(parts, core=nothing)
 
 
-def _keeps_text(core: Core) -> bool:
-    """Return whether the normalizer drops no characters, apart from composing them (NFC)."""
-    if core.normalizer is None:
-        return True
-    state = json.loads(core.normalizer.__getstate__())
-    steps = state.get("normalizers", [state])
-    return all(step.get("type") in _KEEPING or _grows(step) for step in steps)
+def _parts(path: Path) -> Parts:
+    """Return the tokenizer of a directory or of a GGUF file; for errors see Tokenizer.load."""
+    if not path.is_dir():
+        from cpuserve.tokenizer.from_gguf import gguf_parts
+
+        return gguf_parts(path)
+    why = why_limited(path)
+    if why is None:
+        return directory_parts(path)
+    log.info("%s: texts are encoded in a process with limits: %s", path, why)
+    from cpuserve.tokenizer.limited.client import limited_parts
+
+    return limited_parts(path, why)
 
 
-def _grows(step: dict[str, Any]) -> bool:
-    """Return whether a normalizer step replaces a text by one with at least as many bytes."""
-    old = (step.get("pattern") or {}).get("String")
-    new = step.get("content")
-    if not isinstance(old, str) or not isinstance(new, str):
-        return False
-    return len(new.encode()) >= len(old.encode())
+def coder_of(parts: Parts) -> Coder:
+    core: Any = parts.core
+    return core if hasattr(core, "waits") else LibraryCoder(core, parts.scheme)
 
 
 def _guarded(text: str, encode: Callable[[], T]) -> T:
@@ -386,7 +370,7 @@ def _guarded(text: str, encode: Callable[[], T]) -> T:
         return encode()
     except (UnicodeError, TypeError) as error:
         raise _not_unicode(text) from error
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, RequestError):
         raise
     except BaseException as error:  # a panic in Rust is a BaseException
         msg = f"the model's tokenizer failed on this text: {reason_of(error)}"

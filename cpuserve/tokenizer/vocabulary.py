@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.tokenizer.charsmap import spreads
 from cpuserve.tokenizer.greedy import longest_match, unescaped
 from cpuserve.tokenizer.splits import PreTokenizer, splitter
 
@@ -39,6 +40,10 @@ SPACE = "\u2581"  # what SentencePiece writes for a space
 # pieces begin with, so this limit on characters bounds the time and the memory.
 # The longest piece of Llama 2 has 16 characters, the longest piece of Gemma 31.
 MAX_PIECE = 512
+MAX_PIECES_CHARS = 1 << 24  # of all pieces, which the same time and memory depends on
+MAX_TOKEN_CHARS = 1024  # each place of an unknown token has its text
+# Spaces at the ends of a text; without (?<! ), each rest of a run of spaces would be searched.
+_AT_ENDS = r"\A +|(?<! ) +\z"
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -81,6 +86,7 @@ def byte_level(vocab: Vocabulary, pre: PreTokenizer, merges: list[tuple[str, str
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
+    _check_tokens(vocab)
     # The vocabulary includes added tokens, so that each keeps its id, the position in the list.
     bpe = models.BPE(
         vocab=vocab.numbered(),
@@ -103,12 +109,6 @@ def tried(core: Core) -> Core:
     """Return `core` after a test encoding: only this detects a broken normalization table."""
     core.encode("a \u00e9\uff21\u6f22\U0001f600")
     return core
-
-
-def is_charsmap(data: bytes) -> bool:
-    """Return whether `data` begin as a normalization table: the size of the trie fits."""
-    size = int.from_bytes(data[:4], "little")
-    return size % 4 == 0 and 0 < size < len(data) - 4
 
 
 def sentencepiece(vocab: Vocabulary) -> Core:
@@ -158,6 +158,7 @@ def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Co
     """Return WordPiece of BERT. GGUF marks first pieces of words (U+2581), BERT the others (##)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+    _check_tokens(vocab)
     texts = [
         text if kind != NORMAL else text[1:] if text.startswith(SPACE) else f"##{text}"
         for text, kind in zip(vocab.tokens, vocab.types, strict=True)
@@ -207,9 +208,19 @@ def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _check_lengths(vocab: Vocabulary) -> None:
+    sizes = [len(text) for text in vocab.tokens]
+    if max(sizes) > MAX_PIECE or sum(sizes) > MAX_PIECES_CHARS:
+        msg = (
+            f"a token has {max(sizes)} characters, all have {sum(sizes)}; SentencePiece's have at "
+            f"most {MAX_PIECE} and {MAX_PIECES_CHARS}"
+        )
+        raise ValueError(msg)
+
+
+def _check_tokens(vocab: Vocabulary) -> None:
     longest = max(map(len, vocab.tokens))
-    if longest > MAX_PIECE:
-        msg = f"a token has {longest} characters; SentencePiece's have at most {MAX_PIECE}"
+    if longest > MAX_TOKEN_CHARS:
+        msg = f"a token has {longest} characters; at most {MAX_TOKEN_CHARS} are accepted"
         raise ValueError(msg)
 
 
@@ -217,9 +228,12 @@ def _set_spaces(core: Core, vocab: Vocabulary, charsmap: bytes) -> None:
     """Give `core` the table of characters and the rules for spaces of SentencePiece."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
+    if charsmap and spreads(charsmap):
+        msg = "its precompiled_charsmap makes texts much longer, or is broken"
+        raise ValueError(msg)
     steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if vocab.squeeze:
-        steps += [normalizers.Replace(Regex(p), s) for p, s in ((r"\A +| +\z", ""), (" {2,}", " "))]
+        steps += [normalizers.Replace(Regex(p), s) for p, s in ((_AT_ENDS, ""), (" {2,}", " "))]
     if vocab.space_prefix and vocab.prefix_once:
         core.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     else:

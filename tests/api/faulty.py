@@ -11,7 +11,7 @@ from cpuserve.serving.models.recent_prompts import MAX_PROMPTS_OF_CALLER
 from tests.helpers.adapter import adapter_of
 from tests.helpers.drawn import data_url, picture, saved
 from tests.helpers.patience import wait_until
-from tests.helpers.sane import ENGINE, GRAMMARS, PICTURES, TEMPLATES
+from tests.helpers.sane import ENGINE, GRAMMARS, PICTURES, TEMPLATES, TOKENIZERS
 from tests.helpers.tiny import tiny_model
 
 FAULTY = str(Path(__file__).parents[1] / "helpers" / "faulty")
@@ -33,6 +33,12 @@ def arm(folder, plan):
 
 def text(server):
     prompt = [11 + next(NUMBERS) % 300, *range(20, 100)]
+    return [server.ask("/v1/completions", {"prompt": prompt, "max_tokens": 4})]
+
+
+def words(server):
+    """A prompt of words, which a tokenizer encodes."""
+    prompt = f"hello {next(NUMBERS)}"
     return [server.ask("/v1/completions", {"prompt": prompt, "max_tokens": 4})]
 
 
@@ -240,7 +246,7 @@ def end(kind):
         for found, process in server.processes():
             if found == kind:
                 os.kill(process.pid, signal.SIGKILL)
-        return {GRAMMARS: grammar, TEMPLATES: chat, PICTURES: seen}[kind](server)
+        return {GRAMMARS: grammar, TEMPLATES: chat, PICTURES: seen, TOKENIZERS: words}[kind](server)
 
     return again
 

@@ -29,13 +29,16 @@ from tests.api.faulty import (
     talk,
     text,
     texts,
+    words,
 )
 from tests.api.sees import write_served_model
+from tests.helpers.hostile_tokenizers import with_limited_tokenizer
 from tests.helpers.patience import wait_until
 from tests.helpers.sane import (
     GRAMMARS,
     PICTURES,
     TEMPLATES,
+    TOKENIZERS,
     assert_server_sane,
     watched_server,
 )
@@ -151,6 +154,17 @@ SEEN = (
     Case("media_file.open", seen_in_file),
     Case("media.connect", seen_elsewhere, fine=FINE | {400}),
 )
+# Those of a model whose tokenizer is not plain.
+LIMITED = (
+    Case("tokenizers.start", end(TOKENIZERS)),
+    Case("tokenizers.connect", end(TOKENIZERS)),
+    Case("tokenizers.send", words),
+    Case("tokenizers.receive", words),
+    Case("tokenizer_process.accept", end(TOKENIZERS)),
+    Case("tokenizer_process.fork", end(TOKENIZERS)),
+    Case("tokenizer_fork.receive", words),
+    Case("tokenizer_fork.send", words),
+)
 # Those of a server whose clients may load adapters.
 ADAPTED = (Case("adapter.read", adapted),)
 
@@ -237,6 +251,30 @@ def check(server, case, action):
     for after in case.then:
         after(server)
     assert_server_sane(server, *case.known)
+
+
+@pytest.fixture(scope="module")
+def limiting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("limiting")
+    (folder / "plans").mkdir()
+    options = [
+        *("--served-model-name", "m", "--max-model-len", 256, "--kv-cache-memory", "256KiB"),
+        *("--omp-threads-bind", "nobind"),
+    ]
+    faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": str(folder / "plans")}
+    model = with_limited_tokenizer(tiny_model("llama"), folder / "model")
+    with watched_server(folder, model, *options, **faults) as made:
+        for request in (words, chat, text) * 2:
+            for status, body in request(made):
+                assert status == 200, body
+        made.settle()
+        yield made
+        made.stop()
+
+
+@runs(LIMITED)
+def test_a_server_with_a_limited_tokenizer_is_sane_after(case, action, limiting):
+    check(limiting, case, action)
 
 
 @runs(CASES)

@@ -34,11 +34,14 @@ QUIET = (
 )
 CANARY = {"prompt": [11, 12, 13], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 ENGINE, GRAMMARS, TEMPLATES, PICTURES = "engine", "grammars", "templates", "pictures"
+TOKENIZERS = "tokenizers"
+FORKING = (TEMPLATES, PICTURES, TOKENIZERS)
 _MODULES = {
     "cpuserve.engine.child": ENGINE,
     "cpuserve.engine.grammars.worker": GRAMMARS,
     "cpuserve.tokenizer.rendering.process": TEMPLATES,
     "cpuserve.media.decoding.process": PICTURES,
+    "cpuserve.tokenizer.limited.process": TOKENIZERS,
 }
 
 
@@ -177,7 +180,7 @@ class WatchedServer:
             if kind in ("front end", *_MODULES.values()):
                 with suppress(psutil.NoSuchProcess):
                     # Each idle fork has a socket, and of each kind there may be up to four.
-                    forks = sum(counts[f"{of}/fork"] for of in (TEMPLATES, PICTURES))
+                    forks = sum(counts[f"{of}/fork"] for of in FORKING)
                     forks = forks if kind == "front end" else 0
                     facts[kind, "files"] = max(
                         facts.get((kind, "files"), 0), process.num_fds() - forks
@@ -223,7 +226,7 @@ class WatchedServer:
         more = {}
         for what, number in self.facts().items():
             allowed = self._settled.get(what, 0)
-            if what in (f"{TEMPLATES}/fork", f"{PICTURES}/fork"):
+            if what in {f"{of}/fork" for of in FORKING}:
                 allowed = 4
             elif what == ("front end", "threads"):
                 allowed += 8  # pools of threads grow with requests at the same time, up to a limit

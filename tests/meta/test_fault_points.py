@@ -75,6 +75,7 @@ ELSEWHERE = {
     "platforms/cpu.py:_machine": "for the text of an error",
     "platforms/tuned.py:store_tuned": "a command stores these sizes",
     "program/lower.py:step_bytes": "a method of weights has the name read_bytes",
+    "tokenizer/limited/process.py:prepare": "opens /dev/null",
     "serving/models/kept_responses.py:_created": "its caller has the point",
     "runtime/native.py:_parts": "a method of weights has the name read_bytes",
     "runtime/packed_cache.py:_code_digest": "reads the code of this package",
@@ -146,7 +147,8 @@ def test_each_point_of_the_table_is_called_and_each_that_is_called_is_in_the_tab
 
 def in_whole_servers():
     """The points and the ways in which tests let them fail in servers of their own."""
-    cases = [case for table in (running.CASES, running.SEEN, running.ADAPTED) for case in table]
+    tables = (running.CASES, running.SEEN, running.LIMITED, running.ADAPTED)
+    cases = [case for table in tables for case in table]
     every = [*(case.point for case in cases), *starting.EXPERTS, *starting.BLIND]
     yield from ((point, action) for point in every for action in POINTS[point].actions)
     yield from (

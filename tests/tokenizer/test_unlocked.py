@@ -44,7 +44,7 @@ found = {
     "niceness": niceness,
     "own": os.getpriority(os.PRIO_PROCESS, 0),
     "shares": shares,
-    "equal": [*ids] == [(tokenizer._core.encode(text).ids,) * 2 for text in (long, short)],
+    "equal": [*ids] == [(tokenizer._coder._core.encode(text).ids,) * 2 for text in (long, short)],
     "spans": [span.id for span in tokenizer.encode_spans(long)] == ids[0][0],
 }
 print(json.dumps(found))
@@ -80,7 +80,7 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 yield_to_streams(2)
 
 def encode(name, text):
-    encoded(tokenizer._core, text, add_special_tokens=False)
+    encoded(tokenizer._coder._core, text, add_special_tokens=False)
     order.append(name)
 
 long = threading.Thread(target=encode, args=("long", "The river is long. " * 200_000))

@@ -40,7 +40,7 @@ from cpuserve.serving.generation.next_turn import TurnReader
 from cpuserve.serving.generation.sequence import EventPace, SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
 from cpuserve.serving.prompts.prompts import prompts_of
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.threads import run_limited, run_sized
 from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
 from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought
 
@@ -129,7 +129,8 @@ async def _prepared(
     num_ids = sum(map(len, ids))
     check_values(call, num_ids, {**context.token_widths, "tokens": context.vector_width})
     more_us = bad_words_us(call.bad_words) + (VOCABULARY_US if reads_vocabulary(call) else 0)
-    sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
+    run = run_limited if more_us and context.get_tokenizer().waits else run_sized
+    sequences = await run(num_ids // _IDS_PER_US + more_us, make_sequences)
     check_capacity(context, sequences)
     if len(prompts) == 1 and context.recent is not None:
         recent = await context.recent.record(call, prompts[0], context.decoder)

@@ -15,7 +15,7 @@ from cpuserve.serving.decisions.questions import MAX_QUESTIONS, DecisionQuestion
 from cpuserve.serving.decisions.texts import Ids, PromptEnd, option_texts, text_question
 from cpuserve.serving.prompts.chat_prompt import begins_thought, render_chat
 from cpuserve.serving.prompts.encode import encode
-from cpuserve.serving.threads import run_rendering, run_sized
+from cpuserve.serving.threads import run_rendering, run_sized, run_tokenizing
 from cpuserve.serving.tools.thoughts import THINK
 
 if TYPE_CHECKING:
@@ -91,10 +91,14 @@ async def decision_prompts(
     if not rest:
         msg = "the chat template leaves out the user's message: use another --chat-template"
         raise InvalidRequest(msg, role="messages")
-    end = PromptEnd(context.get_tokenizer(), rest[-1])
-    finder = LabelFinder(end)
-    mask = context.get_chat_template().mask
-    asks = [_Asked.of(finder, end, _masked(question, mask)) for question in asked.questions]
+    tokenizer, mask = context.get_tokenizer(), context.get_chat_template().mask
+
+    def find_labels() -> list[_Asked]:
+        end = PromptEnd(tokenizer, rest[-1])
+        finder = LabelFinder(end)
+        return [_Asked.of(finder, end, _masked(question, mask)) for question in asked.questions]
+
+    asks = await run_tokenizing(len(rest[-1]), find_labels, waits=tokenizer.waits)
     _check_number(asks)
     texts = [ask.text for ask in asks]
     _check_size(len(head) + sum(map(len, rest)), texts)

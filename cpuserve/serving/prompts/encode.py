@@ -13,7 +13,7 @@ from cpuserve.tokenizer.unlocked import LONG_CHARS
 if TYPE_CHECKING:
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
-    from cpuserve.tokenizer.tokenizer import TokenSpan
+    from cpuserve.tokenizer.coder import TokenSpan
 
 # A request that only counts the tokens of a text may always have a text of this many tokens.
 # Each token takes about 300 bytes while it is counted.
@@ -65,7 +65,7 @@ async def encode(
             for text in texts
         ]
 
-    return await run_tokenizing(num_chars, encode_all)
+    return await run_tokenizing(num_chars, encode_all, waits=tokenizer.waits)
 
 
 async def encode_spans(
@@ -90,7 +90,7 @@ async def encode_spans(
             left -= len(spans)
         return found
 
-    return await run_tokenizing(num_chars, encode_all)
+    return await run_tokenizing(num_chars, encode_all, waits=tokenizer.waits)
 
 
 def cut_of(context: ModelContext, call: GenerateCall) -> Cut | None:

@@ -170,7 +170,7 @@ async def _pair_prompts(
             raise PromptTooLong(msg, num_tokens=len(ids), most=most)
         return Prompt(ids)
 
-    return await run_tokenizing(num_chars, encode_all)
+    return await run_tokenizing(num_chars, encode_all, waits=encoder.tokenizer.waits)
 
 
 def _listed(

@@ -143,7 +143,7 @@ def sparse_vectors(context: ModelContext) -> str:
 
 def _around(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, int]:
     """Return how many special tokens begin and end a prompt, 0 or 1 each."""
-    around = tokenizer.encode("")
+    around = tokenizer.around_nothing
     first = around[:1] == list(ids[:1]) and bool(around)
     last = len(around) > 1 and around[-1:] == list(ids[-1:])
     return int(first), int(last)

@@ -19,7 +19,7 @@ from cpuserve.serving.vectors.classes import activated, rows_of
 
 if TYPE_CHECKING:
     from cpuserve.serving.calls.events import WholeResponse
-    from cpuserve.tokenizer.tokenizer import TokenSpan
+    from cpuserve.tokenizer.coder import TokenSpan
 
 router = APIRouter()
 _STRATEGIES = ("none", "simple")

@@ -15,7 +15,8 @@ from cpuserve.serving.calls.params import check_token_ids
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.encode import check_count, encode_spans
 from cpuserve.serving.threads import run_sized
-from cpuserve.tokenizer.tokenizer import TokenSpan, named_prompt
+from cpuserve.tokenizer.coder import TokenSpan
+from cpuserve.tokenizer.tokenizer import named_prompt
 
 router = APIRouter()
 

@@ -1,0 +1,1 @@
+"""Processes with limits on time and memory, for tokenizers that are not plain."""
