@@ -402,9 +402,11 @@ class _ModelFiles:
     @cached_property
     def safetensors(self) -> SafetensorsStore:
         """The tensors of a directory; ModelError if its files are missing or broken."""
+        from cpuserve.loader.load import read_config
         from cpuserve.loader.safetensors import SafetensorsStore
+        from cpuserve.models import stored_names
 
-        return SafetensorsStore(self.path)
+        return SafetensorsStore(self.path, names=stored_names(read_config(self.path)))
 
 
 def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None, bool]:

@@ -65,14 +65,15 @@ def open_checkpoint(
     if path.is_dir():
         from cpuserve.loader.heads import with_own_head
         from cpuserve.loader.safetensors import SafetensorsStore
+        from cpuserve.models import stored_names
         from cpuserve.models.rwkv import with_stacked_shift
 
         config = read_config(path)
         method = quant_method(config)
         tower = _tower_of(config)
         names = tower.names if tower else ()
-        store = SafetensorsStore(path, tower=(*names, *parts))
-        weights = open_weights(method, store, config)
+        store = SafetensorsStore(path, tower=(*names, *parts), names=stored_names(config))
+        weights = with_divided(open_weights(method, store, config), config)
         config = with_stacked_shift(with_own_head(config, weights), weights)
         return Checkpoint(config, with_built(weights, config), path)
     from cpuserve.loader.gguf.model import GgufStore, gguf_config
@@ -91,6 +92,22 @@ def open_checkpoint(
     config = with_mmproj(config, pictures)
     weights = open_weights("gguf", WholeStore(text, pictures), config)
     return Checkpoint(config, with_built(weights, config), path, file)
+
+
+def with_divided(weights: Weights, config: dict[str, Any]) -> Weights:
+    """Return the weights with tensors that the files divide in another way than the Program."""
+    from cpuserve.models import spec_from_config, stored_names
+    from cpuserve.models.stored_names import AS_PROGRAM
+
+    if (names := stored_names(config)) is AS_PROGRAM:
+        return weights
+    cut = names.cut(spec_from_config(config))
+    if not (names.joined or cut or names.turned):
+        return weights
+    from cpuserve.quant.parts import PartWeights
+    from cpuserve.quant.recut import CutWeights, JoinedWeights
+
+    return PartWeights(CutWeights(JoinedWeights(weights, names.joined), cut, names.turned))
 
 
 def with_built(weights: Weights, config: dict[str, Any]) -> Weights:

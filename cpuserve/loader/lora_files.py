@@ -27,6 +27,7 @@ from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import AnyFile
 from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf
 from cpuserve.loader.safetensors import SafetensorsFile
+from cpuserve.models import names_of
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
@@ -206,7 +207,7 @@ def check_alpha(name: str, key: str, alpha: Any) -> float:
 # --- PEFT -------------------------------------------------------------------------------------
 
 
-def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Adapter:
+def _read_peft(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> Adapter:
     config = read_json(path / CONFIG, f"adapter {name}: config")
     if config.get("peft_type") != "LORA":
         fail(name, f"its peft_type is {str(config.get('peft_type'))[:40]}, but it must be LORA")
@@ -218,6 +219,7 @@ def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Ada
     alpha = check_alpha(name, "lora_alpha", config.get("lora_alpha"))
     file = SafetensorsFile(path / FILE, copy)
     matrices: dict[tuple[str, str], StoredMatrix] = {}
+    names = names_of(spec.architecture)
     for tensor in file.tensors.values():
         match = _TENSOR.fullmatch(tensor.name)
         if match is None:
@@ -226,7 +228,8 @@ def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Ada
             fail(name, f"tensor {tensor.name} is not a matrix of F32, F16 or BF16")
         if tensor.shape[0 if match["side"] == "A" else 1] != rank:
             fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
-        module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
+        weight = names.translate(checkpoint_to_hf(f"{match['module']}.weight"))
+        module = weight.removesuffix(".weight")
         # PEFT stores the transpose of matrix A for a table of embeddings.
         flip = match["table"] is not None and match["side"] == "A"
         matrices[module, match["side"]] = StoredMatrix(

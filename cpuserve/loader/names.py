@@ -103,6 +103,8 @@ _IMAGES = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
+# transformers 5.24 saves the layers of text in Kimi K2.5 and Qianfan-OCR as if they were a tower's.
+_LAYERS = ("language_model.model.blocks.", "language_model.model.encoder.layers.")
 _GPT1 = ("tokens_embed.", "positions_embed.")
 _LIGHT_ON = {
     "model.vision_encoder.": "vision_tower.",
@@ -150,6 +152,8 @@ def checkpoint_to_hf(name: str) -> str:
     Gemma 3 for images have names of three kinds, depending on the version that wrote them.
     """
     name = name.removeprefix("thinker.")  # the part of Qwen-Omni for text
+    for theirs in _LAYERS:
+        name = f"model.layers.{name[len(theirs) :]}" if name.startswith(theirs) else name
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith(("model.model.", "model.lm_head.")):  # HyperCLOVA X with pictures
         name = name.removeprefix("model.")

@@ -31,10 +31,11 @@ from cpuserve.loader.load import (
     quant_method,
     read_json,
     with_built,
+    with_divided,
 )
-from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.loader.pooling import MODULE_FILE
 from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, TOKEN_HEADS, SafetensorsStore, check_file
+from cpuserve.models import stored_names
 from cpuserve.program.parts import parse, stored_needs
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.compress import (
@@ -157,7 +158,8 @@ def quantize_checkpoint(
             "checkpoint, or serve this one as it is"
         )
         raise ModelError(msg)
-    config = with_own_head(config, PartWeights(dense_weights(SafetensorsStore(source), config)))
+    store = SafetensorsStore(source, names=stored_names(config))
+    config = with_own_head(config, PartWeights(dense_weights(store, config)))
     config.pop(OWN_HEAD, None)
     items = _items(source, config, program, scheme)
     forms = {item.module: item.form for item in items if isinstance(item, _Matrix)}
@@ -238,9 +240,10 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) -> list[_Item]:
     """Return a checkpoint's tensors in the order of its files; ModelError if one is missing."""
-    store = SafetensorsStore(source)
+    store = SafetensorsStore(source, names=stored_names(config))
     weights = PartWeights(dense_weights(store, config))
-    check_weights(program, with_built(weights, config))
+    whole = with_divided(weights, config)
+    check_weights(program, with_built(whole, config))
     needs = [need for need in stored_needs(program.weights) if need.role == "matrix"]
     known = weights.names()  # without the matrices that are built from flat ones
     flat = [n.name for n in needs if ".experts." in n.name and n.name not in known]
@@ -249,6 +252,12 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
         msg = (
             f"{source} stores the matrices of all experts as one tensor ({stacks[0]}), which "
             "compressed-tensors has no form for; serve it with --quantization instead"
+        )
+        raise ModelError(msg)
+    if divided := sorted({need.name for need in needs} & (whole.names() - known)):
+        msg = (
+            f"{source} divides its matrices in another way than published files ({divided[0]}); "
+            "serve it with --quantization, or save it with transformers' save_original_format"
         )
         raise ModelError(msg)
     across = _transposed(program)
@@ -262,7 +271,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
     items: list[_Item] = []
     for file in store.files:
         for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.offset):
-            name = checkpoint_to_hf(tensor.name)
+            name = store.named(tensor.name)
             named = [each for each in weights.parts_of(name) if each in matrices]
             if not named:
                 items.append(_Kept(file, tensor))

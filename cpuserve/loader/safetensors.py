@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cpuserve.errors import ModelError
 from cpuserve.loader.mapped import AnyFile, MappedFile, read_small, regular_file
 from cpuserve.loader.names import checkpoint_to_hf, is_ignored
+from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.quant.stored import StoredTensor
 
 if TYPE_CHECKING:
@@ -123,10 +124,18 @@ class SafetensorsStore:
 
     only: the name of a single file to read instead of the model's files.
     tower: the beginnings of the tensor names of the served tower.
+    names: how files call the tensors of the model's family.
     """
 
-    def __init__(self, directory: Path, only: str = "", tower: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        only: str = "",
+        tower: tuple[str, ...] = (),
+        names: StoredNames = AS_PROGRAM,
+    ) -> None:
         self._tower = tower
+        self._names = names
         self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
         if only:
             check_file(directory, directory / only)
@@ -137,7 +146,11 @@ class SafetensorsStore:
             self._add(file, index)
         if index:
             present = {t.name: f.path.name for f, t in self._tensors.values()}
-            _check_index(directory, index, present, tower)
+            _check_index(directory, self._without_ignored(index), present)
+
+    def _without_ignored(self, index: dict[str, str]) -> dict[str, str]:
+        ignored = {name for name in index if is_ignored(self.named(name), self._tower)}
+        return {name: file for name, file in index.items() if name not in ignored}
 
     def _add(self, file: SafetensorsFile, index: dict[str, str]) -> None:
         """Add the tensors of a file, without those that the index assigns to another file.
@@ -145,7 +158,7 @@ class SafetensorsStore:
         Some shards repeat a tensor of another shard (a tied embedding, for example).
         """
         for tensor in file.tensors.values():
-            name = checkpoint_to_hf(tensor.name)
+            name = self.named(tensor.name)
             place = index.get(tensor.name, file.path.name)
             if is_ignored(name, self._tower) or place != file.path.name:
                 continue
@@ -155,6 +168,10 @@ class SafetensorsStore:
                 raise ModelError(msg)
             self._tensors[name] = (file, tensor)
 
+    def named(self, stored: str) -> str:
+        """Return the name that Programs use for a tensor of the files."""
+        return self._names.translate(checkpoint_to_hf(stored))
+
     def names(self) -> set[str]:
         """Return the names of all tensors, except tensors that no Program reads."""
         return set(self._tensors)
@@ -162,7 +179,7 @@ class SafetensorsStore:
     def metadata(self) -> dict[str, str]:
         """Return the texts in the headers of all files; keys are renamed as tensors are."""
         texts = (text for file in self.files for text in file.metadata.items())
-        return {checkpoint_to_hf(key): value for key, value in texts}
+        return {self.named(key): value for key, value in texts}
 
     def dtype(self, name: str) -> str:
         """Return the name of the dtype in safetensors, and F32 for tables of ids."""
@@ -330,11 +347,8 @@ def _check_extra(directory: Path, names: list[str]) -> None:
         raise ModelError(msg)
 
 
-def _check_index(
-    directory: Path, index: dict[str, str], present: dict[str, str], tower: tuple[str, ...]
-) -> None:
+def _check_index(directory: Path, expected: dict[str, str], present: dict[str, str]) -> None:
     """Raise ModelError unless every tensor is in the file that the index lists for it."""
-    expected = {n: f for n, f in index.items() if not is_ignored(n, tower)}
     wrong = sorted(n for n in expected.keys() | present.keys() if expected.get(n) != present.get(n))
     if wrong:
         listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")

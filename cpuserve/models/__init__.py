@@ -11,15 +11,26 @@ from msgspec import structs
 from cpuserve import plugins
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
-from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, SAME, TAGGERS
+from cpuserve.models.base import (
+    BUILTIN,
+    CLASSIFIERS,
+    MASKED,
+    MODELS,
+    RERANKERS,
+    SAME,
+    SAVED_AS,
+    TAGGERS,
+)
 from cpuserve.models.config import read_architectures, refuse
 from cpuserve.models.rope import axes_of
+from cpuserve.models.stored_names import AS_PROGRAM
 from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
-from cpuserve.models.towers import build_tower, tower_spec
+from cpuserve.models.towers import TOWERS, build_tower, tower_spec
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
     from cpuserve.models.spec import ModelSpec, TowerSpec
+    from cpuserve.models.stored_names import StoredNames
     from cpuserve.program.program import Program
 
 __all__ = [
@@ -35,8 +46,10 @@ __all__ = [
     "build_tower",
     "find_model",
     "has_no_head",
+    "names_of",
     "plugin_notes",
     "spec_from_config",
+    "stored_names",
     "unknown",
 ]
 
@@ -102,6 +115,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
     For a model of images and text, returns the architecture of the text part.
     For a model with a head (a reranker), returns the architecture of the model below the head.
+    A family that runs in another family's class of transformers is found by its model_type.
     In the published config of jina-embeddings v3 the first entry is RoBERTa.
     """
     names = read_architectures(config)
@@ -115,6 +129,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
         return text_part(names[0], config).architecture
     if names[0] in ("XLMRobertaModel", "XLMRobertaLoRA") and config.get("lora_adaptations"):
         return "JinaEmbeddingsV3Model"
+    if (saved := SAVED_AS.get((names[0], str(config.get("model_type"))))) is not None:
+        return saved
     return {**RERANKERS, **CLASSIFIERS, **TAGGERS, **MASKED}.get(names[0], names[0])
 
 
@@ -132,6 +148,25 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         spec = with_tower(spec, tower_spec(whole, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
     return replace(spec, architecture=spec.architecture or SAME.get(name, name))
+
+
+def stored_names(config: Mapping[str, Any]) -> StoredNames:
+    """Return how files call and divide the tensors of the model with this config."""
+    if not (listed := read_architectures(config)):
+        return AS_PROGRAM
+    names, tower = names_of(architecture_of(config)), TOWERS.get(listed[0])
+    of_tower: StoredNames = getattr(tower, "stored", AS_PROGRAM)
+    if of_tower is AS_PROGRAM:
+        return names
+    return replace(names, renamed={**names.renamed, **of_tower.renamed})
+
+
+def names_of(architecture: str) -> StoredNames:
+    """Return how files call and divide the tensors of a family.
+
+    A model without a family runs through transformers, which reads its files itself.
+    """
+    return getattr(find_model(architecture), "stored", AS_PROGRAM)
 
 
 def with_tower(spec: ModelSpec, tower: TowerSpec | None) -> ModelSpec:

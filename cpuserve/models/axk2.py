@@ -11,6 +11,7 @@ from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
@@ -37,6 +38,14 @@ class AxK2:
 
     gate_rank: the width between the two matrices of the gates after a norm.
     """
+
+    stored = StoredNames(
+        {
+            r"layernorm\.mlp\.fc1\.": "layernorm.W_down.",
+            r"layernorm\.mlp\.fc2\.": "layernorm.W_up.",
+            r"\.self_attn\.q_gate_proj\.": ".self_attn.q_b_proj.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

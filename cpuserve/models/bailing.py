@@ -35,8 +35,19 @@ from cpuserve.models.llama import (
     rms_norm,
 )
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import RouterScore, ValueId
+
+# How transformers' modules are called, and how published files call them.
+_NAMES = {
+    r"^model\.embed_tokens\.": "model.word_embeddings.",
+    r"\.self_attn\.o_proj\.": ".attention.dense.",
+    r"\.self_attn\.q_norm\.": ".attention.query_layernorm.",
+    r"\.self_attn\.k_norm\.": ".attention.key_layernorm.",
+    r"\.self_attn\.": ".attention.",
+    r"\.mlp\.gate\.e_score_correction_bias": ".mlp.gate.expert_bias",
+}
 
 
 class BailingMoe:
@@ -87,6 +98,11 @@ class BailingMoeV2(BailingMoe):
 
 class SarvamMoe(BailingMoe):
     """Sarvam 30B: the layers of Ling 2. Source: transformers modeling_glm4_moe, sarvam_moe."""
+
+    stored = StoredNames(
+        _NAMES,
+        joined={".attention.query_key_value": tuple(f".attention.{n}_proj" for n in "qkv")},
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -139,6 +155,11 @@ class BailingHybrid:
 
     transformers leaves out the limits of experts, but the model was trained with them.
     """
+
+    stored = StoredNames(
+        {**_NAMES, r"\.forget_gate\.": "."},
+        cut=lambda _: {".attention.conv1d": {f".attention.{n}_conv1d": 1 for n in "qkv"}},
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

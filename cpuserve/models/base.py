@@ -226,6 +226,15 @@ SAME = {
     "TeleChat3ForCausalLM": "LlamaForCausalLM",
     "XverseForCausalLM": "LlamaForCausalLM",
 }
+# Families that a class of transformers runs, which is the architecture in the files that it saves:
+# that class and the model_type, and the architecture of published files.
+SAVED_AS = {
+    ("DeepseekV3ForCausalLM", "sarvam_mla"): "SarvamMLAForCausalLM",
+    ("Glm4MoeForCausalLM", "sarvam_moe"): "SarvamMoEForCausalLM",
+    ("LlamaForCausalLM", "exaone"): "ExaoneForCausalLM",
+    ("LlamaForCausalLM", "internlm3"): "InternLM3ForCausalLM",
+    ("LlamaForCausalLM", "iquestcoder"): "IQuestCoderForCausalLM",
+}
 # Classifiers of texts, each with the architecture of the model below the head. Classifiers with one
 # label are rerankers, which score pairs of texts. loader/ranking.py reads the heads.
 RERANKERS = {
@@ -283,7 +292,10 @@ JUDGES = ("Qwen3ForCausalLM",)
 
 
 class ModelDef(Protocol):
-    """One model family: it reads hyperparameters from a config and builds a Program."""
+    """One model family: it reads hyperparameters from a config and builds a Program.
+
+    A family may have an attribute `stored`: how files call its tensors (StoredNames).
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

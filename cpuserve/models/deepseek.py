@@ -33,6 +33,7 @@ from cpuserve.models.indexers import (
 from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, scale_queries
 from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import Rope, RouterScore, ValueId
@@ -291,6 +292,8 @@ class SarvamMla:
 
 class AxK1:
     """A.X K1: DeepSeek V3 with a norm after the experts. Source: transformers modeling_axk1."""
+
+    stored = StoredNames({r"\.mlp\.post_mlp_layernorm\.": ".post_mlp_layernorm."})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

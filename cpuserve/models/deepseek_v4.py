@@ -22,6 +22,7 @@ from cpuserve.models.indexers import Indexer, leave_indexer
 from cpuserve.models.llama import finish_decoder
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.models.streams import embed_streams, enter_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.streams import MOST_STREAMS
@@ -42,6 +43,32 @@ _INDEXER = (
 )
 
 
+# How transformers' modules are called, and how published files call them.
+_NAMES = {
+    r"\.self_attn\.compressor\.indexer\.scorer\.": ".attn.indexer.",
+    r"\.self_attn\.compressor\.indexer\.q_b_proj\.": ".attn.indexer.wq_b.",
+    r"\.self_attn\.compressor\.indexer\.": ".attn.indexer.compressor.",
+    r"\.compressor\.gate_proj\.": ".compressor.wgate.",
+    r"\.compressor\.kv_proj\.": ".compressor.wkv.",
+    r"\.compressor\.kv_norm\.": ".compressor.norm.",
+    r"\.compressor\.position_bias": ".compressor.ape",
+    r"\.self_attn\.q_a_norm\.": ".attn.q_norm.",
+    r"\.self_attn\.kv_proj\.": ".attn.wkv.",
+    r"\.self_attn\.([qo]_[ab])_proj\.": r".attn.w\1.",
+    r"\.self_attn\.sinks": ".attn.attn_sink",
+    r"\.self_attn\.": ".attn.",
+    **experts_by_number("mlp", "ffn"),
+    r"\.mlp\.shared_experts\.gate_proj\.": ".ffn.shared_experts.w1.",
+    r"\.mlp\.shared_experts\.down_proj\.": ".ffn.shared_experts.w2.",
+    r"\.mlp\.shared_experts\.up_proj\.": ".ffn.shared_experts.w3.",
+    r"\.mlp\.gate\.e_score_correction_bias": ".ffn.gate.bias",
+    r"\.mlp\.": ".ffn.",
+    r"\.input_layernorm\.": ".attn_norm.",
+    r"\.post_attention_layernorm\.": ".ffn_norm.",
+    r"\.(attn|ffn)_hc\.": r".hc_\1_",
+}
+
+
 class DeepseekV4:
     """DeepSeek V4 (Flash and Pro): attention to a window, and to entries for pools of older tokens.
 
@@ -58,6 +85,8 @@ class DeepseekV4:
     out_groups, out_rank: the number of groups of heads, and their width before the last matrix.
     indexer: as in `Indexer`, for layers of the kind SPARSE; without it, they read all entries.
     """
+
+    stored = StoredNames(_NAMES)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

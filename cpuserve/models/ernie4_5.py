@@ -16,6 +16,7 @@ from cpuserve.models.llama import (
     read_decoder,
 )
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import columns, rows
@@ -46,6 +47,8 @@ class Ernie45Moe:
     Source: transformers modeling_ernie4_5_moe.
     """
 
+    stored = StoredNames({r"\.mlp\.gate\.moe_statics\.": ".mlp.moe_statics."})
+
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an ERNIE 4.5 config; keys of experts have two spellings."""
@@ -75,6 +78,14 @@ class Ernie45VlMoe:
     Source: transformers modeling_ernie4_5_vl_moe. Routers are stored by their inputs.
     """
 
+    stored = StoredNames(
+        {
+            r"\.mlp\.text_moe\.gate\.moe_statics\.": ".mlp.moe_statics.",
+            r"\.mlp\.text_moe\.experts\.": ".mlp.experts.",
+        },
+        turned={".mlp.text_moe.gate": ".mlp.gate"},
+    )
+
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a config, where lists have a value for text first."""
@@ -102,7 +113,14 @@ class Ernie45VlMoe:
                 for expert in range(experts, 2 * experts)
                 for part in PARTS
             )
-            b.leave((f"{at}.gate.weight_1",))
+            b.leave(
+                (f"{at}.gate.weight_1", *(f"{at}.vision_moe.gate.{n}" for n in ("weight", BIAS)))
+            )
+            b.leave(
+                f"{at}.vision_moe.experts.{expert}.{part}.weight"
+                for expert in range(experts)
+                for part in PARTS
+            )
         Ernie45Moe.build(b, s)
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from cpuserve.models.llama import Llama, finish_decoder
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then
 
@@ -23,6 +24,21 @@ class Exaone:
 
     Source: transformers configuration_exaone and conversion_mapping, which make it a Llama.
     """
+
+    stored = StoredNames(
+        {
+            r"^model\.embed_tokens\.": "transformer.wte.",
+            r"^model\.norm\.": "transformer.ln_f.",
+            r"^model\.layers\.": "transformer.h.",
+            r"\.self_attn\.o_proj\.": ".attn.attention.out_proj.",
+            r"\.self_attn\.": ".attn.attention.",
+            r"\.input_layernorm\.": ".ln_1.",
+            r"\.post_attention_layernorm\.": ".ln_2.",
+            r"\.mlp\.gate_proj\.": ".mlp.c_fc_0.",
+            r"\.mlp\.up_proj\.": ".mlp.c_fc_1.",
+            r"\.mlp\.down_proj\.": ".mlp.c_proj.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

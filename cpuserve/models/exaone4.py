@@ -30,6 +30,7 @@ from cpuserve.models.llama import (
     read_decoder,
 )
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -59,6 +60,8 @@ class ExaoneMoe:
     Source: transformers modeling_exaone_moe, and vLLM exaone_moe for what 2.0 adds: a size for the
     window of each layer, and a limit of the gates and ups of some layers.
     """
+
+    stored = StoredNames({r"\.mlp\.e_score_": ".mlp.gate.e_score_"})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

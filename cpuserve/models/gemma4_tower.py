@@ -24,6 +24,7 @@ from cpuserve.models.config import (
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.spec import TowerSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.patches import PixelScale
@@ -119,6 +120,13 @@ class Gemma4UnifiedTower:
 
     Key of family: eps, the epsilon of the norm of a patch's bytes.
     """
+
+    stored = StoredNames(
+        {
+            r"^model\.embed_vision\.(patch_|pos_)": rf"{_UNIFIED}.\1",
+            r"^model\.embed_vision\.multimodal_embedder\.": f"{_JOIN}.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:

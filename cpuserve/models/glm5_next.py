@@ -17,9 +17,10 @@ from cpuserve.models.indexers import (
     read_index_types,
     read_indexer,
 )
-from cpuserve.models.kimi_linear import read_row_delta, row_delta
+from cpuserve.models.kimi_linear import CONVOLUTIONS, read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams, enter_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.streams import MOST_STREAMS
@@ -40,6 +41,14 @@ class Glm5Next:
     bound: the lower bound of the logarithms of decays; 0 if there is none.
     gate_limit: the limit of the gates and ups of all MLPs.
     """
+
+    stored = StoredNames(
+        {
+            r"\.(attn|ffn)_hc\.": r".hc_\1_",
+            r"\.self_attn\.forget_gate\.": ".self_attn.",
+        },
+        cut=lambda _: CONVOLUTIONS,
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -10,6 +10,7 @@ from cpuserve.models.head_norms import norm_heads
 from cpuserve.models.llama import read_decoder
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
@@ -20,6 +21,8 @@ class GptNeoX:
 
     Source: transformers modeling_gpt_neox.
     """
+
+    stored = StoredNames({r"^lm_head\.": "embed_out."})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

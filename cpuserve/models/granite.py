@@ -27,6 +27,7 @@ from cpuserve.models.llama import (
 from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
@@ -150,6 +151,14 @@ class GraniteMoe:
     Source: transformers modeling_granitemoe, modeling_granitemoeshared.
     """
 
+    stored = StoredNames(
+        {
+            r"(\.block_sparse_moe)\.experts\.gate_up_proj$": r"\1.input_linear.weight",
+            r"(\.block_sparse_moe)\.experts\.down_proj$": r"\1.output_linear.weight",
+            r"(\.block_sparse_moe\.router)\.weight": r"\1.layer.weight",
+        }
+    )
+
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Granite MoE config.
@@ -172,6 +181,8 @@ class GraniteMoeHybrid:
 
     Source: transformers modeling_granitemoehybrid.
     """
+
+    stored = GraniteMoe.stored
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -10,6 +10,7 @@ from cpuserve.models.config import read_choice, read_float, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then
 from cpuserve.program.parts import rows
@@ -28,6 +29,20 @@ FIXED = {
 
 class Gte:
     """GTE v1.5 and multilingual, Snowflake Arctic embed m v2. Source: modeling_gte."""
+
+    stored = StoredNames(
+        {
+            r"^model\.layers\.(\d+)\.self_attn\.": r"encoder.layer.\1.attention.",
+            r"^model\.layers\.(\d+)\.mlp\.": r"encoder.layer.\1.mlp.",
+            r"^model\.layers\.(\d+)\.post_attention_layernorm\.": r"encoder.layer.\1.attn_ln.",
+            r"^model\.layers\.(\d+)\.post_mlp_layernorm\.": r"encoder.layer.\1.mlp_ln.",
+            r"^lm_head\.layer_norm\.": "lm_head.norm.",
+        },
+        joined={
+            ".attention.qkv_proj": tuple(f".attention.{n}_proj" for n in "qkv"),
+            ".mlp.up_gate_proj": (".mlp.up_proj", ".mlp.gate_proj"),
+        },
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -71,6 +86,18 @@ class JinaV3:
 
     Sources: modeling_jina_embeddings_v3, and modeling_lora of the published checkpoint.
     """
+
+    stored = StoredNames(
+        {
+            r"^embeddings\.LayerNorm\.": "emb_ln.",
+            r"^model\.layers\.": "encoder.layers.",
+            r"\.self_attn\.o_proj\.": ".mixer.out_proj.",
+            r"\.self_attn\.": ".mixer.",
+            r"\.post_attention_layernorm\.": ".norm1.",
+            r"\.post_mlp_layernorm\.": ".norm2.",
+        },
+        joined={".mixer.Wqkv": tuple(f".mixer.{n}_proj" for n in "qkv")},
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

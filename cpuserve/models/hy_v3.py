@@ -15,12 +15,21 @@ from cpuserve.models.llama import (
     read_decoder,
 )
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
 class HunYuan3:
     """Hunyuan 3: chosen experts and a shared one. Source: transformers modeling_hy_v3."""
+
+    stored = StoredNames(
+        {
+            r"\.mlp\.gate\.": ".mlp.router.gate.",
+            r"\.mlp\.e_score_correction_bias": ".mlp.expert_bias",
+            r"\.mlp\.shared_experts\.": ".mlp.shared_mlp.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

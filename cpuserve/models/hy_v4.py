@@ -12,6 +12,7 @@ from cpuserve.models.experts import add_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams, enter_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
@@ -46,6 +47,18 @@ class HunYuan4:
     most: the largest weight of the output of a part of a layer in a stream.
     expert_limit: the limit of the gates and ups of experts.
     """
+
+    stored = StoredNames(
+        {
+            r"\.attn_hc\.": ".hc_attn_layer.hc_",
+            r"\.ffn_hc\.": ".hc_mlp_layer.hc_",
+            r"\.hc_head\.hc_(?!head)": ".hc_head.hc_head_",
+            r"\.self_attn\.gate_proj\.": ".self_attn.linear_gate.",
+            r"\.self_attn\.sinks": ".self_attn.learnable_sink_param",
+            # transformers 5.24 saves gates of MLPs as if they were gates of attention.
+            r"(\.mlp|\.shared_experts)\.linear_gate\.": r"\1.gate_proj.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

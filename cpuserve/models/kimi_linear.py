@@ -19,6 +19,7 @@ from cpuserve.models.deepseek import add_latent, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
 from cpuserve.models.llama import build_decoder, dense_mlp
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -35,11 +36,26 @@ _KEYS = {
 }
 
 
+# The convolutions of delta nets, which are one in transformers' modules.
+CONVOLUTIONS = {".self_attn.conv1d": {f".self_attn.{n}_conv1d": 1 for n in "qkv"}}
+
+
 class KimiLinear:
     """Kimi Linear 48B-A3B: three delta nets for each latent attention.
 
     Source: transformers modeling_kimi_linear.
     """
+
+    stored = StoredNames(
+        {
+            **experts_by_number("mlp", "block_sparse_moe"),
+            r"\.mlp\.(gate|shared_experts)\.": r".block_sparse_moe.\1.",
+            # transformers 5.24 saves layers without experts under the name of those with experts.
+            r"\.block_sparse_moe\.(gate_proj|up_proj|down_proj)\.": r".mlp.\1.",
+            r"\.self_attn\.forget_gate\.": ".self_attn.",
+        },
+        cut=lambda _: CONVOLUTIONS,
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -10,6 +10,7 @@ from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import attend, build_sandwich, gated_mlp, read_decoder
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -30,6 +31,14 @@ _DEFAULTS = {
 
 class Kolibri1:
     """Kolibri 1: only layers with a window have a RoPE. Source: transformers modeling_kolibri1."""
+
+    stored = StoredNames(
+        {
+            r"\.moe\.router\.expert_bias": ".mlp.gate.e_score_correction_bias",
+            r"\.post_attn_norm\.": ".post_self_attn_layernorm.",
+            r"\.post_ffn_norm\.": ".post_mlp_layernorm.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -17,6 +17,7 @@ from cpuserve.models.llama import (
 )
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -29,6 +30,13 @@ _GATES = {"per-head": True, "per_head": True, "per-element": False, "per_element
 
 class Laguna:
     """Laguna XS.2 and M.1: layers differ in their number of heads. Source: modeling_laguna."""
+
+    stored = StoredNames(
+        {
+            r"\.mlp\.gate\.e_score_": ".mlp.experts.e_score_",
+            r"\.mlp\.shared_experts\.": ".mlp.shared_expert.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -10,6 +10,7 @@ from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder, self_a
 from cpuserve.models.qwen3_moe import qwen_mlp, read_shared_experts
 from cpuserve.models.qwen3_next import read_delta
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.ops import ValueId
@@ -21,6 +22,10 @@ PATTERN = (_NET, _WINDOW, _NET, _WHOLE, _WINDOW)
 
 class LaraMini:
     """Lara Mini: only layers with a window have a RoPE. Source: transformers modeling_lara_mini."""
+
+    stored = StoredNames(
+        joined={".linear_attn.in_proj": tuple(f".linear_attn.in_proj_{n}" for n in ("qkv", *"zba"))}
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

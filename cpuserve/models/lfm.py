@@ -18,6 +18,7 @@ from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import LayerPart, attend, finish_decoder, read_decoder
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
@@ -48,6 +49,8 @@ class Lfm2:
 
 class Lfm2Moe:
     """LFM2 with experts, except in the first layers. Source: transformers modeling_lfm2_moe."""
+
+    stored = StoredNames(experts_by_number("feed_forward", "feed_forward"))
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -194,6 +197,8 @@ FULL_ROPE = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_fac
 
 class Lfm3:
     """LFM3: LFM2 with windows, norms of results, and gates of heads. Source: modeling_lfm3."""
+
+    stored = StoredNames({r"\.self_attn\.g_proj\.": ".self_attn.gate_proj."})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -23,6 +23,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer
 from cpuserve.models.spec import TowerSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
@@ -87,6 +88,13 @@ class Lfm3VlTower:
     Keys of family: the keys of `_join`; kinds, the kind of each layer; size, the
     places of a side of a convolution; theta, the base of the RoPE.
     """
+
+    stored = StoredNames(
+        {
+            rf"^{_AT}\.patch_embed\.": f"{_AT}.patchifier.",
+            rf"^({_AT}\..*)\.([qk])_norm\.": r"\1.\2_layernorm.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:

@@ -95,7 +95,16 @@ def _build_head(b: Builder, s: ModelSpec) -> None:
 
 
 def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return the experts of h; some of them return h itself."""
+    """Return the experts of h; some of them return h itself, and have no matrices.
+
+    transformers saves gates and ups for these as well, which no computation reads.
+    """
+    first, more = (cast("int", s.extra[key]) for key in ("experts", "identities"))
+    b.leave(
+        f"{at}.experts.{expert}.{part}.weight"
+        for expert in range(first, first + more)
+        for part in ("gate_proj", "up_proj")
+    )
     return add_mixture(
         b,
         s,
@@ -108,5 +117,5 @@ def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
         scale=cast("float", s.extra["expert_scale"]),
         bias=f"{at}.router.e_score_correction_bias",
         router="router.classifier",
-        identities=cast("int", s.extra["identities"]),
+        identities=more,
     )

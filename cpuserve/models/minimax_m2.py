@@ -9,13 +9,19 @@ from typing import Any
 from cpuserve.models.config import read_int, read_object
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder, self_attention
+from cpuserve.models.mixtral import Mixtral
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
 class MiniMaxM2:
     """MiniMax M2 and M2.5. Source: transformers modeling_minimax_m2."""
+
+    stored = StoredNames(
+        {**Mixtral.stored.renamed, r"\.mlp\.e_score_": ".block_sparse_moe.e_score_"}
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

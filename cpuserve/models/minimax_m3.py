@@ -10,6 +10,7 @@ from cpuserve.models.config import read_float, read_int, read_kinds, read_object
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import attend, build_decoder, offset_norm, read_decoder
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ValueId
 
@@ -31,6 +32,16 @@ class MiniMaxM3:
     Configs have rotary_dim, which does not decide how many dims of a head are rotated.
     Source: transformers modeling_minimax_m3_vl.
     """
+
+    stored = StoredNames(
+        {
+            **experts_by_number("mlp", "block_sparse_moe"),
+            r"\.mlp\.gate\.e_score_": ".block_sparse_moe.e_score_",
+            r"\.mlp\.(gate|shared_experts)\.": r".block_sparse_moe.\1.",
+            r"\.self_attn\.indexer\.": ".self_attn.index_",
+        },
+        cut=lambda _: {".gate_up_proj": {".gate_proj": 1, ".up_proj": 1}},
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

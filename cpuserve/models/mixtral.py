@@ -9,6 +9,7 @@ from cpuserve.models.config import read_bool, read_float, read_int, read_object,
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder, self_attention
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -17,6 +18,13 @@ CHOSEN = 2  # experts of a token in PhiMoE
 
 class Mixtral:
     """Mistral with experts; their weights add up to 1. Source: transformers modeling_mixtral."""
+
+    stored = StoredNames(
+        {
+            **experts_by_number("mlp", "block_sparse_moe"),
+            r"\.mlp\.gate\.": ".block_sparse_moe.gate.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -48,6 +56,13 @@ class PhiMoe:
 
     Source: transformers modeling_phimoe.
     """
+
+    stored = StoredNames(
+        {
+            **experts_by_number("mlp", "block_sparse_moe"),
+            r"\.mlp\.router\.": ".block_sparse_moe.gate.",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -10,11 +10,21 @@ from cpuserve.models.config import read_bool, read_choice, read_int, read_layers
 from cpuserve.models.llama import finish_decoder, layer_rope, read_decoder
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
 WORDS = "model.transformer.wte"
+
+
+_ALL, _PICTURES = "_and_pictures", "_for_pictures"
+
+
+def _cut(s: ModelSpec) -> dict[str, dict[str, int]]:
+    """Return the tables of tokens for text and for pictures, one table in transformers' modules."""
+    rows = {WORDS: s.vocab, f"{WORDS}{_PICTURES}": cast("int", s.extra["pictures"])}
+    return {f"{WORDS}{_ALL}": {name: count for name, count in rows.items() if count}}
 
 
 class Molmo2:
@@ -23,8 +33,25 @@ class Molmo2:
     Source: transformers modeling_molmo2. The embeddings of tokens for pictures are not read.
 
     Keys of ModelSpec.extra: after, whether norms follow attention and MLP; wide, whether one norm
-    is for all heads of q, and one for all heads of k.
+    is for all heads of q, and one for all heads of k; pictures, the tokens for pictures.
     """
+
+    stored = StoredNames(
+        {
+            r"^model\.embed_tokens\.": f"{WORDS}{_ALL}.",
+            r"^model\.norm\.": "model.transformer.ln_f.",
+            r"^model\.layers\.": "model.transformer.blocks.",
+            r"\.input_layernorm\.": ".attn_norm.",
+            r"\.post_attention_layernorm\.": ".ff_norm.",
+            r"\.self_attn\.o_proj\.": ".self_attn.attn_out.",
+            r"\.mlp\.down_proj\.": ".mlp.ff_out.",
+        },
+        joined={
+            ".self_attn.att_proj": tuple(f".self_attn.{n}_proj" for n in "qkv"),
+            ".mlp.ff_proj": (".mlp.up_proj", ".mlp.gate_proj"),
+        },
+        cut=_cut,
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -37,6 +64,7 @@ class Molmo2:
         extra: dict[str, object] = {
             "after": read_bool(given, "norm_after", False),
             "wide": bool(read_choice(given, "qk_norm_type", "qwen3", norms)),
+            "pictures": read_int(given, "additional_vocab_size", 128, low=0),
         }
         spec = read_decoder(
             given,
@@ -57,6 +85,7 @@ class Molmo2:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
+        b.leave([f"{WORDS}{_PICTURES}.weight"])
         x, after = b.embed(WORDS), cast("bool", s.extra["after"])
         for layer in range(s.layers):
             at = f"model.transformer.blocks.{layer}"

@@ -16,6 +16,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -63,6 +64,21 @@ class NomicBert:
     (layers 1, 1 + every, ... are mixtures) and "shifted" (whether a layer's experts have
     a common bias).
     """
+
+    stored = StoredNames(
+        {
+            r"^embeddings\.LayerNorm\.": "emb_ln.",
+            r"^model\.layers\.": "encoder.layers.",
+            r"\.self_attn\.o_proj\.": ".attn.out_proj.",
+            r"\.self_attn\.": ".attn.",
+            r"\.post_attention_layernorm\.": ".norm1.",
+            r"\.post_mlp_layernorm\.": ".norm2.",
+            r"\.mlp\.up_proj\.": ".mlp.fc11.",
+            r"\.mlp\.gate_proj\.": ".mlp.fc12.",
+            r"\.mlp\.down_proj\.": ".mlp.fc2.",
+        },
+        joined={".attn.Wqkv": tuple(f".attn.{n}_proj" for n in "qkv")},
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -17,6 +17,7 @@ from cpuserve.models.config import (
 from cpuserve.models.llama import attend, dense_mlp, finish_decoder, plain_mlp, read_decoder
 from cpuserve.models.qwen3_next import read_delta
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.ops import ValueId
@@ -24,8 +25,22 @@ from cpuserve.program.ops import ValueId
 KINDS = ("linear_attention", "full_attention")
 
 
+_CONV = ".linear_attn.conv1d"
+_CONVS = tuple(f".linear_attn.{n}_conv1d" for n in "qkv")
+
+
+def _cut(s: ModelSpec) -> dict[str, dict[str, int]]:
+    """Return the rows of the three convolutions; transformers 5.24 saves three thirds instead."""
+    sizes = cast("DeltaSizes", s.extra["delta"])
+    keys = sizes["key_heads"] * sizes["key_width"]
+    rows = (keys, keys, sizes["value_heads"] * sizes["value_width"])
+    return {_CONV: dict(zip(_CONVS, rows, strict=True))}
+
+
 class OlmoHybrid:
     """OLMo hybrid: norms before delta nets, but after attention. Source: modeling_olmo_hybrid."""
+
+    stored = StoredNames(joined={_CONV: _CONVS}, cut=_cut)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -15,6 +15,7 @@ from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.qwen3_moe import add_shared_expert
 from cpuserve.models.qwen3_next import gated_attention, project_parts, read_delta
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes
@@ -51,6 +52,16 @@ class Ngrams(TypedDict):
     taps: int
 
 
+def _tables(s: ModelSpec) -> dict[str, dict[str, int]]:
+    """Return the stored parts of each table of n-grams, which is one in transformers' modules."""
+    n, tables = cast("Ngrams", s.extra["ngrams"]), {}
+    for table, layer in enumerate(n["layers"]):
+        at = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
+        parts = part_rows(sum(prime_sizes(n["least"], n["heads"], table)), n["unit"], n["parts"])
+        tables[at] = {f"{at}.shard_{i}": rows for i, rows in enumerate(parts)}
+    return tables
+
+
 class Qwen4Exp:
     """Qwen3.8-Flash-Next (text), with indexers that select blocks of tokens.
 
@@ -64,6 +75,8 @@ class Qwen4Exp:
     tiled: whether their value heads are in the order of llama.cpp.
     index_parts: how the matrices with the queries and the keys of an indexer are called.
     """
+
+    stored = StoredNames(cut=_tables)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -22,6 +22,7 @@ from cpuserve.models.config import (
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope, read_sections
 from cpuserve.models.spec import TowerSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
@@ -123,6 +124,8 @@ class Gemma3Tower:
 
 class PaddleOcrTower:
     """The vision model and the projector of PaddleOCR-VL."""
+
+    stored = StoredNames({r"^model\.visual\.": "visual.", r"^model\.projector\.": "mlp_AR."})
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:

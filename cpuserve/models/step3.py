@@ -28,6 +28,7 @@ from cpuserve.models.llama import (
 )
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
@@ -54,6 +55,16 @@ class Step35:
 
     Source: transformers modeling_step3p7.
     """
+
+    stored = StoredNames(
+        {
+            r"\.mlp\.gate\.e_score_correction_bias": ".moe.router_bias",
+            r"\.mlp\.gate\.": ".moe.gate.",
+            r"\.mlp\.experts\.(gate_up|down)_proj": r".moe.\1_proj.weight",
+            r"\.mlp\.shared_experts\.": ".share_expert.",
+        },
+        cut=lambda _: {".moe.gate_up_proj": {".moe.gate_proj": 1, ".moe.up_proj": 1}},
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -1,0 +1,57 @@
+"""How files call and divide the tensors of a family, where this differs from its Program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cpuserve.models.spec import ModelSpec
+
+# The parts of a tensor, each with its share of the rows.
+Shares = Mapping[str, int]
+
+
+def _uncut(_spec: ModelSpec) -> Mapping[str, Shares]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNames:
+    """The tensors of files that a Program calls or divides in another way.
+
+    A file calls tensors as its authors did, or as the modules of transformers do
+    (`save_original_format=False`, and tools that write models again). A Program has one of these
+    forms, and this table has the other. A tensor is given by the end of its name, without
+    ".weight" and ".bias".
+
+    renamed: regular expressions, each with its replacement; they apply in this order.
+    joined: tensors that the Program reads as one; their rows follow each other.
+    cut: a function that returns the tensors that the Program reads as several, each with its parts;
+      in a stack of matrices, the rows of each matrix are divided.
+    turned: matrices that the Program reads transposed, each with the tensor of the Program.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cut: Callable[[ModelSpec], Mapping[str, Shares]] = _uncut
+    turned: Mapping[str, str] = field(default_factory=dict)
+
+    def translate(self, name: str) -> str:
+        """Return the name that a Program has for the tensor `name` of a file."""
+        for theirs, ours in self.renamed.items():
+            name = re.sub(theirs, ours, name)
+        return name
+
+
+AS_PROGRAM = StoredNames()
+
+
+def experts_by_number(modules: str, block: str) -> dict[str, str]:
+    """Return the renamed matrices of experts that a Program calls w1 (gate), w2 (down) and w3 (up).
+
+    modules: the module with the experts in transformers. block: its name in the Program.
+    """
+    stored, ours = re.escape(f".{modules}.experts."), f".{block}.experts."
+    parts = {"gate_proj": "w1", "up_proj": "w3", "gate_up_proj": "w13", "down_proj": "w2"}
+    return {rf"{stored}(\d+\.|){part}\b": rf"{ours}\1{w}" for part, w in parts.items()}

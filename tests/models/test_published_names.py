@@ -1,0 +1,120 @@
+"""Every family reads its tensors by their published names and by those of transformers' modules."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cpuserve.loader.load import check_weights, open_checkpoint
+from cpuserve.models import BUILTIN, SAME, architecture_of, build_program, spec_from_config
+from cpuserve.models.base import SAVED_AS
+from cpuserve.models.text_parts import TEXT_TYPES
+from cpuserve.program.interpret import Interpreter
+from cpuserve.program.operations.dense import Logits
+from cpuserve.quant import dequantize
+from tests.helpers.depth import deep_but
+from tests.helpers.pictures import write_picture_model
+from tests.helpers.saved_forms import FORMS, random_model, save
+from tests.helpers.steps import Sequence, all_rows, step
+from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
+
+TOKENS = [(i * 37 + i * i * 5) % 500 + 5 for i in range(70)]
+# Families that transformers has no class for; their files are only called as published.
+WITHOUT_CLASS = {"rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2"}
+WITHOUT_CLASS |= {"molmo2"}  # the whole model is saved, below
+KNOWN = [family for family in (*FAMILIES, *ENCODERS) if family not in WITHOUT_CLASS]
+# The forms of these families differ, each in another way: names, stacks, joined and cut matrices.
+SAMPLE = ("mixtral", "exaone-moe", "kolibri1", "exaone", "gte", "olmo-hybrid", "step3.5")
+# transformers rotates halves in Hunyuan 4, and published files need rotated pairs
+# (tests/helpers/hy_v4.py).
+OTHER_ROPE = ("hy-v4",)
+
+
+def weights_of(path):
+    """(the Program of a saved model, its weights by their names), in fp32; no tensor is unknown."""
+    checkpoint = open_checkpoint(path)
+    program = build_program(spec_from_config(checkpoint.config))
+    check_weights(program, checkpoint.weights)
+    return program, {
+        need.name: dequantize(checkpoint.weights.get(need.name)).reshape(need.shape)
+        for need in program.weights
+    }
+
+
+def output_of(program, weights):
+    """The logits of all tokens, or the hidden states if the model is an encoder."""
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+    states = {"num_states": 64} if program.states else {}
+    interpreter = Interpreter(program, tensors, **states)
+    first = interpreter.num_blocks if program.states else 0
+    words = step(Sequence(0, TOKENS, [5, 2, 9], first).chunk(None, all_rows(len(TOKENS))))
+    with torch.inference_mode():
+        hidden = interpreter.hidden(words)
+        last = program.ops[-1]
+        return interpreter.logits(hidden) if isinstance(last, Logits) else hidden
+
+
+def output_of_transformers(model):
+    with torch.inference_mode():
+        out = model(torch.tensor([TOKENS]))
+    return out.logits[0] if "logits" in out else out.last_hidden_state[0]
+
+
+@pytest.mark.parametrize("family", deep_but(SAMPLE, KNOWN))
+def test_published_files_and_those_of_transformers_modules_give_its_logits(family, tmp_path):
+    model = random_model(family)
+    read = [weights_of(save(model, form, tmp_path / form)) for form in FORMS]
+    program, published = read[0]
+    for name, value in published.items():
+        assert np.array_equal(value, read[1][1][name]), name
+    if family in OTHER_ROPE:
+        return
+    got, want = output_of(program, published), output_of_transformers(model)
+    assert (got[:, : want.shape[1]] - want).abs().max() < 1e-4 * (want.max() - want.min())
+
+
+# Models of pictures whose text part has other names in transformers' modules, or in the files that
+# transformers saves (tests/models/test_picture_models.py compares the logits of these files).
+WHOLE = [
+    ("Molmo2ForConditionalGeneration", "molmo2_text"),
+    ("Step3p7ForConditionalGeneration", "step3p5"),
+    ("Ernie4_5_VLMoeForConditionalGeneration", "ernie4_5_vl_moe_text"),
+    ("HYV4VLForConditionalGeneration", "hy_v4_vl_text"),
+    ("Kimi_K25ForConditionalGeneration", "deepseek_v3"),
+    ("Lfm2VlForConditionalGeneration", "lfm2_moe"),
+    ("Lfm3VlForConditionalGeneration", "lfm3"),
+    ("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl_text"),
+    ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
+]
+
+
+@pytest.mark.parametrize("model", deep_but(WHOLE[:1], WHOLE), ids=":".join)
+def test_text_parts_are_read_by_published_names_and_by_those_of_modules(model, tmp_path):
+    whole = write_picture_model(*model, tmp_path / "published")
+    save(whole, "modules", tmp_path / "modules")
+    (_, published), (_, modules) = (weights_of(tmp_path / form) for form in FORMS)
+    assert published
+    for name, value in published.items():
+        assert np.array_equal(value, modules[name]), name
+
+
+def test_every_architecture_that_transformers_has_is_read_in_both_forms():
+    compared = {architecture_of(tiny_config(family)) for family in KNOWN}
+    compared |= {TEXT_TYPES[kind].architecture for _, kind in WHOLE} | {"MT5EncoderModel"}
+    compared |= {SAME.get(name, name) for name in compared}
+    known = {SAME.get(name, name) for name in BUILTIN if hasattr(transformers, name)}
+    assert known <= compared
+
+
+@pytest.mark.parametrize(("saved", "kind"), SAVED_AS)
+def test_files_saved_as_another_class_are_of_the_family_of_their_model_type(saved, kind):
+    family = next(f for f in KNOWN if tiny_config(f).get("model_type") == kind)
+    config = json.loads(random_model(family).config.to_json_string(use_diff=False))
+    config["architectures"] = [type(random_model(family)).__name__]
+    assert config["architectures"] == [saved]
+    assert architecture_of(config) == tiny_config(family)["architectures"][0]
+    assert architecture_of({**config, "model_type": "llama"}) == saved
