@@ -18,6 +18,7 @@ from cpuserve.llm_arguments import (
     conversations_of,
     one_each,
     priorities_of,
+    text_and_ids,
     tokenization_of,
     with_salts,
     without_media,
@@ -162,7 +163,12 @@ class QueueMethods(PoolingMethods):
         listed = [prompt for prompt, _, _ in split]
         adapters = self._adapters_of(lora_request, len(listed))
         params = with_salts(self._params(sampling_params, len(listed), adapters), listed)
-        requests = [self._request(prompt, how=how) for prompt in listed]
+        requests = [
+            self._request(self._processed(prompt, len(pictures)), how=how)
+            for prompt, pictures, _ in split
+        ]
+        for request, prompt in zip(requests, listed, strict=True):
+            request.prompt, _ = text_and_ids(prompt)
         for request, own, adapter in zip(requests, params, adapters, strict=True):
             if own.thinking_token_budget not in (None, -1):
                 msg = "thinking_token_budget is only possible in chat()"
@@ -176,6 +182,16 @@ class QueueMethods(PoolingMethods):
                 how_shown = {**(settings or {}), **(own_settings or {})}
                 items[at] = self._with_pictures(requests[at], pictures, how_shown, items[at])
         return Job(requests, items, params, self._context)
+
+    def _processed(self, prompt: PromptInput, count: int) -> PromptInput:
+        """Return a prompt with `count` pictures as the processor of the model's family reads it."""
+        reader = self._context.pictures
+        if reader is None or not count:
+            return prompt
+        text, ids = text_and_ids(prompt)
+        if ids is None:
+            return reader.processed(text or "", count)
+        return {"prompt_token_ids": reader.processed_ids(ids)}
 
     def _with_pictures(
         self,

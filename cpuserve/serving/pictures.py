@@ -226,6 +226,30 @@ class PictureReader:
             found[index] = {**message, "content": join_texts(parts)}
         return found, pictures
 
+    def processed(self, text: str, count: int) -> str:
+        """Return a prompt that no template has written, with the text around each marker.
+
+        count: the number of pictures.
+
+        Source: the processors of transformers, which read texts only.
+        """
+        return self.spaced(self.found(text, count))
+
+    def processed_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return the token ids of such a prompt, with those of the text around each marker."""
+        gap = self._tokenizer.encode(self._family.gap, add_special_tokens=False)
+        pieces = ((*gap, token, *gap) if token == self.marker else (token,) for token in ids)
+        return [token for piece in pieces for token in piece]
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts with which users write a picture, the longest first."""
+        before, after = frame_of(self._family)
+        marker = self._family.marker
+        framed = () if before + after == "" else (f"{before}{marker}{after}",)
+        written = WRITTEN.get(marker)
+        return (*framed, marker, *(() if written is None else (written,)))
+
     @property
     def framed(self) -> str:
         """The marker of a picture with the texts that chat templates write around it."""

@@ -12,8 +12,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from cpuserve.media.families.table import family_of
+from cpuserve.serving.generation.batch import picture_prompt
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.tokenizer.chat import ChatTemplate
+from cpuserve.tokenizer.conversation import MediaPart
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import Api, error_of
 from tests.api.tools import says
@@ -131,6 +133,29 @@ def image(data=None):
     return {"type": "image_url", "image_url": {"url": data_url(data or png(32, 32))}}
 
 
+# How users of a family write a picture in a prompt without a template.
+RAW = {
+    "gemma3": "<start_of_image>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "aya_vision": "<image>",
+}
+
+
+def test_a_prompt_without_a_template_is_that_of_the_processor(api, kind):
+    reader, encode = api.context.pictures, tokenizer(kind).encode
+    part = MediaPart(
+        kind="image", type="image", noun="a picture", where="prompts[0]", content=png(32, 32)
+    )
+    ids = encode(reader.processed(f"hello{RAW[kind]}world", 1), add_special_tokens=False)
+    prompt = picture_prompt(api.context, ids, [part], {}, None)
+    shown = tokenizer(kind).decode(prompt.ids, skip_special_tokens=False)
+    assert shown == f"hello{SHOWN[kind]}world"
+    if kind != "aya_vision":  # its <image> is no token
+        plain = encode(f"hello{RAW[kind]}world", add_special_tokens=False)
+        prompt = picture_prompt(api.context, reader.processed_ids(plain), [part], {}, None)
+        assert tokenizer(kind).decode(prompt.ids, skip_special_tokens=False) == shown
+
+
 def text(words):
     return {"type": "text", "text": words}
 
@@ -213,8 +238,54 @@ def test_a_plain_prompt_of_llamacpp_has_the_texts_around_a_picture(api, kind):
 
 
 @pytest.mark.parametrize("kind", ["aya_vision"])
-def test_what_a_template_writes_is_no_picture_if_a_user_types_it(api, kind):
-    assert api.chat([text("an <image> here "), image()]).status_code == 200
+def test_what_a_template_writes_is_no_picture_if_a_user_types_it_twice(api, kind):
+    assert api.chat([text("an <image> or <image> here "), image()]).status_code == 200
     check(api, kind, 1)
-    said = f"an <image> here \n{SHOWN[kind]}"
+    said = f"an <image> or <image> here \n{SHOWN[kind]}"
     assert prompt_of(api, kind) == TURN[kind].format(said), "the picture has a line of its own"
+
+
+# The ways in which users of a family write the place of a picture in the text of a turn.
+PLACES = [
+    *((kind, written) for kind, written in RAW.items()),
+    ("qwen3_vl", "<|image_pad|>"),
+    ("aya_vision", "<|IMG_PATCH|>"),
+]
+
+
+@pytest.mark.parametrize(("kind", "written"), PLACES)
+def test_a_picture_goes_where_the_user_has_written_its_marker(api, kind, written):
+    assert api.chat([image(), text(f"look{written}here")]).status_code == 200
+    check(api, kind, 1)
+    assert prompt_of(api, kind) == TURN[kind].format(f"look{SHOWN[kind]}here")
+    second = image(png(32, 32, seed=1))
+    parts = [image(), text(f"{written}one"), second, text(f"two{written}")]
+    assert api.chat(parts).status_code == 200
+    check(api, kind, 2)
+    shown = SHOWN[kind]
+    assert prompt_of(api, kind).replace("\ntwo", "two") == TURN[kind].format(
+        f"{shown}onetwo{shown}"
+    )
+    digests = [each.digest for each in api.engine.pictures[-1]]
+    assert api.chat([image(), second]).status_code == 200
+    assert [each.digest for each in api.engine.pictures[-1]] == digests, "in the order of the parts"
+
+
+@pytest.mark.parametrize(("kind", "written"), PLACES)
+def test_more_markers_than_pictures_are_text(api, kind, written):
+    said = f"look{written}here{written}"
+    assert api.chat([image(), text(said)]).status_code == 200
+    check(api, kind, 1)
+    joined = prompt_of(api, kind).replace(f"{SHOWN[kind]}\n", SHOWN[kind])
+    assert joined == TURN[kind].format(f"{SHOWN[kind]}{said}")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl"])
+def test_a_template_of_texts_gives_no_line_about_a_picture_that_the_user_placed(api, kind):
+    texts = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    api.context.set_ready(
+        tokenizer(kind), ChatTemplate(texts, tokenizer(kind), parses_messages=True)
+    )
+    assert api.chat([image(), text("<|image_pad|>\nlook")]).status_code == 200
+    check(api, kind, 1)
+    assert "left out" not in prompt_of(api, kind)

@@ -114,8 +114,33 @@ def test_a_picture_reaches_the_engine_in_each_dialect(dialect):
     response = ask(api, dialect, png())
     assert response.status_code == 200, response.text
     check_places(api, [(100, 60)])
-    wanted = f"<|im_start|>User: look{SMALL.layout(100, 60).text}<|im_end|>\nAssistant:"
-    assert prompt_of(api) == wanted
+    shown = SMALL.layout(100, 60).text
+    # Ollama's images come before the text.
+    turn = f":{shown}look" if dialect in ("ollama", "generate") else f": look{shown}"
+    assert prompt_of(api) == f"<|im_start|>User{turn}<|im_end|>\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("look", "{0}{1}look"),
+        ("look [img] here", "{1}look {0} here"),
+        ("[img] and [img]!", "{0} and {1}!"),
+        ("[img][img][img]", "{0}{1}[img]"),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_images_of_ollama_go_to_their_places_in_the_text(written, wanted, path):
+    images = [base64.b64encode(png(*size)).decode() for size in ((100, 60), (30, 70))]
+    shown = wanted.format(*(SMALL.layout(*size).text for size in ((100, 60), (30, 70))))
+    fields = {"prompt": written, "images": images}
+    if path == "chat":
+        fields = {"messages": [{"role": "user", "content": written, "images": images}]}
+    api = picture_api()
+    response = api.post(f"/api/{path}", model="tiny", stream=False, **fields)
+    assert response.status_code == 200, response.text
+    said = prompt_of(api).replace("User: ", "User:")
+    assert said == f"<|im_start|>User:{shown}<|im_end|>\nAssistant:"
 
 
 def check_shape(dialect, response, status=400):
@@ -224,7 +249,7 @@ def test_a_template_of_texts_gets_each_marker_on_a_line_of_its_own():
         "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
     )
     api = picture_api(template=template)
-    said = [text(f"a {IMAGE}"), image(), text("b")]
+    said = [text(f"a {IMAGE} {IMAGE}"), image(), text("b")]  # more than the turn has pictures
     assert api.chat(said).status_code == 200
     check_places(api, [(100, 60)])
     ids, _ = api.engine.asked[-1]
@@ -233,7 +258,7 @@ def test_a_template_of_texts_gets_each_marker_on_a_line_of_its_own():
     begin = ids.index(layout[0])
     assert len(pictures) == 1
     assert ids[begin : begin + len(layout)] == layout
-    assert tokenizer().decode(ids[:begin]) == f"user: a {IMAGE}\n"
+    assert tokenizer().decode(ids[:begin]) == f"user: a {IMAGE} {IMAGE}\n"
     assert tokenizer().decode(ids[begin + len(layout) :]) == "\nb"
 
 
@@ -427,8 +452,8 @@ def test_pictures_of_a_plain_prompt_of_ollama():
     check_places(api, [(100, 60)])
     both = api.post("/api/generate", **body, prompt="look", system="Be brief.", images=[picture_])
     assert both.status_code == 200
-    wanted = "<|im_start|>System: Be brief.<|im_end|>\n<|im_start|>User: look"
-    assert prompt_of(api).startswith(wanted)
+    assert prompt_of(api).startswith("<|im_start|>System: Be brief.<|im_end|>\n<|im_start|>User:")
+    assert prompt_of(api).endswith("look<|im_end|>\nAssistant:")
     # Some clients send a whole data: URL here, or WebP.
     for odd in (data_url(png()), base64.b64encode(saved(picture(), "WEBP")).decode()):
         for path, given in (

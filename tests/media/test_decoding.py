@@ -4,9 +4,11 @@ import contextlib
 import io
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -103,6 +105,36 @@ def test_16_bits_become_8(value, wanted, shared):
     grey = Image.fromarray(np.full((64, 64), value, np.uint16))
     assert pixel(decoded(shared, saved(grey), TILE)) == (wanted,) * 3
     assert pixel(decoded(shared, saved(grey, "TIFF"), TILE)) == (wanted,) * 3
+
+
+def deep_png(colour_type, pixels, key):
+    """A PNG of 64 x 64 pixels with 16 bits, equal rows of 64 pixels and a transparent colour."""
+    row = b"\0" + np.array(pixels, ">u2").tobytes() * (64 // len(pixels))
+    header = struct.pack(">IIBBBBB", 64, 64, 16, colour_type, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"tRNS", np.array(key, ">u2").tobytes())]
+    chunks += [(b"IDAT", zlib.compress(row * 64)), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+GREY, COLOUR = 0, 2
+NEARLY = [0x1235]  # differs from 0x1234 in its lower 8 bits only
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (deep_png(GREY, [0x1234], [0x1234]), (255,) * 3),
+        (deep_png(GREY, NEARLY, [0x1234]), (0x12,) * 3),
+        (deep_png(COLOUR, [[0x1234, 0x5678, 0x9ABC]], [0x1234, 0x5678, 0x9ABC]), (255,) * 3),
+        (deep_png(COLOUR, [[0x1234, 0x5678, 0x9ABC]], [0x1234, 0x5678, 0]), (0x12, 0x56, 0x9A)),
+    ],
+)
+def test_a_transparent_colour_of_16_bits_becomes_white(data, wanted, shared):
+    assert pixel(decoded(shared, data, TILE)) == wanted
 
 
 def test_cmyk_becomes_rgb(shared):

@@ -8,6 +8,8 @@ from cpuserve.api.openai.chat import conversation
 from cpuserve.api.request.content_parts import media_part, plain
 from cpuserve.tokenizer.conversation import ConversationMessage
 
+_IMAGE_PLACE = "[img]"
+
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
     """Return messages for templates; only `images` and `tool_name` differ from the OpenAI API."""
@@ -28,6 +30,15 @@ def _message(message: dict[str, Any], where: str) -> ConversationMessage:
 
 
 def with_images(content: Any, images: list[Any], where: str) -> list[Any]:
-    """Return the parts of a message with a text and images in base64. where: their field."""
-    text = {"type": "text", "text": plain(content)}
-    return [text, *(media_part("image", f"{where}[{i}]", data=d) for i, d in enumerate(images))]
+    """Return the parts of a message with a text and images in base64. where: their field.
+
+    Each `[img]` in the text is the place of the next image. Images without a place come first.
+
+    Source: chatPrompt of Ollama.
+    """
+    shown = [media_part("image", f"{where}[{i}]", data=data) for i, data in enumerate(images)]
+    first, *texts = plain(content).split(_IMAGE_PLACE, len(shown))
+    parts: list[Any] = [*shown[len(texts) :], {"type": "text", "text": first}]
+    for image, text in zip(shown, texts, strict=False):
+        parts += [image, {"type": "text", "text": text}]
+    return [part for part in parts if not isinstance(part, dict) or part["text"]]

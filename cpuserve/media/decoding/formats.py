@@ -100,6 +100,7 @@ def rgb(image: Image) -> Image:
     from PIL import Image, ImageOps
 
     try:
+        _shorten_key(image)
         image.load()
         image = ImageOps.exif_transpose(image)
         if image.mode == "F":
@@ -118,15 +119,31 @@ def rgb(image: Image) -> Image:
         raise _damaged(error) from None
 
 
+def _shorten_key(image: Image) -> None:
+    """Reduce the colour that is transparent to 8 bits, as Pillow does with 16-bit pixels of a PNG.
+
+    Colours that differ only in their lower 8 bits are transparent as well.
+    """
+    key, deep = image.info.get("transparency"), any("16" in str(tile[3]) for tile in image.tile)
+    if deep and isinstance(key, tuple):
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+
+
 def _with_8_bits(image: Image) -> Image:
-    """Return a grey picture of 16 or 32 bits with 8 bits, from black to white."""
+    """Return a grey picture of 16 or 32 bits with 8 bits, from black to white.
+
+    A picture with a transparent grey has an alpha channel.
+    """
     import numpy as np
     from PIL import Image
 
+    key = image.info.get("transparency")
+    alpha = None if key is None else np.where(np.asarray(image) == key, 0, 255).astype(np.uint8)
     values = np.asarray(image).astype(np.int64).clip(0, _MOST_16_BITS)
     if image.mode.startswith("I;16") or values.max() > _MOST_8_BITS:
         values = (values * _MOST_8_BITS + _MOST_16_BITS // 2) // _MOST_16_BITS
-    return Image.fromarray(values.astype(np.uint8))
+    grey = values.astype(np.uint8)
+    return Image.fromarray(grey if alpha is None else np.dstack([grey, alpha]))
 
 
 def _unknown(data: bytes) -> str:

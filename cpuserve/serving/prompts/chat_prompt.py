@@ -14,6 +14,7 @@ from cpuserve.serving.pictures import KINDS, is_read, patches_of, refuse_markers
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.encode import cut_of, encode
 from cpuserve.serving.prompts.known_tokens import chat_tokens
+from cpuserve.serving.prompts.picture_places import placed
 from cpuserve.serving.threads import run_rendering
 from cpuserve.serving.tools.thoughts import THINK, ThinkTags
 from cpuserve.tokenizer.chat import checked_variables
@@ -124,6 +125,7 @@ async def read_pictures(
     messages = call.messages or []
     if context.pictures is None or not any(_has_parts(message) for message in messages):
         return messages, []
+    messages = placed(messages, context.pictures.marks)
     own = _own_turn([message.get("role") for message in messages])
     settings = call.mm_processor_kwargs
     salt = call.cache_salt or ""
