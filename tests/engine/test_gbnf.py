@@ -61,6 +61,8 @@ def fits(walker, grammar, text):
         ('root ::= rule-a rule_a ruleA RULE-A 1st\nrule-a ::= "1"\nrule_a ::= "2"\nruleA ::= "3"\n'
          'RULE-A ::= "4"\n1st ::= "5"', ["12345"], ["11111"]),
         ("root ::= . . .", ["a\nb", "\u00e9\"/"], ["ab", "abcd"]),
+        (r'root ::= [a\-c\]]+ "\-"', ["a-", "-c-", "]--"], ["b-", "\\-", "a"]),
+        (r"root ::= [\--0]+", ["-./0"], ["1", ","]),
         ('root ::= [^\\]"/a-c\\\\-]+', ["xyz.d"], ["a", "b", "]", '"', "/", "\\", "-"]),
         ('root ::= [a-] [\\n\\t] [/] "/" [.]', ["a\n//.", "-\t//."], ["b\n//.", "a\n//x"]),
         ('root ::= "a" | # one\n  "b" # two\n\n\n# three\nother ::= "c"', ["a", "b"], ["c"]),
@@ -70,7 +72,7 @@ def fits(walker, grammar, text):
         ('root ::= "\\"" x "\\""\nx ::= [^"] x |', ['""', '"ab"'], ['"']),
         ('root ::= "start: x"', ["start: x"], ["start"]),
     ],
-    ids=range(17),
+    ids=range(19),
 )  # fmt: skip
 def test_texts_of_a_grammar_are_those_of_llama_cpp(walker, grammar, right, wrong):
     for text in right:

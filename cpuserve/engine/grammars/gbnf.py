@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _RULE = re.compile(r"[A-Za-z0-9_-]+[ \t]*::=")
 _RANGE = re.compile(r"-[^\]]")
 _COUNT = re.compile(r"\{\s*(\d+)\s*(,)?\s*(\d+)?\s*\}")
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from cpuserve.engine.grammars.schema_values import PATTERNS
+from cpuserve.engine.grammars.schema_values import OPPOSITES, PATTERNS, opposite, other_texts
 
 ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 DATA = ("const", "enum", "default", "examples")  # the values of these keywords are not schemas
@@ -266,11 +266,30 @@ class Reader:
                 some += [(f"{key}/{escaped(n)}", p) for n, p in parts.items()]
         return [(key, part) for key, part in some if isinstance(part, dict)]
 
+    def requiring(self, part: Any, at: str, names: list[str]) -> Any:
+        """Return a schema with further required members; the target of a reference is copied.
+
+        llguidance does not support a schema that refers to itself and has other keywords.
+        """
+        if not names:
+            return part
+        if part.keys() - _ANNOTATIONS != {"$ref"}:
+            kept = {key: some for key, some in part.items() if key not in ("$defs", "definitions")}
+            return {**kept, "required": [*_schemas(part, "required"), *names]}
+        place, target = self.find(part["$ref"], at)
+        name = f"{escaped(place)} {names}".replace("/", " ")
+        definitions = self._root.setdefault("$defs", {})
+        if name not in definitions:
+            definitions[name] = True  # the target may refer to itself
+            definitions[name] = self.requiring(target, place, names)
+        return {"$ref": f"#/$defs/{escaped(name)}"}
+
     # --- schemas that exclude values ----------------------------------------------------------
 
-    def negated(self, schema: Any, base: Facts, at: str) -> Any:
+    def negated(self, schema: Any, base: Facts, at: str, *, partly: bool = False) -> Any:
         """Return a schema for the values that have the facts `base` but do not fit `schema`.
 
+        partly: the schema may be one for some of these values only.
         None: no keywords of JSON Schema that grammars can enforce express it.
         """
         if isinstance(schema, bool):
@@ -281,33 +300,38 @@ class Reader:
         keys = schema.keys() - _ANNOTATIONS
         if keys == {"$ref"}:
             place, named = self.find(schema["$ref"], at)
-            return self.negated(named, base, place)
+            return self.negated(named, base, place, partly=partly)
         options: list[Any] = []
         if keys & {"const", "enum"}:
             values = self.facts({k: schema[k] for k in keys & {"const", "enum", "type"}}, at).values
             keys = keys - {"const", "enum", "type"}
-            if base.values is None:
-                return None
-            options.append({"enum": [v for v in base.values if not listed(v, values or [])]})
+            options += _other_values(values or [], base)
         if "type" in keys:
             options.append(self._other_types(schema["type"], base))
             keys = keys - {"type"}
         for key, join in (("allOf", "anyOf"), ("anyOf", "allOf")):
             if key in keys:
                 parts = [
-                    self.negated(p, base, f"{at}/{key}/{i}")
+                    self.negated(p, base, f"{at}/{key}/{i}", partly=partly)
                     for i, p in enumerate(_schemas(schema, key))
                 ]
+                if partly and join == "anyOf":
+                    parts = [part for part in parts if part is not None] or [None]
                 options.append(None if None in parts else {join: parts})
                 keys = keys - {key}
-        options += self._without_members(schema, base, at)
-        if keys - {"properties", "required"} or None in options:
+        for key in sorted(keys & OPPOSITES.keys()):
+            options.append(opposite(key, schema[key], base.types))
+        options += self._without_members(schema, base, at, partly)
+        if not partly and (keys - {"properties", "required"} - OPPOSITES.keys() or None in options):
+            return None
+        options = [some for some in options if some is not None]
+        if partly and not options:
             return None
         options = [some for some in options if some is not False and some != {"enum": []}]
         return {"anyOf": options} if options else False
 
     def _other_types(self, types: Any, base: Facts) -> Any:
-        given = set(types if isinstance(types, list) else [types])
+        given = set(filter(_is_text, types if isinstance(types, list) else [types]))
         if "integer" in given and "number" in base.types and "number" not in given:
             return None
         if "number" in given:
@@ -315,16 +339,20 @@ class Reader:
         left = sorted(common_types(base.types, set(ALL_TYPES)) - given)
         return {"type": left} if left else False
 
-    def _without_members(self, schema: dict[str, Any], base: Facts, at: str) -> list[Any]:
+    def _without_members(
+        self, schema: dict[str, Any], base: Facts, at: str, partly: bool
+    ) -> list[Any]:
         """Return a schema for each way to violate `properties` or `required`; None = not known."""
         found: list[Any] = []
-        for name in schema.get("required", ()):
+        for name in filter(_is_text, _schemas(schema, "required")):
             found.append({"type": "object", "properties": {name: False}})
-        for name, some in schema.get("properties", {}).items():
+        members = schema.get("properties")
+        for name, some in members.items() if isinstance(members, dict) else ():
             of_member = Facts()
-            for known, place in base.members.get(name, ()):
-                of_member.narrow(self.facts(known, place))
-            against = self.negated(some, of_member, f"{at}/properties/{escaped(name)}")
+            for known, known_at in base.members.get(name, ()):
+                of_member.narrow(self.facts(known, known_at))
+            place = f"{at}/properties/{escaped(name)}"
+            against = self.negated(some, of_member, place, partly=partly)
             if against is None:
                 found.append(None)
             elif against is not False:
@@ -376,6 +404,27 @@ class Reader:
             raise SchemaError(msg) from error
 
 
+def _other_values(values: list[Any], base: Facts) -> list[Any]:
+    """Return schemas for the values with the facts `base` that are not listed; None = not known."""
+    if base.values is not None:
+        return [{"enum": [v for v in base.values if not listed(v, values)]}]
+    found: list[Any] = []
+    texts = [value for value in values if isinstance(value, str)]
+    if "string" in base.types and texts:
+        pattern = other_texts(texts)
+        found.append(None if pattern is None else {"type": "string", "pattern": pattern})
+    excluded = {type_of(value) for value in values}
+    if "boolean" in base.types & excluded:
+        found.append({"enum": [flag for flag in (True, False) if not listed(flag, values)]})
+    if base.types & excluded & {"integer", "number", "array", "object"}:
+        found.append(None)
+    # A number that is no integer has the type "number", which allows integers as well.
+    others = base.types - excluded - ({"number"} if "integer" in excluded else set())
+    if "number" in base.types and "integer" in excluded:
+        found.append(None)
+    return [*found, {"type": sorted(others)}] if others else found
+
+
 def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
     """Whether these facts prove that no value fits both `left` and `right`.
 
@@ -415,6 +464,10 @@ def _values_differ(left: Facts, right: Facts) -> bool:
 def escaped(part: object) -> str:
     """Return a key or an index, escaped as a part of a JSON pointer."""
     return str(part).replace("~", "~0").replace("/", "~1")
+
+
+def _is_text(some: object) -> bool:
+    return isinstance(some, str)
 
 
 def _schemas(schema: dict[str, Any], key: str) -> list[Any]:

@@ -69,6 +69,11 @@ KEPT_FORMATS = ("hostname", "ipv4", "uuid", "uri")
 
 # The look-aheads at the beginning of Zod's pattern for emails, which `format: email` implies.
 _ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)"
+# The pattern of older versions of pydantic for a Decimal: a sign, and digits with a point. Its
+# look-ahead demands a digit, as _decimal does.
+_DECIMAL = re.compile(
+    r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*\\d(\*|\{0,\d+\})\\\.\?\\d(\*|\{0,\d+\})(0\*)?\$"
+)
 _AROUND = re.compile(r"\(\?(<?[=!])")
 _GROUP = re.compile(r"\\([1-9]|k<)")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
@@ -90,6 +95,8 @@ def checked_pattern(pattern: Any, of_format: Any = None) -> str:
         msg = "ends in a backslash that escapes nothing"
         raise ValueError(msg)
     kept: str = pattern.replace(_ZOD_EMAIL, "^", 1) if of_format == "email" else pattern
+    if found := _DECIMAL.fullmatch(kept):
+        kept = _decimal(found[1], found[2])
     plain = _ESCAPED.sub("", kept)
     if found := _AROUND.search(plain):
         msg = f"has {found[0]}...): look-around cannot be kept"
@@ -98,6 +105,71 @@ def checked_pattern(pattern: Any, of_format: Any = None) -> str:
         msg = f"has {found[0]}: references to groups cannot be kept"
         raise ValueError(msg)
     return kept
+
+
+# The keyword that excludes all values that fit the bound of another one, the types that the bounds
+# are about, and how far the new bound is from the old one.
+OPPOSITES = {
+    "minimum": ("exclusiveMaximum", ("integer", "number"), 0),
+    "maximum": ("exclusiveMinimum", ("integer", "number"), 0),
+    "exclusiveMinimum": ("maximum", ("integer", "number"), 0),
+    "exclusiveMaximum": ("minimum", ("integer", "number"), 0),
+    "minLength": ("maxLength", ("string",), -1),
+    "maxLength": ("minLength", ("string",), 1),
+    "minItems": ("maxItems", ("array",), -1),
+    "maxItems": ("minItems", ("array",), 1),
+}
+# The longest texts that `other_texts` excludes, in characters together.
+_MOST_OTHER_CHARS = 1000
+
+
+def opposite(key: str, bound: Any, types: set[str]) -> Any:
+    """Return a schema for the values of these types that a bound excludes.
+
+    False = there are none, None = a grammar cannot enforce it.
+    """
+    name, of, step = OPPOSITES[key]
+    kinds = sorted(types & set(of))
+    if not kinds:
+        return False
+    if isinstance(bound, bool) or not isinstance(bound, int | float):
+        return None
+    if step:
+        return {"type": kinds, name: int(bound) + step} if bound + step >= 0 else False
+    try:
+        return {"type": kinds, **number(name, bound, {}, whole=kinds == ["integer"])}
+    except ValueError:
+        return None
+
+
+def other_texts(texts: list[str]) -> str | None:
+    """Return a pattern for all texts except these; None if they are too long for a pattern."""
+    if sum(map(len, texts)) > _MOST_OTHER_CHARS or max(map(len, texts)) > 100:
+        return None
+    return f"^({_others(set(texts))})$"
+
+
+def _others(ends: set[str]) -> str:
+    firsts = sorted({end[0] for end in ends if end})
+    listed = "".join(map(_code, firsts))
+    options = [] if "" in ends else [""]
+    options.append(rf"[^{listed}][\s\S]*" if firsts else r"[\s\S]+")
+    for char in firsts:
+        after = {end[1:] for end in ends if end[:1] == char}
+        options.append(f"{_code(char)}({_others(after)})")
+    return "|".join(options)
+
+
+def _code(char: str) -> str:
+    return f"\\x{{{ord(char):x}}}"
+
+
+def _decimal(whole: str, fraction: str) -> str:
+    """Return a pattern of decimals. whole, fraction: how many digits: "*", or "{0,N}"."""
+    before = "[0-9]+" if whole == "*" else "0" if whole == "{0,0}" else f"[0-9]{{1,{whole[3:]}"
+    after = "[0-9]+" if fraction == "*" else f"[0-9]{{1,{fraction[3:]}"
+    point = "" if fraction == "{0,0}" else rf"(\.{after})?"
+    return f"^[+-]?{before}{point}$"
 
 
 def names_pattern(names: dict[str, Any]) -> str | None:

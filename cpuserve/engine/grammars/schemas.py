@@ -17,13 +17,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from cpuserve.engine.grammars.schema_choices import Choices, distinct, with_count
 from cpuserve.engine.grammars.schema_facts import (
     REFERENCE,
     Facts,
     Reader,
     SchemaError,
     common_types,
-    disjoint,
     escaped,
     without_endless,
 )
@@ -200,6 +200,7 @@ class _Place:
             self._imply_type()
         if self._rest is not None and not self._branches and not self._is_one_part:
             self._close(self._rest)
+        self._unique()
         self._count_members()
         if self._more:
             out["allOf"] = [*out.get("allOf", ()), *self._more]
@@ -227,18 +228,28 @@ class _Place:
         """
         out, facts = self._out, self._facts
         least, most = out.get("minProperties", 0), out.get("maxProperties")
-        optional = facts.names.keys() - facts.required
+        optional = [name for name in facts.names if name not in facts.required]
         closed = out.get("additionalProperties") is False and "patternProperties" not in out
         if least <= len(facts.required):
             least = out.pop("minProperties", 0) and 0
         if closed and most is not None and most >= len(facts.allowed):
             most = out.pop("maxProperties") and None
+        if not least and most is None:
+            return
+        if closed and least <= 1 and most in (None, 1) and not facts.required:
+            return
+        if optional and (closed or most is None):
+            num = len(facts.required)
+            most_left = None if most is None else most - num
+            if (options := with_count(optional, max(0, least - num), most_left)) is not None:
+                out.pop("minProperties", None)
+                out.pop("maxProperties", None)
+                self._more.append({"anyOf": options})
+                return
         if least > len(facts.required) + 1:
             why = "cannot be kept: a grammar does not see that two members have the same name"
             raise self._refuse(_MIN_PROPERTIES, why)
-        if not optional or (not least and most is None):
-            return
-        if not (closed and least <= 1 and most in (None, 1) and not facts.required):
+        if optional:
             key = "maxProperties" if most is not None else "minProperties"
             why = "cannot be kept beside optional properties: list those that are required"
             raise self._refuse(key, why)
@@ -308,31 +319,41 @@ class _Place:
         own = self._reader.facts({k: v for k, v in self._schema.items() if k != key}, self._at)
         beside = tuple(dict.fromkeys([*self._described(own), *self._beside]))
         rest = self._rest if self._branches else None
+        opposites: list[list[Schema]] = [[] for _ in parts]
         if key == "oneOf":
-            self._check_one_of(parts, own.types, None if rest is None else beside)
+            parts, opposites = self._separated(parts, own.types, None if rest is None else beside)
         made = [
             self._of.place(part, f"{self._at}/{key}/{i}", rest, () if rest is None else beside)
             for i, part in enumerate(parts)
+        ]
+        made = [
+            {"allOf": [a, *more]} if more else a for a, more in zip(made, opposites, strict=True)
         ]
         if "anyOf" in self._out:
             self._more.append({"anyOf": made})
         else:
             self._out["anyOf"] = made
 
-    def _check_one_of(
+    def _separated(
         self, parts: list[Any], types: set[str], beside: tuple[str, ...] | None
-    ) -> None:
-        facts = [self._reader.facts(p, f"{self._at}/oneOf/{i}") for i, p in enumerate(parts)]
+    ) -> tuple[list[Any], list[list[Schema]]]:
+        """Return the schemas of a oneOf and their opposites, so that no value fits two of them."""
+        places = [(part, f"{self._at}/oneOf/{i}") for i, part in enumerate(parts)]
+        facts = [self._reader.facts(*place) for place in places]
         for of_part in facts:
             of_part.types = common_types(of_part.types, types)
-        for i, left in enumerate(facts):
-            for k, right in enumerate(facts[:i]):
-                if not disjoint(left, right, self._reader, beside):
-                    why = (
-                        f"cannot be kept: a value may fit both {k} and {i} of its schemas. Use "
-                        f"anyOf, or give each a required property with another const"
-                    )
-                    raise self._refuse(_ONE_OF, why)
+        choices = Choices(places, facts, self._reader, beside)
+        if (both := choices.separate()) is not None:
+            why = (
+                f"cannot be kept: a value may fit both {both[0]} and {both[1]} of its schemas. Use "
+                f"anyOf, or give each a property with another const"
+            )
+            raise self._refuse(_ONE_OF, why)
+        parts = [
+            self._reader.requiring(part, at, names)
+            for (part, at), names in zip(places, choices.names, strict=True)
+        ]
+        return parts, choices.opposites
 
     def _not(self, key: str, value: Any) -> None:
         kept = self._reader.negated(value, self._facts, f"{self._at}/{key}")
@@ -341,25 +362,22 @@ class _Place:
         self._more.append(kept)
 
     def _if(self, key: str, value: Any) -> None:
-        """Express if, then, else as an anyOf: (`if` and `then`), or (`else` and not `if`)."""
+        """Express if, then, else as an anyOf: (`if` and `then`), or (`else` and not `if`).
+
+        Where `not if` cannot be expressed for all values, others fit if they fit `then` and `else`.
+        """
         then, other = self._schema.get("then", True), self._schema.get("else", True)
         if then is True and other is True:
             return
-        against = self._reader.negated(value, self._facts, f"{self._at}/{key}")
+        place = f"{self._at}/{key}"
+        against = self._reader.negated(value, self._facts, place)
+        options = [[self._part(value, key), self._part(then, "then")]]
         if against is None:
-            why = (
-                "cannot be kept: it can only ask for required members, and for some of the values "
-                "of properties whose values are listed"
-            )
-            raise self._refuse(key, why)
-        self._more.append(
-            {
-                "anyOf": [
-                    {"allOf": [self._part(value, key), self._part(then, "then")]},
-                    {"allOf": [against, self._part(other, "else")]},
-                ]
-            }
-        )
+            against = self._reader.negated(value, self._facts, place, partly=True)
+            options.append([self._part(then, "then"), self._part(other, "else")])
+        if against is not None:
+            options.append([against, self._part(other, "else")])
+        self._more.append({"anyOf": [{"allOf": option} for option in options]})
 
     def _properties(self, key: str, value: Any) -> None:
         names = self._schema.get("propertyNames", True)
@@ -482,9 +500,18 @@ class _Place:
             raise self._refuse(key, "cannot be kept beside schemas of the same array: use items")
         self._out["items"] = self._child(value, key)
 
-    def _unique(self, key: str, value: Any) -> None:
-        if value is not False and self._schema.get("maxItems", 2) > 1:
-            raise self._refuse(key, "cannot be kept: a grammar does not compare values")
+    def _unique(self) -> None:
+        """Keep uniqueItems by listing all arrays of a few values."""
+        most = self._out.get("maxItems")
+        if not self._schema.get("uniqueItems", False) or (most is not None and most <= 1):
+            return
+        facts = self._reader.facts(self._schema.get("items", True), f"{self._at}/items")
+        values = [] if "prefixItems" in self._schema or facts.values is None else facts.values
+        options = distinct(values, self._out.get("minItems", 0), most)
+        if not options:
+            key, why = "uniqueItems", "cannot be kept: a grammar compares only a few listed values"
+            raise self._refuse(key, why)
+        self._more.append({"anyOf": options})
 
     def _contains(self, key: str, value: Any) -> None:
         """Require the contained items at the start of an array; later ones do not count."""
@@ -558,7 +585,6 @@ _KEYWORDS: dict[str, Callable[[_Place, str, Any], None]] = {
     "additionalItems": _Place._items,
     "unevaluatedItems": _Place._unevaluated_items,
     "contains": _Place._contains,
-    "uniqueItems": _Place._unique,
     "minItems": _Place._count,
     "maxItems": _Place._count,
     "minLength": _Place._count,
