@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
+MAX_STATE_BYTES = 1 << 16  # of the description of a matrix
 WHY = "other values or blocks of 4 bits than bitsandbytes' own"
 STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
@@ -119,7 +120,8 @@ class BitsAndBytesWeights(PackedWeights):
         name = STATES[0] if self.has(stem, STATES[0]) else STATES[1]
         stored = self.part(stem, name)
         try:
-            state: dict[str, Any] = json.loads(stored.data.tobytes())
+            text = stored.data[: MAX_STATE_BYTES + 1].tobytes()
+            state: dict[str, Any] = json.loads(text if len(text) <= MAX_STATE_BYTES else b"")
             shape = [int(size) for size in state["shape"]]
             ok = len(shape) == 2 and min(shape) > 0
             sizes = [int(state["blocksize"]), int(state.get("nested_blocksize", 256))]

@@ -28,7 +28,14 @@ from cpuserve.tokenizer.described import (
     usual_calls,
 )
 from cpuserve.tokenizer.messages import template_messages
-from cpuserve.tokenizer.rendering.client import NESTED, RENDERER, TemplateRefused, TemplateStopped
+from cpuserve.tokenizer.rendering.client import (
+    NESTED,
+    RENDERER,
+    TemplateRefused,
+    TemplateStopped,
+    is_out_of_time,
+    learning,
+)
 from cpuserve.tokenizer.traits import THOUGHTS, Traits, as_parts, find_traits
 
 if TYPE_CHECKING:
@@ -204,36 +211,41 @@ class ChatTemplate:
         The check also finds the traits of the templates, so that the first request need not wait.
         """
         uses = {"chat requests": self.source, "chat requests with tools": self.tool_source}
-        for which, source in uses.items():
-            if source is not None:
-                try:
-                    self._traits_of(source)
-                except InvalidRequest as error:
-                    return f"{which} will be refused (400): {error.message}"
+        with learning():
+            for which, source in uses.items():
+                if source is not None:
+                    try:
+                        self._traits_of(source)
+                    except InvalidRequest as error:
+                        return f"{which} will be refused (400): {error.message}"
         return None
 
     def _traits_of(self, source: str) -> Traits:
         """Return the traits of a template; InvalidRequest if it is broken or reaches a limit."""
         found = self._traits.get(source)
         if found is None:
-            try:
-                check_template(source)
-            except TemplateStopped:  # other processes may have slowed the template: retry later
-                raise
-            except InvalidRequest as error:
-                found = InvalidRequest(f"{error.message}; {_INSTEAD}")
-            else:
-                # A template for tools is never rendered without them.
-                further = {"tools": [_TOOL]} if source != self.source else {}
-                found = find_traits(source, partial(self._render, source, further=further))
-                shown = self._shows_tools(source, found)
-                found = replace(found, tools=bool(shown), takes_tools=shown is not None)
-            self._traits[source] = found
+            with learning():
+                found = self._traits[source] = self._learned_traits(source)
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message)
         if not self._describes:
             return found
         return replace(found, tools=False, takes_tools=False, calls=False)
+
+    def _learned_traits(self, source: str) -> Traits | InvalidRequest:
+        try:
+            check_template(source)
+            # A template for tools is never rendered without them.
+            further = {"tools": [_TOOL]} if source != self.source else {}
+            found = find_traits(source, partial(self._render, source, further=further))
+            shown = self._shows_tools(source, found)
+        except TemplateStopped as error:
+            if not is_out_of_time():  # other processes may have slowed the template: retry later
+                raise
+            return error
+        except InvalidRequest as error:
+            return InvalidRequest(f"{error.message}; {_INSTEAD}")
+        return replace(found, tools=bool(shown), takes_tools=shown is not None)
 
     def traits(self) -> Traits | None:
         """Return the kinds of messages that a request with tools can have; None = no template."""

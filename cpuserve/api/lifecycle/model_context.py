@@ -25,6 +25,7 @@ from cpuserve.serving.threads import TOKENIZING
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
+from cpuserve.tokenizer.rendering.client import learning
 from cpuserve.tokenizer.unlocked import yield_to_streams
 
 if TYPE_CHECKING:
@@ -145,13 +146,14 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     yield_to_streams(TOKENIZING)
     parses = config.control_tokens_in_messages
     tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template, parses)
-    fault = template.fault() if config.pooling == "none" else None
-    if fault is not None:
-        log.warning("%s: %s", config.served_model_names[0], fault)
-    generates = config.pooling == "none" and fault is None
-    if not generates:
-        return tokenizer, template, NO_TEMPLATE
-    return tokenizer, template, learn_format(template, *parsers_of(config))
+    with learning():
+        fault = template.fault() if config.pooling == "none" else None
+        if fault is not None:
+            log.warning("%s: %s", config.served_model_names[0], fault)
+        generates = config.pooling == "none" and fault is None
+        if not generates:
+            return tokenizer, template, NO_TEMPLATE
+        return tokenizer, template, learn_format(template, *parsers_of(config))
 
 
 def files_fingerprint(config: EngineConfig) -> str:

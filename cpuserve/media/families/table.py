@@ -113,6 +113,7 @@ FRAMES = {
 }
 # By the same: the text, which may be no token, that chat templates write instead of the marker
 # (Aya Vision, Qianfan-OCR).
+MAX_SETTINGS_BYTES = 10_000_000  # of a file with the settings of pictures
 WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_CONTEXT>": "<image>"}
 
 
@@ -173,12 +174,14 @@ def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file; {} if there is no such file. Raises ModelError."""
+    from cpuserve.loader.mapped import read_small
+
+    if not path.exists():
+        return {}
     try:
         fault("processor_file.read")
-        found = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
+        found = msgspec.json.decode(read_small(path, "settings of pictures", MAX_SETTINGS_BYTES))
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         msg = f"{path} cannot be read: {error}"
         raise ModelError(msg) from None
     return found if isinstance(found, dict) else {}

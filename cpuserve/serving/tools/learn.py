@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.log import get_logger
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.families import FORMATS, HERMES, asked, family, hinted
@@ -37,6 +38,7 @@ from cpuserve.serving.tools.thoughts import (
     tags_in,
 )
 from cpuserve.tokenizer.described import CALL_GAP
+from cpuserve.tokenizer.rendering.client import LEARN_S, is_out_of_time, learning
 from cpuserve.tokenizer.traits import THOUGHTS
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 _BROKEN = "the template does not render a request"
+_TOO_SLOW = f"the first renders of the chat template take more than {LEARN_S:g} s together"
+log = get_logger("serve")
 _SHORTEST = 3  # a token with fewer characters may be a part of any text
 # Some templates write the text and the calls as two messages. This matches the tags after the text.
 _TURN = re.compile(rf"(?<=\w)\s*{SHORT_TAG}.*", re.DOTALL)
@@ -145,8 +149,19 @@ def learn_format(
     source = template.tool_source
     if source is None:
         return NO_TEMPLATE
+    with learning():
+        return _learned_format(template, source, calls, reasoning)
+
+
+def _learned_format(
+    template: ChatTemplate, source: str, calls: str, reasoning: str
+) -> LearnedFormat:
     template.write_calls(None)
     found = _learn_format(template, source, calls, reasoning)
+    if is_out_of_time():
+        template.write_calls(None)
+        log.warning("%s: no tool calls and no thoughts are read from responses", _TOO_SLOW)
+        return LearnedFormat(None, _TOO_SLOW)
     if found.calls is not None or calls == "none" or found.why.startswith(_BROKEN):
         return found
     template.write_calls(HERMES.written, describe=True)

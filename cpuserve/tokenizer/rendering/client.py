@@ -12,7 +12,9 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -38,6 +40,8 @@ MODULE = "cpuserve.tokenizer.rendering.process"
 # Limits of one render. A chat of 5 MB takes 0.1 s; other processes may use the CPU meanwhile.
 MAX_CPU_S = 5.0
 MAX_WALL_S = 20.0
+# The limit of all renders at a start, together. Published templates take 0.1 to 0.4 s.
+LEARN_S = 20.0
 SILENT_S = 5.0  # seconds after MAX_WALL_S until a process that sends no reply is ended
 # The limit on the memory of a job: MEMORY_BYTES, and MEMORY_PER_BYTE
 # for each byte of the template's variables. Templates that copy each text a few times,
@@ -64,6 +68,39 @@ class TemplateRefused(InvalidRequest):
 
 class TemplateStopped(InvalidRequest):
     """The template reached a limit on time, on memory or on the length of its text."""
+
+
+class _TimeLeft:
+    """The seconds that are left for the renders of a block; see `learning`."""
+
+    def __init__(self) -> None:
+        self.seconds = LEARN_S
+
+
+_LEFT: ContextVar[_TimeLeft | None] = ContextVar("_LEFT", default=None)
+
+
+@contextmanager
+def learning() -> Iterator[None]:
+    """Let the renders of this thread in the block take LEARN_S together; then they are refused.
+
+    A start renders a template some 60 times to learn its traits and its format of calls. Blocks
+    in such a block share its time.
+    """
+    if _LEFT.get() is not None:
+        yield
+        return
+    token = _LEFT.set(_TimeLeft())
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
+
+
+def is_out_of_time() -> bool:
+    """Return whether the renders of this `learning` block have taken all of its time."""
+    left = _LEFT.get()
+    return left is not None and left.seconds <= 0
 
 
 class RenderProcessLost(Exception):
@@ -174,7 +211,7 @@ class Renderer:
 
     def check(self, source: str) -> None:
         """Compile a template. Raises TemplateRefused, TemplateStopped or ServiceUnavailable."""
-        self._do(source, None)
+        self._timed(source, None)
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Return the text that a template writes for these variables, which have JSON types.
@@ -190,7 +227,20 @@ class Renderer:
         except (TypeError, ValueError) as error:
             msg = f"a chat template takes texts, numbers, lists and objects only: {error}"
             raise InvalidRequest(msg) from None
-        return self._do(source, data).decode("utf-8", "surrogatepass")
+        return self._timed(source, data).decode("utf-8", "surrogatepass")
+
+    def _timed(self, source: str, data: bytes | None) -> bytes:
+        """Return the rendered text of `_do`, which counts for a block of `learning`."""
+        if (left := _LEFT.get()) is None:
+            return self._do(source, data)
+        if left.seconds <= 0:
+            why = f"its first renders take more than {LEARN_S:g} s together"
+            raise _stopped(why)
+        began = time.monotonic()
+        try:
+            return self._do(source, data)
+        finally:
+            left.seconds -= time.monotonic() - began
 
     def close(self) -> None:
         """End the processes and their jobs; a later job starts new processes."""
