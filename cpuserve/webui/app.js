@@ -3,9 +3,10 @@
 import { onUnauthorized, ServerError } from "./api.js";
 import { announce, Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { branch, newConversation, setField } from "./conversation.js";
+import { branch, newConversation, setField, setOption } from "./conversation.js";
 import { byId, h, icon } from "./dom.js";
-import { draftOf, keepDraft } from "./drafts.js";
+import { DraftMessage } from "./draft_message.js";
+import { draftOf, tidyDrafts } from "./drafts.js";
 import { Generator } from "./generation.js";
 import { askAgain, askForKey } from "./key_dialog.js";
 import { Library } from "./library.js";
@@ -33,8 +34,15 @@ preferences.applyTheme(settings);
 
 const models = new Models();
 let conversation = createConversation();
-/** @type {WeakMap<Conversation, import("./composer.js").Draft>} texts and files that are not sent yet */
+/** @type {WeakMap<Conversation, DraftMessage>} */
 const drafts = new WeakMap();
+/** @type {import("./attached_files.js").Reader} */
+const reader = {
+  readsPictures: () => models.readsPictures(modelOf(conversation)),
+  measure: (part) => models.measure(modelOf(conversation), part),
+  announce,
+  complain: (texts) => notify(texts),
+};
 
 /** @type {Generator} */
 const generator = new Generator({
@@ -65,21 +73,23 @@ const library = new Library({
 });
 const chat = new Chat(generator, {
   changed: (one) => library.keep(one),
+  reader,
   ownTools: () => preferences.ownTools(settings),
   stopElsewhere: (message) => library.stopElsewhere(message),
   shown: drawState,
 });
-const composer = new Composer({
-  send: (text, attached) => chat.send(text, attached),
-  measure: (part) => models.measure(modelOf(conversation), part),
-  stop: () => chat.stop(),
-  draft: (text) => keepDraft(draftKey(conversation), text),
-  announce,
-  complain: (text) => notify(text),
-});
+const composer = new Composer(
+  {
+    send,
+    stop: () => chat.stop(),
+    readsPictures: () => models.readsPictures(modelOf(conversation)),
+    complain: (texts) => notify(texts),
+  },
+  draftFor(conversation),
+);
 const sidebar = new Sidebar(library, {
   select,
-  create: () => select(createConversation()),
+  create,
   running: (one) => generator.run(one) !== undefined,
   rename: (one, title) => keepField(one, "title", title),
   pin: (one, pinned) => keepField(one, "pinned", pinned),
@@ -102,15 +112,17 @@ function modelOf(one) {
  */
 function settleModel(one) {
   const model = modelOf(one);
-  if (!one.options.model && model) setField(one, "options", Object.assign(one.options, { model }));
+  if (!one.options.model && model) setOption(one, "model", model);
   return model;
 }
 
 /** @param {Conversation} one */
-const draftKey = (one) => (Object.keys(one.messages).length ? one.id : NEW_DRAFT);
+function draftKey(one) {
+  return Object.keys(one.messages).length ? one.id : NEW_DRAFT;
+}
 
 /**
- * @template {"title" | "pinned" | "system" | "options"} Name
+ * @template {"title" | "pinned" | "system"} Name
  * @param {Conversation} one
  * @param {Name} name
  * @param {Conversation[Name]} value
@@ -120,11 +132,40 @@ function keepField(one, name, value) {
   library.keep(one);
 }
 
+/**
+ * @param {Conversation} one
+ * @param {string} name
+ * @param {string} value
+ */
+function keepOption(one, name, value) {
+  setOption(one, name, value);
+  library.keep(one);
+}
+
+/**
+ * @param {Conversation} one
+ * @param {boolean} [empty] whether its draft is being sent
+ */
+function draftFor(one, empty = false) {
+  const page = { key: () => draftKey(one), focus: () => composer.input.focus() };
+  const draft = drafts.get(one) ?? new DraftMessage(reader, page, null, empty);
+  drafts.set(one, draft);
+  return draft;
+}
+
+/** @param {DraftMessage} draft */
+function send(draft) {
+  const one = conversation;
+  drafts.delete(one);
+  draft.send(() => chat.send(one.head, draft.text.trim(), draft.files.lists));
+  composer.show(draftFor(one, true));
+  composer.input.focus();
+}
+
 /** @param {Conversation} chosen */
 function select(chosen) {
-  const none = { images: [], documents: [], files: [] };
-  const draft = drafts.get(chosen) ?? { text: draftOf(draftKey(chosen)), ...none };
-  drafts.set(conversation, composer.exchange(draft));
+  composer.draft.keep();
+  composer.show(draftFor(chosen));
   conversation = chosen;
   session.set(OPEN, chosen.id);
   chat.show(chosen);
@@ -132,6 +173,11 @@ function select(chosen) {
   drawSettings();
   openPanel("sidebar", "menu", false);
   composer.input.focus();
+}
+
+/** Begins a conversation, unless the shown one is empty. */
+function create() {
+  select(Object.keys(conversation.messages).length ? createConversation() : conversation);
 }
 
 /** @param {Conversation} one */
@@ -195,15 +241,19 @@ function drawState() {
 
 function drawSettings() {
   const one = conversation;
+  const form = byId("settings-form");
+  // What the user writes there now is not drawn over; focusout draws it.
+  if (form.dataset.of === one.id && form.contains(document.activeElement)) return;
+  form.dataset.of = one.id;
   preferences.showSettings(settings, {
     system: one.system,
     setSystem: (text) => {
       settings.system = text;
-      preferences.saveSettings(settings);
+      preferences.saveSettings(settings, "system");
       keepField(one, "system", text);
     },
     options: one.options,
-    setOption: (name, value) => keepField(one, "options", Object.assign(one.options, { [name]: value })),
+    setOption: (name, value) => keepOption(one, name, value),
   });
 }
 
@@ -301,7 +351,7 @@ function onKey(event) {
   const command = event.ctrlKey || event.metaKey;
   if (command && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
-    select(createConversation());
+    create();
   }
   if (command && !event.shiftKey && event.key.toLowerCase() === "k") {
     event.preventDefault();
@@ -313,6 +363,20 @@ function onKey(event) {
     event.preventDefault();
     composer.input.focus();
   }
+}
+
+/**
+ * Takes files that are dropped anywhere on the page: the browser would leave the page and open them.
+ * @param {DragEvent} event
+ */
+function onDrag(event) {
+  if (!event.dataTransfer?.types.includes("Files")) return;
+  const taken = event.defaultPrevented; // by the form of an edit
+  event.preventDefault();
+  document.body.classList.toggle("dropping", event.type === "dragover");
+  if (event.type !== "drop" || taken) return;
+  if (location.hash === "#machine") location.hash = "#chat";
+  composer.draft.files.add([...event.dataTransfer.files]);
 }
 
 /** Keeps what streams, as stopped: the responses end with the page. */
@@ -328,8 +392,12 @@ function onLeave() {
 async function loadConversations(id) {
   await library.load();
   const before = library.all.get(id ?? "");
-  const begun = Object.keys(conversation.messages).length || composer.input.value !== draftOf(NEW_DRAFT);
+  const begun = Object.keys(conversation.messages).length || composer.input.value !== (draftOf(NEW_DRAFT)?.text ?? "");
   if (before && !begun) select(before);
+  if (!library.stores) return;
+  const all = Array.from(library.all.values());
+  const messages = new Set(all.flatMap((one) => Object.keys(one.messages)));
+  tidyDrafts((key) => key === NEW_DRAFT || key.startsWith("setting ") || library.all.has(key) || messages.has(key.replace(/^edit /, "")));
 }
 
 byId("menu").append(icon("menu"));
@@ -340,8 +408,8 @@ byId("newest").prepend(icon("down"));
 byId("newest").addEventListener("click", () => chat.toEnd());
 byId("model").addEventListener("change", (event) => {
   settings.model = /** @type {HTMLSelectElement} */ (event.target).value;
-  preferences.saveSettings(settings);
-  keepField(conversation, "options", Object.assign(conversation.options, { model: settings.model }));
+  preferences.saveSettings(settings, "model");
+  keepOption(conversation, "model", settings.model);
   drawState();
 });
 byId("ideas").append(
@@ -356,7 +424,15 @@ document.addEventListener("visibilitychange", () => {
 window.addEventListener("beforeunload", () => (generator.closing = performance.now()));
 window.addEventListener("pagehide", onLeave);
 window.addEventListener("hashchange", showView);
+for (const name of /** @type {const} */ (["dragover", "drop"])) document.addEventListener(name, onDrag);
+document.addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) document.body.classList.remove("dropping");
+});
 onUnauthorized(askForKey);
+preferences.followSettings(settings, drawSettings);
+byId("settings-form").addEventListener("focusout", (event) => {
+  if (!byId("settings-form").contains(/** @type {Node | null} */ (event.relatedTarget))) setTimeout(drawSettings);
+});
 
 const before = session.get(OPEN);
 select(conversation);

@@ -18,6 +18,7 @@ import { notify } from "./notice.js";
 /**
  * @typedef {import("./conversation.js").Conversation} Conversation
  * @typedef {import("./conversation.js").Message} Message
+ * @typedef {import("./attachments.js").Attached} Attached
  */
 
 const NEAR_END = 80;
@@ -29,7 +30,8 @@ export class Chat {
   /**
    * @param {import("./generation.js").Generator} generator
    * @param {{
-   *   changed: (conversation: Conversation) => void,
+   *   changed: (conversation: Conversation) => Promise<boolean>,
+   *   reader: import("./attached_files.js").Reader,
    *   ownTools: () => Set<string>,
    *   stopElsewhere: (message: Message) => void,
    *   shown: () => void,
@@ -163,7 +165,8 @@ export class Chat {
   /** @returns {import("./message_view.js").Actions} */
   actions() {
     return {
-      edit: (message, text) => this.edit(message, text),
+      reader: this.page.reader,
+      edit: (message, text, attached) => this.edit(message, text, attached),
       editReply: (message, text, more) => this.editReply(message, text, more),
       retry: (message) => this.respond(message.parent),
       resume: (message) => this.resume(message),
@@ -189,26 +192,28 @@ export class Chat {
 
   /**
    * Adds a user message and generates a response to it.
+   * @param {string | null} parent
    * @param {string} text
-   * @param {import("./attachments.js").Attached} attached
+   * @param {Attached} attached
+   * @returns {Promise<boolean>} whether the message is stored
    */
-  async send(text, { images, documents, files }) {
+  send(parent, text, { images, documents, files }) {
     this.stop();
     const conversation = this.shown();
     const pictures = { images: images.map(({ url }) => url), seen: images.map(({ seen }) => seen) };
-    const message = addMessage(conversation, conversation.head, { role: "user", text, ...pictures, documents, files });
-    await this.respond(message.id);
+    const message = addMessage(conversation, parent, { role: "user", text, ...pictures, documents, files });
+    const stored = this.page.changed(conversation);
+    this.respond(message.id);
+    return stored;
   }
 
   /**
    * @param {Message} message
    * @param {string} text
+   * @param {Attached} attached
    */
-  async edit(message, text) {
-    this.stop();
-    const { role, images, seen, documents, files } = message;
-    const values = { role, text, images, seen, documents, files };
-    await this.respond(addMessage(this.shown(), message.parent, values).id);
+  edit(message, text, attached) {
+    return this.send(message.parent, text, attached);
   }
 
   /**
@@ -216,13 +221,17 @@ export class Chat {
    * @param {Message} message
    * @param {string} text
    * @param {boolean} more whether the model continues it
+   * @returns {Promise<boolean>} whether it is stored
    */
-  async editReply(message, text, more) {
+  editReply(message, text, more) {
     this.stop();
     const { role, model, thought } = message;
-    const edited = addMessage(this.shown(), message.parent, { role, model, thought, text, edited: true });
-    if (more) await this.resume(edited);
-    else this.redraw();
+    const conversation = this.shown();
+    const edited = addMessage(conversation, message.parent, { role, model, thought, text, edited: true });
+    const stored = this.page.changed(conversation);
+    if (more) this.resume(edited);
+    else this.draw();
+    return stored;
   }
 
   redraw() {

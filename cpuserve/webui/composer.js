@@ -1,45 +1,34 @@
-/** The input field for messages: its size, attached files, and the button that sends or stops. */
+/** The input field for messages: its size, the files of the draft, and the button that sends or stops. */
 
-import { documentText, pictureText, readFiles } from "./attachments.js";
-import { byId, h, icon, iconButton } from "./dom.js";
+import { byId, icon } from "./dom.js";
 
-/**
- * @typedef {import("./attachments.js").Attached} Attached
- * @typedef {Attached & {text: string}} Draft
- */
+/** @typedef {import("./draft_message.js").DraftMessage} DraftMessage */
 
-const DRAFT_MS = 300;
 // What file choosers offer for a model that reads no pictures; others can still be chosen or dropped.
-const TEXT_TYPES = "text/*,application/json,.md,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.sh,.toml,.yaml,.yml,.csv,.log,.sql";
+const TEXT_TYPES =
+  "text/*,application/json,application/pdf,.docx,.md,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.sh,.toml,.yaml,.yml,.csv,.log,.sql";
 
 export class Composer {
   /**
    * @param {{
-   *   send: (text: string, attached: Attached) => void,
-   *   measure: import("./attachments.js").Measure,
+   *   send: (draft: DraftMessage) => void,
    *   stop: () => void,
-   *   draft: (text: string) => void,
-   *   announce: (text: string) => void,
-   *   complain: (text: string) => void,
-   * }} page `draft` keeps a text that is not sent yet; `announce` is for screen readers
+   *   readsPictures: () => boolean,
+   *   complain: (texts: string[]) => void,
+   * }} page
+   * @param {DraftMessage} draft
    */
-  constructor(page) {
+  constructor(page, draft) {
     this.page = page;
     this.input = /** @type {HTMLTextAreaElement} */ (byId("input"));
     this.button = byId("send");
     this.running = false;
-    this.readsPictures = true;
-    this.timer = 0;
-    this.kept = "";
-    /** @type {Attached} */
-    this.attached = { images: [], documents: [], files: [] };
-    /** @type {Promise<void> | null} the files that are being read */
-    this.reading = null;
+    this.draft = draft;
     const choose = /** @type {HTMLInputElement} */ (byId("attach-file"));
     byId("attach").append(icon("clip"));
     byId("attach").addEventListener("click", () => choose.click());
     choose.addEventListener("change", async () => {
-      await this.attach([...(choose.files ?? [])]);
+      await this.draft.files.add([...(choose.files ?? [])]);
       choose.value = "";
     });
     byId("composer").addEventListener("submit", (event) => {
@@ -49,52 +38,25 @@ export class Composer {
     });
     this.input.addEventListener("input", () => {
       this.resize();
-      this.keepDraftSoon();
+      this.draft.write(this.input.value);
     });
-    window.addEventListener("pagehide", () => this.keepDraft());
+    window.addEventListener("pagehide", () => this.draft.keep());
     this.input.addEventListener("keydown", (event) => this.onKey(event));
     this.input.addEventListener("paste", (event) => this.onPaste(event));
-    const view = byId("chat");
-    view.addEventListener("dragover", (event) => {
-      event.preventDefault();
-      view.classList.toggle("dropping", event.dataTransfer?.types.includes("Files"));
-    });
-    view.addEventListener("dragleave", (event) => {
-      if (!view.contains(/** @type {Node | null} */ (event.relatedTarget))) view.classList.remove("dropping");
-    });
-    view.addEventListener("drop", (event) => {
-      event.preventDefault();
-      view.classList.remove("dropping");
-      this.attach([...(event.dataTransfer?.files ?? [])]);
-    });
     this.setRunning(false);
-  }
-
-  keepDraftSoon() {
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.keepDraft(), DRAFT_MS);
-  }
-
-  keepDraft() {
-    clearTimeout(this.timer);
-    if (this.kept !== this.input.value) this.page.draft(this.input.value);
-    this.kept = this.input.value;
+    this.show(draft);
   }
 
   /**
-   * Shows the text and the files that are not sent yet, and returns those that were shown before.
-   * @param {Draft} draft
-   * @returns {Draft}
+   * Shows a message that is not sent yet, instead of the one before it.
+   * @param {DraftMessage} draft
    */
-  exchange({ text, images, documents, files }) {
-    this.keepDraft();
-    // The same lists, into which files may still be read.
-    const before = { text: this.input.value, ...this.attached };
-    this.attached = { images, documents, files };
-    this.drawAttached();
-    this.input.value = this.kept = text;
+  show(draft) {
+    this.draft.keep();
+    this.draft = draft;
+    byId("attached").replaceChildren(draft.files.element);
+    this.input.value = draft.text;
     this.resize();
-    return before;
   }
 
   /**
@@ -102,8 +64,7 @@ export class Composer {
    * @param {boolean} reads
    */
   setPictures(reads) {
-    this.readsPictures = reads;
-    const label = reads ? "Attach pictures, PDF or text files" : "Attach text files";
+    const label = reads ? "Attach pictures, PDF, Word or text files" : "Attach PDF, Word or text files";
     byId("attach").setAttribute("aria-label", label);
     byId("attach").setAttribute("title", label);
     byId("attach-file").toggleAttribute("accept", !reads);
@@ -123,6 +84,7 @@ export class Composer {
   /** @param {string} text */
   setText(text) {
     this.input.value = text;
+    this.draft.write(text);
     this.resize();
     this.input.focus();
   }
@@ -145,88 +107,21 @@ export class Composer {
     const files = [...(event.clipboardData?.files ?? [])];
     if (!files.length) return;
     event.preventDefault();
-    this.attach(files);
-  }
-
-  /**
-   * Reads files, one selection after another, into the lists that are shown now.
-   * @param {File[]} files
-   */
-  async attach(files) {
-    if (!files.length) return;
-    const reading = this.read(files, this.attached, this.reading);
-    this.reading = reading;
-    this.drawAttached();
-    await reading;
-    if (this.reading === reading) this.reading = null;
-    this.drawAttached();
-  }
-
-  /**
-   * @param {File[]} files
-   * @param {Attached} place
-   * @param {Promise<void> | null} before
-   */
-  async read(files, place, before) {
-    await before;
-    const { errors, ...read } = await readFiles(files, this.readsPictures, this.page.measure);
-    place.images.push(...read.images);
-    place.documents.push(...read.documents);
-    place.files.push(...read.files);
-    const told = [
-      ...read.images.map(({ seen }) => `Picture attached, ${pictureText(seen)}`),
-      ...read.documents.map((each) => `${each.name} attached, ${documentText(each)}`),
-      ...read.files.map(({ name }) => `${name} attached`),
-    ];
-    if (told.length) this.page.announce(told.join(". "));
-    if (errors.length) this.page.complain(errors.join("; "));
-  }
-
-  drawAttached() {
-    const { images, documents, files } = this.attached;
-    const chips = [
-      ...images.map(({ url, seen }, i) =>
-        this.chip(h("img", { src: url, alt: `Picture ${i + 1}` }), pictureText(seen), `picture ${i + 1}`, images, i),
-      ),
-      ...documents.map((each, i) => this.chip(h("span", {}, each.name), documentText(each), each.name, documents, i)),
-      ...files.map(({ name }, i) => this.chip(h("span", {}, name), "", name, files, i)),
-    ];
-    if (this.reading) chips.push(h("li", { class: "chip reading" }, "Reading…"));
-    const place = byId("attached");
-    place.hidden = !chips.length;
-    place.replaceChildren(...chips);
-  }
-
-  /**
-   * @param {HTMLElement} shown
-   * @param {string} size
-   * @param {string} name
-   * @param {unknown[]} list the list that has the file at the index `at`
-   * @param {number} at
-   */
-  chip(shown, size, name, list, at) {
-    const remove = () => {
-      list.splice(at, 1);
-      this.drawAttached();
-      this.input.focus();
-    };
-    const button = iconButton("close", `Remove ${name}`, remove);
-    return h("li", { class: "chip" }, shown, size && h("small", {}, size), button);
+    this.draft.files.add(files);
   }
 
   async submit() {
-    while (this.reading) await this.reading;
-    const text = this.input.value.trim();
-    const { images, documents, files } = this.attached;
-    if (!text && !images.length && !documents.length && !files.length) return;
-    if (!this.readsPictures && images.length + documents.length) {
-      this.page.complain("The chosen model reads no pictures: remove them, or choose a model that reads them.");
+    const { draft } = this;
+    draft.text = this.input.value;
+    await draft.settled();
+    // It is sent already, or the user looks at another conversation now.
+    if (draft !== this.draft) return;
+    draft.text = this.input.value;
+    if (!draft.text.trim() && draft.files.isEmpty) return;
+    if (!this.page.readsPictures() && draft.files.lists.images.length) {
+      this.page.complain(["The chosen model reads no pictures: remove them, or choose a model that reads them."]);
       return;
     }
-    this.attached = { images: [], documents: [], files: [] };
-    this.drawAttached();
-    this.setText("");
-    this.keepDraft();
-    this.page.send(text, { images, documents, files });
+    this.page.send(draft);
   }
 }

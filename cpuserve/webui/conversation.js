@@ -16,7 +16,8 @@ import { documentPart, imagePart } from "./attachments.js";
  * @typedef {{name: string, text: string}} TextFile
  * @typedef {{width: number, height: number, used_width?: number, used_height?: number, tokens?: number}} Seen
  *   the size of a picture in pixels, the size at which the model sees it, and its tokens in the prompt
- * @typedef {{name: string, url: string, pages?: number, tokens?: number}} PdfFile url: a data URL
+ * @typedef {{name: string, url: string, pages?: number, tokens?: number}} DocumentFile url: a data URL; pages: if the
+ *   model sees pictures of them
  * @typedef {{prompt: number, cached: number, tokens: number, seconds: number, first: number,
  *   context?: number, pictures?: number}} Figures context: the tokens of the prompt and the response of the
  *   last request; pictures: the tokens of the prompt that pictures have
@@ -29,8 +30,8 @@ import { documentPart, imagePart } from "./attachments.js";
  * @property {State} state
  * @property {string} text
  * @property {string[]} images data URLs
- * @property {Seen[]} [seen] the sizes of `images`; earlier versions of the page did not keep them
- * @property {PdfFile[]} [documents]
+ * @property {Partial<Seen>[]} [seen] the sizes of `images`; earlier versions of the page did not keep them
+ * @property {DocumentFile[]} [documents]
  * @property {TextFile[]} files
  * @property {string} thought
  * @property {ToolCall[]} calls
@@ -59,6 +60,7 @@ import { documentPart, imagePart } from "./attachments.js";
  */
 
 const LONGEST_TITLE = 120;
+const OPTION = "option "; // the stamp of an option has this before its name
 
 /** @returns {string} an id that no other message or conversation has */
 export function newId() {
@@ -78,7 +80,7 @@ export function newConversation(system = "", options = {}) {
 
 /**
  * Changes a field, so that the other tabs take it over.
- * @template {"title" | "pinned" | "system" | "options"} Name
+ * @template {"title" | "pinned" | "system"} Name
  * @param {Conversation} conversation
  * @param {Name} name
  * @param {Conversation[Name]} value
@@ -86,6 +88,17 @@ export function newConversation(system = "", options = {}) {
 export function setField(conversation, name, value) {
   conversation[name] = value;
   conversation.stamps[name] = Date.now();
+}
+
+/**
+ * Changes one of the options, so that the other tabs take it over.
+ * @param {Conversation} conversation
+ * @param {string} name
+ * @param {string} value
+ */
+export function setOption(conversation, name, value) {
+  conversation.options[name] = value;
+  conversation.stamps[OPTION + name] = Date.now();
 }
 
 /**
@@ -213,7 +226,7 @@ export function restore(conversation, gone, head) {
   conversation.head = head;
 }
 
-const FIELDS = /** @type {const} */ (["title", "pinned", "system", "options"]);
+const FIELDS = /** @type {const} */ (["title", "pinned", "system"]);
 
 /**
  * Takes into `mine` what another tab, or a file, has newer. Messages keep their objects. The selected
@@ -230,6 +243,7 @@ export function merge(mine, theirs) {
     mine.stamps[name] = theirs.stamps[name];
     changed = true;
   }
+  changed = mergeOptions(mine, theirs) || changed;
   mine.updated = Math.max(mine.updated, theirs.updated);
   for (const [id, at] of Object.entries(theirs.removed)) {
     mine.removed[id] = Math.max(at, mine.removed[id] ?? 0);
@@ -242,6 +256,25 @@ export function merge(mine, theirs) {
     changed = true;
   }
   return mergeHead(mine, theirs) || changed;
+}
+
+/**
+ * Takes each option from where it was changed later.
+ * @param {Conversation} mine
+ * @param {Conversation} theirs
+ */
+function mergeOptions(mine, theirs) {
+  // Earlier versions of the page had one stamp for all options.
+  const stamp = (/** @type {Conversation} */ one, /** @type {string} */ name) =>
+    one.stamps[OPTION + name] ?? one.stamps.options ?? 0;
+  let changed = false;
+  for (const [name, value] of Object.entries(theirs.options)) {
+    if (stamp(theirs, name) <= stamp(mine, name)) continue;
+    mine.options[name] = value;
+    mine.stamps[OPTION + name] = stamp(theirs, name);
+    changed = true;
+  }
+  return changed;
 }
 
 /**

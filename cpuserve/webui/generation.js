@@ -34,7 +34,7 @@ export class Generator {
    *   model: (conversation: Conversation) => string,
    *   fields: (conversation: Conversation) => Record<string, unknown>,
    *   ownTools: () => Set<string>,
-   *   keep: (conversation: Conversation) => Promise<void>,
+   *   keep: (conversation: Conversation) => Promise<unknown>,
    *   leave: (conversation: Conversation) => void,
    *   added: (conversation: Conversation) => void,
    *   grew: (conversation: Conversation, message: Message) => void,
@@ -176,7 +176,7 @@ export class Generator {
 
 /** Stores a conversation while a response streams: not more often than storing it permits. */
 class Saver {
-  /** @param {() => Promise<void>} save */
+  /** @param {() => Promise<unknown>} save */
   constructor(save) {
     this.store = save;
     this.next = 0;

@@ -1,46 +1,16 @@
 /** Stores conversations in this browser (IndexedDB). */
 
 import { merge } from "./conversation.js";
+import { Store } from "./database.js";
 import { checked } from "./transfer.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 
-const DATABASE = "cpuserve";
-const STORE = "conversations";
-
-/** @type {Promise<IDBDatabase> | undefined} */
-let opened;
-
-/** @returns {Promise<IDBDatabase>} */
-function open() {
-  opened ??= new Promise((resolve, reject) => {
-    const asked = indexedDB.open(DATABASE, 1);
-    asked.onupgradeneeded = () => asked.result.createObjectStore(STORE, { keyPath: "id" });
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(asked.error);
-  });
-  return opened;
-}
-
-/**
- * Runs requests on the store and returns the first one's result when the transaction has been committed.
- * @template T
- * @param {IDBTransactionMode} mode
- * @param {(store: IDBObjectStore) => IDBRequest<T> | undefined} use
- * @returns {Promise<T | undefined>}
- */
-async function run(mode, use) {
-  const transaction = (await open()).transaction(STORE, mode);
-  const asked = use(transaction.objectStore(STORE));
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve(asked?.result);
-    transaction.onabort = transaction.onerror = () => reject(transaction.error ?? asked?.error);
-  });
-}
+const store = new Store("cpuserve", "conversations");
 
 /** @returns {Promise<Conversation[]>} all conversations that can be shown */
 export async function loadAll() {
-  const all = (await run("readonly", (store) => store.getAll())) ?? [];
+  const all = (await store.run("readonly", (all) => all.getAll())) ?? [];
   return all.map(checked).filter((one) => one !== null);
 }
 
@@ -49,7 +19,7 @@ export async function loadAll() {
  * @returns {Promise<Conversation | null>}
  */
 export async function load(id) {
-  return checked(await run("readonly", (store) => store.get(id)));
+  return checked(await store.run("readonly", (all) => all.get(id)));
 }
 
 /**
@@ -61,13 +31,13 @@ export async function load(id) {
 export async function save(conversations) {
   /** @type {Conversation[]} */
   const changed = [];
-  await run("readwrite", (store) => {
+  await store.run("readwrite", (all) => {
     for (const conversation of conversations) {
-      const asked = store.get(conversation.id);
+      const asked = all.get(conversation.id);
       asked.onsuccess = () => {
         const stored = checked(asked.result);
         if (stored && merge(conversation, stored)) changed.push(conversation);
-        store.put(conversation);
+        all.put(conversation);
       };
     }
     return undefined;
@@ -77,5 +47,5 @@ export async function save(conversations) {
 
 /** @param {string} id */
 export async function remove(id) {
-  await run("readwrite", (store) => store.delete(id));
+  await store.run("readwrite", (all) => all.delete(id));
 }

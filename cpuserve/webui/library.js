@@ -114,14 +114,14 @@ export class Library {
   /**
    * Stores conversations, unless they have no messages yet.
    * @param {...Conversation} conversations
-   * @returns {Promise<void>} the end of the storing
+   * @returns {Promise<boolean>} whether they are stored, or cannot be
    */
   async keep(...conversations) {
     const kept = conversations.filter((one) => this.all.has(one.id) || Object.keys(one.messages).length);
-    if (!kept.length) return;
+    if (!kept.length) return true;
     for (const one of kept) this.all.set(one.id, one);
     this.page.listed();
-    if (!this.stores) return;
+    if (!this.stores) return true;
     const begun = Date.now();
     try {
       for (const one of await history.save(kept)) this.page.merged(one);
@@ -130,8 +130,10 @@ export class Library {
         if ((this.leftAt.get(id) ?? Infinity) < begun) local.set(LEFT + id, null);
         this.tabs.tell("saved", id);
       }
+      return true;
     } catch (error) {
       this.complain(error);
+      return false;
     }
   }
 

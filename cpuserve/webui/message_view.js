@@ -1,9 +1,12 @@
 /** The DOM of one message: text, thoughts, pictures, tool calls, timing figures and buttons. */
 
+import { picture } from "./attached_files.js";
 import { documentText, pictureText } from "./attachments.js";
 import { isEmptyFailure } from "./conversation.js";
 import { copyText } from "./copy.js";
 import { h, icon, iconButton } from "./dom.js";
+import { draftOf } from "./drafts.js";
+import { EditForm, editKey } from "./edit_form.js";
 import { showMarkdown } from "./markdown.js";
 
 /**
@@ -12,10 +15,11 @@ import { showMarkdown } from "./markdown.js";
  */
 
 /**
- * The functions that the buttons of a message call.
+ * The functions that the buttons of a message call. Edits return whether they are stored.
  * @typedef {object} Actions
- * @property {(message: Message, text: string) => void} edit
- * @property {(message: Message, text: string, more: boolean) => void} editReply
+ * @property {import("./attached_files.js").Reader} reader of the files of an edit
+ * @property {(message: Message, text: string, attached: import("./attachments.js").Attached) => Promise<boolean>} edit
+ * @property {(message: Message, text: string, more: boolean) => Promise<boolean>} editReply
  * @property {(message: Message) => void} retry
  * @property {(message: Message) => void} resume
  * @property {(message: Message) => void} remove
@@ -44,6 +48,10 @@ export class MessageView {
     this.shownFoot = "";
     /** @type {Map<string, HTMLElement>} the forms for results, by call */
     this.forms = new Map();
+    /** @type {EditForm | null} */
+    this.form = null;
+    /** Whether there is an edit that is not sent, and not shown. */
+    this.unsent = false;
     const { role } = message;
     const name = role === "assistant" ? (message.model ?? ROLES.assistant) : ROLES[role];
     this.text = h("div", { class: "prose" }, message.text);
@@ -78,7 +86,10 @@ export class MessageView {
     this.text.before(...this.attachments(), this.thought);
     this.text.after(this.calls, this.progress, this.trouble, this.foot);
     this.element.classList.remove("far");
+    const kept = draftOf(editKey(this.message));
+    this.unsent = kept !== null && !kept.open;
     this.update();
+    if (kept?.open) this.startEdit(false);
   }
 
   toolTitle() {
@@ -89,8 +100,7 @@ export class MessageView {
     const { images, seen = [], documents = [], files } = this.message;
     const pictures = images.map((src, i) => {
       const text = pictureText(seen[i]);
-      const image = h("img", { src, alt: `Attached picture ${i + 1}` });
-      return h("figure", {}, image, text && h("figcaption", {}, text));
+      return h("figure", {}, picture(src, i, "Attached picture"), text && h("figcaption", {}, text));
     });
     const links = documents.map((each) =>
       h(
@@ -128,7 +138,7 @@ export class MessageView {
     }
     if (message.role === "assistant") showMarkdown(this.text, message.text);
     else this.text.replaceChildren(h("p", { class: "plain", dir: "auto" }, message.text));
-    this.text.hidden = !message.text;
+    if (!this.form) this.text.hidden = !message.text;
     this.showCalls(open);
     this.showProgress(running ? progress : null);
     this.showTrouble();
@@ -191,10 +201,14 @@ export class MessageView {
     const text = troubleOf(message);
     const failed = message.state === "failed";
     // The buttons stay while nothing changes: one of them may have the focus.
-    const state = JSON.stringify([text, failed, !message.text]);
+    const state = JSON.stringify([text, failed, !message.text, this.unsent]);
     if (this.shownTrouble === state) return;
     this.shownTrouble = state;
     trouble?.replaceChildren();
+    if (this.unsent) {
+      const edit = h("button", { type: "button", onclick: () => this.startEdit() }, "Continue editing");
+      trouble?.append(h("div", { class: "trouble" }, h("p", { class: "note" }, "An edit is not sent."), edit));
+    }
     if (!text) return;
     const resume = h("button", { type: "button", onclick: () => actions.resume(message) }, "Continue");
     const retry = h("button", { type: "button", onclick: () => actions.retry(message) }, "Retry");
@@ -245,47 +259,34 @@ export class MessageView {
     );
   }
 
-  startEdit() {
-    const reply = this.message.role === "assistant";
-    const label = reply ? "Edited response" : "Edited message";
-    const area = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": label, dir: "auto" }));
-    area.value = this.message.text;
-    area.rows = Math.min(16, area.value.split("\n").length + 1);
-    const stop = () => {
-      form.replaceWith(this.text);
-      this.element.focus();
-    };
-    const send = (more = false) => {
-      form.replaceWith(this.text);
-      if (reply) this.actions.editReply(this.message, area.value, more);
-      else this.actions.edit(this.message, area.value);
-    };
-    const button = (/** @type {string} */ text, /** @type {() => void} */ onclick) =>
-      h("button", { type: "button", onclick }, text);
-    const form = h(
-      "form",
-      { class: "edit", onsubmit: (/** @type {Event} */ e) => (e.preventDefault(), send()) },
-      area,
-      h(
-        "span",
-        {},
-        h("button", { class: "primary" }, reply ? "Save" : "Send"),
-        reply && button("Save and continue", () => send(true)),
-        button("Cancel", stop),
-      ),
-    );
-    area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") stop();
-      // In a response, Enter is a new line: responses have many.
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !reply) {
-        event.preventDefault();
-        send();
-      }
-      event.stopPropagation();
+  /** @param {boolean} [focus] whether the form gets the focus */
+  startEdit(focus = true) {
+    if (this.form) return;
+    const { actions, message } = this;
+    this.form = new EditForm(message, actions.reader, {
+      send: (text, attached, more) =>
+        message.role === "assistant"
+          ? actions.editReply(message, text, more)
+          : actions.edit(message, text, attached),
+      close: () => this.endEdit(),
+      open: () => this.startEdit(),
     });
-    this.text.replaceWith(form);
+    this.text.replaceWith(this.form.element);
     this.text.hidden = false;
-    area.focus();
+    this.element.classList.add("editing");
+    this.unsent = false;
+    this.showTrouble();
+    if (focus) this.form.area.focus();
+  }
+
+  endEdit() {
+    this.form?.element.replaceWith(this.text);
+    this.form = null;
+    this.element.classList.remove("editing");
+    this.text.hidden = !this.message.text;
+    this.unsent = draftOf(editKey(this.message)) !== null;
+    this.showTrouble();
+    this.element.focus();
   }
 }
 

@@ -43,15 +43,18 @@ export class Models {
    * Returns what a model sees of a picture or a document. An error says why the server refuses it.
    * @param {string} name
    * @param {import("./conversation.js").Part} part
-   * @returns {Promise<import("./conversation.js").Seen[]>} [] if the server does not say
+   * @returns {Promise<{pictures: import("./conversation.js").Seen[], tokens: number}>} [] and 0 if the server does
+   *   not say
    */
   async measure(name, part) {
-    if (!this.card(name)?.architecture) return []; // the request would load the model
+    const unknown = { pictures: [], tokens: 0 };
+    if (!this.card(name)?.architecture) return unknown; // the request would load the model
     try {
       const messages = [{ role: "user", content: [part] }];
-      return (await json("tokenize", { json: { model: name, messages } })).pictures ?? [];
+      const { pictures = [], count } = await json("tokenize", { json: { model: name, messages } });
+      return { pictures, tokens: count };
     } catch (error) {
-      if (!(error instanceof ServerError) || ![400, 413].includes(error.status)) return [];
+      if (!(error instanceof ServerError) || ![400, 413].includes(error.status)) return unknown;
       throw new Error(error.message.replace(/^messages\[0\]\.content\[0\] /, "this file "));
     }
   }

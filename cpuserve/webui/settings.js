@@ -6,6 +6,7 @@
  */
 
 import { byId, h } from "./dom.js";
+import { draftOf, keepDraft } from "./drafts.js";
 import { local } from "./storage.js";
 import { BUILT_IN, parseTools } from "./tools.js";
 
@@ -58,9 +59,28 @@ export function loadSettings() {
   }
 }
 
-/** @param {Settings} settings */
-export function saveSettings(settings) {
-  local.set(KEY, JSON.stringify(settings));
+/**
+ * Stores settings; the others stay as another tab may have stored them.
+ * @param {Settings} settings
+ * @param {...(keyof Settings)} names those that have changed
+ */
+export function saveSettings(settings, ...names) {
+  const changed = Object.fromEntries(names.map((name) => [name, settings[name]]));
+  local.set(KEY, JSON.stringify({ ...loadSettings(), ...changed }));
+}
+
+/**
+ * Takes over the settings that another tab stores.
+ * @param {Settings} settings
+ * @param {() => void} changed
+ */
+export function followSettings(settings, changed) {
+  window.addEventListener("storage", ({ key }) => {
+    if (key !== KEY) return;
+    Object.assign(settings, loadSettings());
+    applyTheme(settings);
+    changed();
+  });
 }
 
 const NUMBERS = /** @type {const} */ ([
@@ -142,8 +162,8 @@ export function ownTools(settings) {
  * @param {Shown} shown
  */
 export function showSettings(settings, shown) {
-  const changed = () => {
-    saveSettings(settings);
+  const changed = (/** @type {string} */ name) => {
+    saveSettings(settings, /** @type {Option} */ (name));
     applyTheme(settings);
   };
   /** @type {Values} */
@@ -151,7 +171,7 @@ export function showSettings(settings, shown) {
     get: (name) => shown.options[name] ?? settings[/** @type {Option} */ (name)],
     set: (name, value) => {
       settings[/** @type {Option} */ (name)] = value;
-      changed();
+      changed(name);
       shown.setOption(/** @type {Option} */ (name), value);
     },
   };
@@ -160,7 +180,7 @@ export function showSettings(settings, shown) {
     get: (name) => settings[/** @type {"theme"} */ (name)],
     set: (name, value) => {
       settings[/** @type {"theme"} */ (name)] = value;
-      changed();
+      changed(name);
     },
   };
   const system = h("textarea", { rows: 4, id: "system", dir: "auto" }, shown.system);
@@ -172,7 +192,7 @@ export function showSettings(settings, shown) {
     field("System prompt", "how the model should behave in this conversation", system),
     group("Sampling", ...NUMBERS.map((row) => numberField(own, row)), stops(own)),
     group("Thoughts", effort(own)),
-    group("Tools", ...BUILT_IN.map((tool) => toolField(settings, tool, changed)), ownToolsField(common)),
+    group("Tools", ...BUILT_IN.map((tool) => toolField(settings, tool)), ownToolsField(common)),
     group("Appearance", theme(common)),
     group("Request", extra(common)),
   );
@@ -213,9 +233,8 @@ function numberField(values, [name, label, help, min, max, step]) {
   const input = /** @type {HTMLInputElement} */ (
     h("input", { type: "number", min, max, step, placeholder: "default", value: values.get(name) })
   );
-  input.addEventListener("change", () => {
-    if (input.reportValidity()) values.set(name, input.value);
-  });
+  input.addEventListener("input", () => input.validity.valid && values.set(name, input.value));
+  input.addEventListener("change", () => input.reportValidity());
   return field(label, help, input);
 }
 
@@ -229,18 +248,23 @@ function numberField(values, [name, label, help, min, max, step]) {
  */
 function textField(values, name, label, help, check = () => {}) {
   const given = { rows: 2, spellcheck: "false" };
-  const input = /** @type {HTMLTextAreaElement} */ (h("textarea", given, values.get(name)));
-  input.addEventListener("change", () => {
+  const draft = `setting ${name}`;
+  const input = /** @type {HTMLTextAreaElement} */ (h("textarea", given, draftOf(draft)?.text ?? values.get(name)));
+  const keep = () => {
     try {
       check(input.value);
       input.setCustomValidity("");
     } catch (error) {
+      // A text that is not complete yet is kept as it is.
+      keepDraft(draft, { text: input.value });
       input.setCustomValidity(String(error instanceof Error ? error.message : error));
-      input.reportValidity();
       return;
     }
+    keepDraft(draft, null);
     values.set(name, input.value);
-  });
+  };
+  input.addEventListener("input", keep);
+  input.addEventListener("change", () => input.reportValidity());
   return field(label, help, input);
 }
 
@@ -294,15 +318,14 @@ function effort(values) {
 /**
  * @param {Settings} settings
  * @param {import("./tools.js").Tool} tool
- * @param {() => void} changed
  */
-function toolField(settings, tool, changed) {
+function toolField(settings, tool) {
   const on = settings.tools.includes(tool.name);
   const box = /** @type {HTMLInputElement} */ (h("input", { type: "checkbox", checked: on }));
   box.addEventListener("change", () => {
-    const others = settings.tools.filter((name) => name !== tool.name);
+    const others = loadSettings().tools.filter((name) => name !== tool.name);
     settings.tools = box.checked ? [...others, tool.name] : others;
-    changed();
+    saveSettings(settings, "tools");
   });
   return h("label", { class: "check" }, box, h("code", {}, tool.name), h("small", {}, tool.description));
 }

@@ -62,6 +62,8 @@ const maybe = (test) => (value) => value === undefined || test(value);
 const isId = (value) => isText(value) && /^[A-Za-z0-9][\w-]{0,63}$/.test(value) && !(value in {});
 /** @type {(kind: string) => Test} */
 const dataOf = (kind) => (value) => isText(value) && value.startsWith(`data:${kind}`);
+/** @type {Test} */
+const isDocument = (value) => dataOf("application/pdf")(value) || dataOf("application/vnd.openxmlformats-")(value);
 
 const isMessage = shape({
   id: isId,
@@ -71,7 +73,7 @@ const isMessage = shape({
   images: list(dataOf("image/")),
   seen: maybe(list(table(isNumber))),
   documents: maybe(
-    list(shape({ name: isText, url: dataOf("application/pdf"), pages: maybe(isNumber), tokens: maybe(isNumber) })),
+    list(shape({ name: isText, url: isDocument, pages: maybe(isNumber), tokens: maybe(isNumber) })),
   ),
   files: list(shape({ name: isText, text: isText })),
   thought: isText,

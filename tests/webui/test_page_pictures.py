@@ -203,7 +203,7 @@ def test_files_that_the_server_refuses_are_named_with_the_reason(page, server):
         ("long.pdf", "application/pdf", document(100), "has 100 pages: at most 64"),
         ("cut.pdf", "application/pdf", b"%PDF-1.7", "is a damaged PDF document"),
         ("cut.jpg", "image/jpeg", truncated[:100], "this picture cannot be read"),
-        ("a.svg", "image/svg+xml", b"\0", "is neither a picture, nor PDF"),
+        ("a.svg", "image/svg+xml", b"\0", "is neither a picture, nor a PDF"),
     ):
         give(page, "drop", {name: (media, data)})
         page.until(f"{NOTICE}.includes({json.dumps(f'{name}: ')})")
@@ -242,8 +242,8 @@ def test_pictures_are_not_sent_to_a_model_that_reads_text_only(page, server, tmp
     write(page, "[[say No.]]")
     page.until(f"{NOTICE}.includes('The chosen model reads no pictures')")
     assert count_of(page, ".chip") == 3
-    give(page, "drop", {"more.pdf": ("application/pdf", document())})
-    page.until(f"{NOTICE}.includes('more.pdf: the chosen model reads no PDF documents')")
+    give(page, "drop", {"more.png": ("image/png", png())})
+    page.until(f"{NOTICE}.includes('more.png: the chosen model reads no pictures')")
     choose_model(page, "scripted")
     page.press("Enter")
     shows(page, "No.")

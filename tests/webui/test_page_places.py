@@ -367,7 +367,7 @@ def test_an_own_tool_with_the_name_of_a_built_in_one_is_the_users(page, server):
 
 def test_a_model_that_reads_text_only_is_not_offered_pictures(page, tmp_path):
     label = "document.querySelector('#attach').getAttribute('aria-label')"
-    page.until(f"{label} === 'Attach text files'")
+    page.until(f"{label} === 'Attach PDF, Word or text files'")
     assert "image" not in page.run("document.querySelector('#attach-file').accept")
     picture, notes = tmp_path / "grey.png", tmp_path / "notes.txt"
     picture.write_bytes(png(30, 30))

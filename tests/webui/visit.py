@@ -89,6 +89,7 @@ def open_page(browser, url, *, clear=True):
         # A file without scripts, so that nothing stores anything after this.
         browser.open(url + "/webui/icon.svg")
         browser.run("localStorage.clear(); sessionStorage.clear()")
+        browser.run("indexedDB.deleteDatabase('cpuserve-drafts')")
     browser.open(url + "/?" + base64.urlsafe_b64encode(struct.pack("d", id(url))).decode())
     browser.until(LOADED)
 
