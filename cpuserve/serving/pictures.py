@@ -56,7 +56,7 @@ _SMALL_S = 0.05
 _PDF = "application/pdf"
 # A single caller has half of the threads: 2 that decode, and 8 that fetch.
 _MOST_WAITING = 4096
-_DECODING = TurnThreads(3, "cpuserve-pictures", _MOST_WAITING)
+DECODING = TurnThreads(3, "cpuserve-pictures", _MOST_WAITING)
 _FETCHING = TurnThreads(15, "cpuserve-fetch", _MOST_WAITING)
 log = get_logger("pictures")
 
@@ -321,9 +321,9 @@ class PictureReader:
                 data = await _fetched(part.url, rules.sources)
             else:
                 most = rules.sources.most_bytes
-                data = (await _DECODING.run(size, lambda: _as_data(part).read(most))).data
+                data = (await DECODING.run(size, lambda: _as_data(part).read(most))).data
             document = part.kind == "file"
-            return await _DECODING.run(
+            return await DECODING.run(
                 len(data), lambda: self._decoded(data, salt, family, document, budget, measures)
             )
         except RequestError as error:
@@ -372,20 +372,20 @@ class PictureReader:
         page: int = -1,
         spent: PixelBudget | None = None,
     ) -> Pictures:
-        """Decode a file on a thread of _DECODING; its pixels and time are work of the caller."""
+        """Decode a file on a thread of DECODING; its pixels and time are work of the caller."""
         told = 0
 
         def opened(pixels: int) -> None:
             nonlocal told
             told = pixels
-            _DECODING.charge(max(0, pixels - len(data)))
+            DECODING.charge(max(0, pixels - len(data)))
             if spent is not None:
                 spent.spend(pixels)
 
         def used(seconds: float) -> None:
             nonlocal told
             pixels = round(max(0.0, seconds - _SMALL_S) * _PIXELS_A_SECOND)
-            _DECODING.charge(max(0, pixels - max(told, len(data))))
+            DECODING.charge(max(0, pixels - max(told, len(data))))
             if spent is not None:
                 spent.spend(max(0, pixels - told))
             told = 0  # another attempt counts its pixels again
@@ -425,7 +425,7 @@ class PictureReader:
                 if kept is not None:
                     return kept
                 try:
-                    return await _DECODING.run(len(read.data), lambda: self._drawn(read, page, key))
+                    return await DECODING.run(len(read.data), lambda: self._drawn(read, page, key))
                 except RequestError as error:
                     error.message = f"{part.where} {error.message}"
                     raise

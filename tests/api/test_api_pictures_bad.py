@@ -271,7 +271,7 @@ def test_files_that_reach_a_limit_cost_as_much_as_the_largest_picture(monkeypatc
 
 def test_the_pixels_of_a_small_file_are_work_of_its_caller(monkeypatch):
     charged = []
-    monkeypatch.setattr(pictures._DECODING, "charge", charged.append)
+    monkeypatch.setattr(pictures.DECODING, "charge", charged.append)
     data = announced(500, 500)
     assert picture_api(**RULES).chat([image(data_url(data))]).status_code == 400
     assert charged[0] == 250_000 - len(data)
@@ -286,7 +286,7 @@ def slow_jpeg(scans):
 
 def test_the_time_of_a_slow_file_is_work_of_its_caller(monkeypatch):
     charged = []
-    monkeypatch.setattr(pictures._DECODING, "charge", charged.append)
+    monkeypatch.setattr(pictures.DECODING, "charge", charged.append)
     # A slow machine needs longer than a picture may take.
     monkeypatch.setattr(DECODER, "cpu_s", PATIENCE_S)
     monkeypatch.setattr(DECODER, "wall_s", PATIENCE_S)

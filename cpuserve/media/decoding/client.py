@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import Lock
+from typing import TypeVar
 
 import msgspec
 
@@ -32,11 +33,14 @@ from cpuserve.media.decoding.wire import (
 )
 from cpuserve.media.families.table import AnyFamily
 
+T = TypeVar("T")
+
 MODULE = "cpuserve.media.decoding.process"
 # Limits of one file. A picture of 64 million pixels takes about 2 s; other processes may use
 # the CPU meanwhile. Each page of a document may take more.
 MAX_CPU_S, PAGE_CPU_S = 5.0, 1.0
 MAX_WALL_S, PAGE_WALL_S = 20.0, 4.0
+TEXT_CPU_S, TEXT_WALL_S = 5.0, 20.0  # more for a text: 2,000 pages of a PDF take 2 s
 SILENT_S = 5.0  # seconds after the limit until a process that sends no reply is ended
 # The most pixels of a picture: 8192 x 8192. A page at 600 dpi has half of them.
 MAX_PIXELS = 1 << 26
@@ -134,13 +138,40 @@ class Decoder:
             self.wall_s + PAGE_WALL_S * pages,
             self.memory_bytes,
         )
+
+        def ask(sock: socket.socket) -> Pictures:
+            found = self._ask(sock, job, data, opened, used)
+            return _pictures(sock, found, None if measures else family.patch_bytes)
+
+        return self._run(job, ask, used)
+
+    def text(self, data: bytes, used: Callable[[float], object] | None = None) -> str:
+        """Return the text of a PDF or Word document (texts.py).
+
+        used, and what is raised: as in `decode`.
+        """
+        limits = self.cpu_s + TEXT_CPU_S, self.wall_s + TEXT_WALL_S, self.memory_bytes
+        job = DecodeJob(None, False, True, -1, 0, 0, 0, *limits)
+
+        def ask(sock: socket.socket) -> str:
+            return self._ask(sock, job, data, None, used).decode("utf-8", "replace")
+
+        return self._run(job, ask, used)
+
+    def _run(
+        self,
+        job: DecodeJob,
+        ask: Callable[[socket.socket], T],
+        used: Callable[[float], object] | None,
+    ) -> T:
+        """Return what `ask` gets from a fork that is ready, at the first or the second try."""
         closings = self.closings
         for last in (False, True):
             with self._connect(closings) as sock:
                 sock.settimeout(job.wall_s + SILENT_S)
                 started = time.monotonic()
                 try:
-                    return self._ask(sock, job, data, opened, used)
+                    return ask(sock)
                 except TimeoutError:
                     self._end()
                     _tell(used, job.cpu_s)
@@ -175,7 +206,7 @@ class Decoder:
         data: bytes,
         opened: Callable[[int], object] | None,
         used: Callable[[float], object] | None,
-    ) -> Pictures:
+    ) -> bytes:
         """Send a job and return its result. Raises OSError if the process has ended."""
         fault("pictures.send")
         send(sock, msgspec.msgpack.encode(job))
@@ -193,10 +224,7 @@ class Decoder:
             raise _stopped(text.decode())
         if kind != DECODED:
             raise InvalidRequest(text.decode("utf-8", "replace"))
-        found = msgspec.msgpack.decode(text, type=DecodedFile)
-        if job.measures:
-            return Pictures(found, b"")
-        return Pictures(found, _received(sock, found, job.family.patch_bytes))
+        return text
 
     def _connect(self, closings: int) -> socket.socket:
         """Return a socket to a new fork that is ready. Raises ServiceUnavailable."""
@@ -260,6 +288,14 @@ def _reply(sock: socket.socket) -> tuple[bytes, bytes]:
     if reply is None:
         raise ConnectionResetError
     return reply[:1], reply[1:]
+
+
+def _pictures(sock: socket.socket, result: bytes, patch_bytes: int | None) -> Pictures:
+    """Return the pictures of a reply; patch_bytes: None = without patches."""
+    found = msgspec.msgpack.decode(result, type=DecodedFile)
+    if patch_bytes is None:
+        return Pictures(found, b"")
+    return Pictures(found, _received(sock, found, patch_bytes))
 
 
 def _received(sock: socket.socket, found: DecodedFile, patch_bytes: int) -> bytes:

@@ -227,6 +227,15 @@ class PdfDocument:
                 raise self._damaged(error) from None
             yield image if image.size == (width, height) else image.resize((width, height))
 
+    def texts(self) -> Iterator[str]:
+        """Yield the text of each page."""
+        for number in range(len(self._document)):
+            try:
+                with closing(self._document[number]) as page, closing(page.get_textpage()) as text:
+                    yield text.get_text_bounded().replace("\r\n", "\n")
+            except self._error as error:
+                raise self._damaged(error) from None
+
     def _pixels(self, width: float, height: float) -> tuple[int, int]:
         longest = max(width, height)
         if not 0 < longest <= _MOST_POINTS:

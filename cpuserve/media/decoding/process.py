@@ -31,6 +31,7 @@ from cpuserve.media.decoding.formats import (
     rgb,
     shown_size,
 )
+from cpuserve.media.decoding.texts import text_of_document
 from cpuserve.media.decoding.wire import (
     DECODED,
     OPENED,
@@ -42,7 +43,7 @@ from cpuserve.media.decoding.wire import (
     DecodedFile,
     DecodeJob,
 )
-from cpuserve.media.families.table import for_pictures
+from cpuserve.media.families.table import AnyFamily, for_pictures
 
 
 def main() -> int:
@@ -58,14 +59,16 @@ def main() -> int:
 
 def _import() -> None:
     """Import the libraries before any file is read, so that forks need not."""
-    import numpy as np
-    from PIL import Image
-
+    with suppress(ImportError):
+        import pypdfium2  # noqa: F401
+    try:
+        import numpy as np
+        from PIL import Image
+    except ImportError:  # the texts of Word documents need none of them
+        return
     for name in ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Tiff", "WebP"):
         with suppress(ImportError):  # this build of Pillow has no such format
             import_module(f"PIL.{name}ImagePlugin")
-    with suppress(ImportError):
-        import pypdfium2  # noqa: F401
     np.asarray(Image.new("RGB", (1, 1)))
 
 
@@ -89,8 +92,12 @@ def _serve(sock: socket.socket) -> None:
         send(sock, OPENED, b"%d" % pixels)
 
     try:
-        found, descriptor = _decoded(job, data, tell)
-        kind, text = DECODED, msgspec.msgpack.encode(found)
+        if job.family is None:
+            found = text_of_document(data).encode("utf-8", "replace")
+        else:
+            file, descriptor = _decoded(job, job.family, data, tell)
+            found = msgspec.msgpack.encode(file)
+        kind, text = DECODED, found
     except InvalidRequest as error:
         kind, text = REFUSED, error.message.encode("utf-8", "replace")
     except MemoryError:
@@ -103,7 +110,9 @@ def _serve(sock: socket.socket) -> None:
         socket.send_fds(sock, [b"f"], [descriptor])
 
 
-def _decoded(job: DecodeJob, data: bytes, tell: Callable[[int], None]) -> tuple[DecodedFile, int]:
+def _decoded(
+    job: DecodeJob, family: AnyFamily, data: bytes, tell: Callable[[int], None]
+) -> tuple[DecodedFile, int]:
     """Return the pictures of a file, and the descriptor of a file with their patches or -1.
 
     tell: sends the number of the pixels that will be decoded or drawn. To know the size of a PNG
@@ -113,32 +122,31 @@ def _decoded(job: DecodeJob, data: bytes, tell: Callable[[int], None]) -> tuple[
         if not job.document:
             msg = "is a PDF document: send it as a document or a file"
             raise InvalidRequest(msg)
-        document = PdfDocument(data, job.most_pages, job.family.page_side)
-        family = for_pictures(job.family, len(document))
-        job = msgspec.structs.replace(job, family=family)
+        document = PdfDocument(data, job.most_pages, family.page_side)
+        family = for_pictures(family, len(document))
         if job.measures:
-            return DecodedFile([_measured(job, size) for size in document.sizes()]), -1
+            return DecodedFile([_measured(family, size) for size in document.sizes()]), -1
         tell(sum(width * height for width, height in document.sizes(job.page)))
-        return _written(job, document.pages(job.page))
+        return _written(family, document.pages(job.page))
     image = opened(data, job.most_pixels, job.left)
     if not job.measures or (image.format == "PNG" and may_have_exif(image, data)):
         tell(image.width * image.height)
     if job.measures:
-        return DecodedFile([_measured(job, shown_size(image, data))]), -1
-    return _written(job, map(partial(rgb), [image]))
+        return DecodedFile([_measured(family, shown_size(image, data))]), -1
+    return _written(family, map(partial(rgb), [image]))
 
 
-def _measured(job: DecodeJob, size: tuple[int, int]) -> Decoded:
-    return Decoded(*size, job.family.layout(*size))
+def _measured(family: AnyFamily, size: tuple[int, int]) -> Decoded:
+    return Decoded(*size, family.layout(*size))
 
 
-def _written(job: DecodeJob, images: Iterator[object]) -> tuple[DecodedFile, int]:
+def _written(family: AnyFamily, images: Iterator[object]) -> tuple[DecodedFile, int]:
     """Write the patches of each picture, one after another."""
     descriptor = _anonymous_file()
     found = []
     for image in images:
-        found.append(_measured(job, image.size))  # type: ignore[attr-defined]
-        left = memoryview(job.family.patches(image)).cast("B")  # type: ignore[arg-type]
+        found.append(_measured(family, image.size))  # type: ignore[attr-defined]
+        left = memoryview(family.patches(image)).cast("B")  # type: ignore[arg-type]
         while left:
             part = left[: fault("picture_fork.write", len(left))]
             left = left[os.write(descriptor, part) :]

@@ -3,7 +3,8 @@
 A new fork sends READY. The decoder sends a DecodeJob, then the bytes of the file. Before it decodes
 pixels, the fork sends how many there are (OPENED, then the number as text). The reply is one byte
 for its kind and USED_BYTES for the microseconds of CPU that the job took, then a text, or the
-DecodedFile and a descriptor of a file with the patches.
+DecodedFile and a descriptor of a file with the patches. A job without a family gets the text of its
+document as UTF-8.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     """Decode one file.
 
+    family: how the model sees pictures; None = return the text of a document instead.
     measures: only find the layouts, without patches.
     document: whether the file may be a document; its pages become pictures.
     page: the only page of a document that is drawn; -1 = all.
@@ -28,7 +30,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     cpu_s, wall_s, memory_bytes: the limits of the job.
     """
 
-    family: AnyFamily
+    family: AnyFamily | None
     measures: bool
     document: bool
     page: int

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
-from cpuserve.serving.pictures import KINDS, is_read, patches_of, refuse_markers
+from cpuserve.serving.documents import with_texts
+from cpuserve.serving.pictures import DECODING, KINDS, is_read, patches_of, refuse_markers
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.encode import cut_of, encode
 from cpuserve.serving.prompts.known_tokens import chat_tokens
@@ -123,10 +124,13 @@ async def read_pictures(
     Raises InvalidRequest if a picture is refused; see PictureReader.read.
     """
     messages = call.messages or []
-    if context.pictures is None or not any(_has_parts(message) for message in messages):
+    if not any(_has_parts(message) for message in messages):
         return messages, []
     messages = placed(messages, context.pictures.marks)
     own = _own_turn([message.get("role") for message in messages])
+    messages = await with_texts(messages, own, DECODING, sees=context.pictures is not None)
+    if context.pictures is None:
+        return messages, []
     settings = call.mm_processor_kwargs
     salt = call.cache_salt or ""
     return await context.pictures.read(messages, own, settings, measures=measures, salt=salt)
