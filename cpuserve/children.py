@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from cpuserve.fault_points import fault
+from cpuserve.held_signals import hold_signals
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
@@ -27,12 +28,13 @@ def python_command(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", begin + code, *path, *arguments]
 
 
-def start_child(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def start_child(command: list[str], **options: Any) -> subprocess.Popen[Any]:
     """Return Popen(command, **options), started on a thread that lives as long as this process.
 
     Children ask Linux to kill them when their parent ends (PR_SET_PDEATHSIG), and for Linux the
     parent is the thread that started them. A caller's thread may end long before this process does.
-    The child may use the CPUs that the caller's thread may use.
+    The child may use the CPUs that the caller's thread may use. Signals of a terminal wait until
+    the child calls `take_signals`: while Python starts, Ctrl-C would print a traceback.
 
     Raises:
         OSError: the system refuses another process or file.
@@ -67,6 +69,7 @@ class _Starter:
         return started.result()
 
     def _run(self) -> None:
+        hold_signals()
         while True:
             started, cpus, command, options = self._jobs.get()
             try:

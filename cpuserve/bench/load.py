@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from cpuserve.bench.driver import LoadError, Target, complete, fetch, first_model
 from cpuserve.bench.schema import Record, Where, record
 from cpuserve.bench.server import START_TIMEOUT_S, ServerProcess, private_flags, serve_command, stop
+from cpuserve.children import start_child
 from cpuserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def time_start(arguments: Sequence[str]) -> StartTimes:
     target = Target(f"http://127.0.0.1:{port}", "", key)
     command = serve_command([*arguments, *private_flags(port, key)])
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
+    process = start_child(command, stdout=subprocess.DEVNULL, text=True)
     try:
         while process.poll() is None:
             if _healthy(target):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from cpuserve.children import python_command
+from cpuserve.children import python_command, start_child
 from cpuserve.errors import StartupError
 
 START_TIMEOUT_S = 600.0
@@ -76,7 +76,7 @@ class ServerProcess:
         for number in self._handled:
             signal.signal(number, _end)
         command = [*under, *serve_command([*arguments, *private_flags(0, self.key)], module)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = start_child(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> ServerProcess:
         """Wait until the server is ready; StartupError if it ends, with its error on stderr."""
@@ -115,7 +115,7 @@ class ServerProcess:
             if found:
                 self.url = found[1]
                 self.ready_s = time.perf_counter() - self.started
-            if line.strip().startswith("API "):  # printed after the roofline probes
+            if line.strip().startswith("roofline "):  # printed after the roofline probes
                 return
         code = self.process.wait()
         msg = f"the server to measure ended with exit code {code} before it was ready"

@@ -67,11 +67,10 @@ def serve(args: argparse.Namespace) -> int:
 
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
-        say(f"cpuserve {version()} is ready: {url}/v1\n{banner.render(prepared)}")
-        try:
-            say(banner.render_roofline(await client.ask("roofline")))
-        finally:
-            say(banner.line("API", f"{url}/v1"))
+        address = banner.line("API", f"{url}/v1")
+        say(f"cpuserve {version()} is ready: {url}/v1\n{banner.render(prepared)}\n{address}")
+        # The engine measures while it is idle, which may be long after the first requests.
+        say(banner.render_roofline(await client.ask("roofline")))
 
     try:
         return run(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from cpuserve.held_signals import take_signals
 from cpuserve.lost_signals import sent_again
 
 EXIT_INTERRUPTED = 130
@@ -40,6 +41,7 @@ def interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, _raise)
     try:
         with sent_again(_number):
+            take_signals()
             yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -77,7 +77,7 @@ class WatchedServer:
 
         def serves():
             assert self.process.poll() is None, self.log()
-            # The last line of the banner.
+            # The last line of the banner before the roofline.
             found = re.search(r"^  API +http://[\d.]+:(\d+)/v1\n", self.log(), re.MULTILINE)
             self.port = int(found[1]) if found else 0
             return bool(self.port)

@@ -44,7 +44,7 @@ RANK = {
     "children": 0, "lost_signals": 0,
     "limited": 1,
     "ids": 0, "registry": 0, "plugins": 0, "log": 0, "metrics": 0, "version": 0,
-    "errors": -1, "fault_points": -1,
+    "errors": -1, "fault_points": -1, "held_signals": -1,
 }  # fmt: skip
 NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
