@@ -99,8 +99,29 @@ def config(args: argparse.Namespace) -> int:
     of_server = server_decisions(asked.server, asked.sources)
     of_responses = _response_decisions(resolved.config, asked.sources)
     decisions = [*resolved.decisions, *picture_decisions(prepared), *of_responses, *of_server]
+    if args.changed:
+        decisions = _changed(decisions, asked)
+        if not (decisions or args.json):
+            note("no setting was changed: each has its default")
+            return 0
     say(render_json(decisions) if args.json else _table(decisions, columns(sys.stdout)))
     return 0
+
+
+def _changed(decisions: Sequence[Decision], asked: Asked) -> list[Decision]:
+    """Return the decisions about options that a flag, a variable or the config file sets."""
+    from cpuserve.config.engine import Decision
+    from cpuserve.config.fields import BY_NAME
+
+    changed = [decision for decision in decisions if decision.source != "default"]
+    decided = {decision.field for decision in changed}
+    for name, source in asked.sources.items():
+        if name not in decided and name in BY_NAME:  # the model, and options that need no decision
+            field = BY_NAME[name]
+            options = asked.server if field.server else asked.options
+            value = "(set)" if field.secret else getattr(options, name)
+            changed.append(Decision(name, value, source, value, "as asked"))
+    return changed
 
 
 def _response_decisions(config: EngineConfig, sources: Mapping[str, str]) -> list[Decision]:

@@ -45,6 +45,10 @@ EXAMPLES = {
     "pull": ("cpuserve pull smollm2:135m",),
     "quantize": ("cpuserve quantize OWNER/MODEL model-int4 --scheme int4",),
     "models": ("cpuserve models", "cpuserve models --supported"),
+    "list": ("cpuserve list",),
+    "ls": ("cpuserve ls",),
+    "show": ("cpuserve show smollm2:135m", "cpuserve show OWNER/MODEL:Q4_K_M --template"),
+    "rm": ("cpuserve rm OWNER/MODEL:Q4_K_M", "cpuserve rm --packed"),
 }
 
 

@@ -21,6 +21,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN, DEFAULT
 
 HELP_POSITION = 34
+_ABOUT = "--help-about"  # which --help=TOPIC becomes
 MAX_WIDTH = 120
 COMMAND = "COMMAND"
 # Options that `--help` shows; `--help-all` shows all options of config/fields.py.
@@ -37,10 +38,6 @@ FIRST = (
 )
 # Commands of other programs, each with the advice for the error message.
 ELSEWHERE = {
-    "list": "run `cpuserve models` for the built-in models",
-    "ls": "run `cpuserve models` for the built-in models",
-    "show": "run `cpuserve config {model}` for the settings of a model",
-    "rm": "remove the file or directory that `cpuserve pull NAME` prints",
     "create": "clients create models with POST /api/create of `cpuserve serve --models-dir DIR`",
     "cp": "clients copy models with POST /api/copy of `cpuserve serve --models-dir DIR`",
     "collect-env": "run `cpuserve doctor` for the facts about this machine",
@@ -52,6 +49,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
+        self.add_argument(
+            _ABOUT, action=HelpAbout, dest="_ignored", metavar="TOPIC", help=argparse.SUPPRESS
+        )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raise ConfigError for an unknown command; argparse would list all commands instead."""
@@ -181,6 +181,27 @@ def refuse_two_models(args: argparse.Namespace) -> None:
         raise ConfigError(msg)
 
 
+class HelpAbout(argparse.Action):
+    """Prints the help about a topic (--help=TOPIC), and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the help about the topic, and exit."""
+        del namespace, option_string
+        from cpuserve.cli.option_help import ALL, text_about
+
+        assert isinstance(parser, Parser)
+        topic = str(values)
+        text = parser.format_all_help() if topic == ALL else text_about(parser, topic)
+        parser._print_message(text, sys.stdout)
+        parser.exit()
+
+
 class HelpAll(argparse.Action):
     """Prints the help text with all options, and exits."""
 
@@ -231,7 +252,8 @@ def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """
     parser.set_defaults(given={}, notes=[], two_models=None)
-    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and exit")
+    text = "show all options and exit; --help=WORD shows those about a word or a group"
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help=text)
     if model:
         parser.usage = f"{parser.prog} [MODEL] [OPTIONS]"
         parser.add_argument(
@@ -397,6 +419,8 @@ def _normal(argument: str) -> str:
     if not argument.startswith("--"):
         return f"-O={argument[2:]}" if re.fullmatch(r"-O\d", argument) else argument
     name, equals, value = argument.partition("=")
+    if name == "--help" and equals:  # argparse accepts no value here
+        return f"{_ABOUT}={value}"
     return name.replace("_", "-") + equals + value
 
 

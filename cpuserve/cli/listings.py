@@ -44,8 +44,10 @@ def program(args: argparse.Namespace) -> int:
 
 
 def models(args: argparse.Namespace) -> int:
-    """Run `cpuserve models`: list the built-in models and the supported architectures."""
+    """Run `cpuserve models`: list the models here, the built-in ones and the architectures."""
+    from cpuserve.cli.disk_models import table_of
     from cpuserve.loader.hub import list_builtin
+    from cpuserve.loader.on_disk import stored_models
     from cpuserve.models import MODELS
 
     if args.supported:
@@ -56,6 +58,10 @@ def models(args: argparse.Namespace) -> int:
             )
         )
         return 0
+    if stored := stored_models():
+        say("On this machine (cpuserve serve NAME, cpuserve show NAME, cpuserve rm NAME):")
+        for line in table_of(stored):
+            say(f"  {line}")
     say("Built-in models (cpuserve serve NAME):")
     for model in list_builtin():
         say(f"  {model.name:<16} {model.description}")

@@ -174,9 +174,7 @@ def build_parser() -> Parser:
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="kind of shell")
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
     _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
-    config = command("config", "commands:config", "Show every setting, its source and its reason.")
-    add_options(config, server=True)
-    config.add_argument("--json", action="store_true", help="print JSON instead of text")
+    _config(command("config", "commands:config", "Show every setting, its source and its reason."))
     size = command("size", "size:size", "Show the memory and highest rates of a model here.")
     add_options(size, server=False)
     size.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -186,16 +184,47 @@ def build_parser() -> Parser:
     program.add_argument("--json", action="store_true", help="print JSON instead of text")
     text = "Show this machine, its problems and their remedies."
     _doctor(command("doctor", "doctor:main", text))
-    pull = command(
-        "pull", "commands:pull", "Download a model, so that serving it needs no network."
-    )
-    pull.add_argument("name", metavar="NAME", help="built-in model or Hugging Face id")
-    pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
+    _pull(command("pull", "commands:pull", "Download a model, to serve it without a network."))
     text = "Write a quantized copy of a model (compressed-tensors), which vLLM also loads."
     _quantize(command("quantize", "quantize:quantize", text))
-    text = "List the built-in models and the architectures."
+    text = "List the models on this machine, the built-in models and the architectures."
     _models(command("models", "listings:models", text))
+    _list(command("list", "disk_models:show_stored", "List the models on this machine."))
+    _list(command("ls", "disk_models:show_stored", "List the models, as `list` does."))
+    _show(command("show", "disk_models:show", "Show facts about a model on this machine."))
+    _remove(command("rm", "disk_models:remove", "Remove downloaded models from this machine."))
     return parser
+
+
+def _config(parser: Parser) -> None:
+    add_options(parser, server=True)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    text = "show only what a flag, a variable or the config file sets"
+    parser.add_argument("--changed", action="store_true", help=text)
+
+
+def _pull(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="built-in model or Hugging Face id")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit")
+
+
+def _list(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _show(parser: Parser) -> None:
+    text = "name, as `cpuserve list` shows it, or a path"
+    parser.add_argument("name", metavar="NAME", help=text)
+    parser.add_argument("--template", action="store_true", help="print only the chat template")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _remove(parser: Parser) -> None:
+    text = "name of a model, as `cpuserve list` shows it"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=text)
+    parser.add_argument(
+        "--packed", action="store_true", help="remove packed weights, which starts make again"
+    )
 
 
 def _size_formats(group: argparse._MutuallyExclusiveGroup) -> None:

@@ -112,6 +112,30 @@ def resolve_config(name: str, revision: str | None = None) -> Path:
     return Path(found).parent
 
 
+def find_stored(name: str, revision: str | None = None) -> Path:
+    """Return the path of a model that is on this machine, as resolve_model does.
+
+    Raises:
+        ModelError: there is no such model here.
+    """
+    _refuse_traps(name)
+    if (path := _local(name)) is not None:
+        return path
+    if name in BUILTIN and (path := cache_dir() / BUILTIN[name].file_name).is_file():
+        return path
+    repo, file = _repo_and_file(name)
+    if name in BUILTIN or not _is_id(repo):
+        advice = f"cpuserve pull {name}" if name in BUILTIN else "cpuserve list"
+        msg = f"{name[:200]!r} is no model on this machine: see `{advice}`"
+        raise ModelError(msg)
+    _check_revision(revision)
+    try:
+        return _pick(_cached_snapshot(repo, revision), repo, file)
+    except ModelError:
+        msg = f"{name} is not on this machine: `cpuserve pull {name}` downloads it"
+        raise ModelError(msg) from None
+
+
 def may_be_model(name: str) -> bool:
     """Whether `name` looks like a model: a path, a built-in name, or an id on the hub."""
     try:

@@ -355,6 +355,12 @@ def _remove_unused(path: Path) -> bool:
     return True
 
 
+def remove_all(cache: Path) -> int:
+    """Remove all packed weights in a cache directory that no process uses; return their bytes."""
+    found = [(path.stat().st_size, path) for path in (cache / FOLDER).glob("*.weights")]
+    return sum(size for size, path in found if _remove_unused(path))
+
+
 def _sync(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

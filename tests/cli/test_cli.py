@@ -44,6 +44,10 @@ COMMANDS = (
     "pull",
     "quantize",
     "models",
+    "list",
+    "ls",
+    "show",
+    "rm",
 )
 
 
@@ -132,7 +136,7 @@ def test_help_and_version_are_commands_too(capsys, words):
     assert "cpuserve" in shown[0]
 
 
-@pytest.mark.parametrize("name", ["list", "ls", "show", "rm"])
+@pytest.mark.parametrize("name", ["create", "cp", "collect-env"])
 def test_a_command_of_another_program_gets_a_hint(capsys, name):
     code, out, err = run(capsys, name, "llama3")
     assert (code, out) == (2, "")
@@ -658,3 +662,50 @@ def test_a_full_disk_under_the_output_is_one_line():
     assert out.stderr == (
         "cpuserve: error: standard output cannot be written: No space left on device\n"
     )
+
+
+def about(capsys, *argv):
+    """Return the help about a topic."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([*argv])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def shown(text):
+    """Return the options of a help text."""
+    return re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("topic", "first", "more"),
+    [
+        ("ModelConfig", "--model", "--dtype"),
+        ("memory", "--weights-on-disk", "--kv-cache-memory"),
+        ("MAX_NUM_SEQS", "--max-num-seqs", "--kv-cache-memory"),
+        ("LLAMA_ARG_CTX_SIZE", "--max-model-len", "--max-model-len"),
+        ("tpm", "--api-key-file", "--api-key-file"),
+    ],
+)
+def test_help_about_a_group_or_a_word_has_its_options(capsys, topic, first, more):
+    found = shown(about(capsys, "serve", f"--help={topic}"))
+    assert found[0] == first
+    assert more in found
+    assert len(found) < len(shown(about(capsys, "serve", "--help=all"))) / 2
+
+
+def test_help_lists_its_groups_and_all_options_as_the_server_of_vllm(capsys):
+    groups = about(capsys, "serve", "--help=groups")
+    for name in re.findall(r"--help=(\w+)", groups):
+        assert about(capsys, "serve", f"--help={name}")
+    assert about(capsys, "serve", "--help=all") == about(capsys, "serve", "--help-all")
+    assert shown(about(capsys, "--help=forwarded")) == ["--forwarded-allow-ips"]
+    assert shown(about(capsys, "ps", "--help=url")) == ["--url"]
+
+
+def test_help_about_an_unknown_word_says_what_there_is(capsys):
+    code, _, err = run(capsys, "serve", "--help=max-model-lenn")
+    assert code == 2
+    assert "no option of `cpuserve serve` has this word" in err
+    assert "max-model-len" in err
+    assert "--help=all" in err

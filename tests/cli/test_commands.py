@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,7 @@ def run(capsys, *argv):
 def test_models_lists_every_name_and_architecture(capsys):
     code, out, _ = run(capsys, "models")
     lines = out.splitlines()
+    lines = lines[lines.index("Built-in models (cpuserve serve NAME):") :]
     split = lines.index("Architectures (safetensors directories, Hugging Face ids, GGUF files):")
     assert code == 0
     assert [line.split()[0] for line in lines[1:split]] == list(BUILTIN)
@@ -106,6 +108,22 @@ def test_config_as_json_and_as_a_table_say_the_same(capsys, model):
     assert (length["asked"], length["source"], length["got"]) == (128, "flag --max-model-len", 128)
     assert length["why"] in table
     assert all(name in table for name in by_name)
+
+
+def test_config_changed_has_the_options_that_somebody_set_and_no_others(capsys, model, monkeypatch):
+    monkeypatch.setenv("CPUSERVE_MAX_NUM_SEQS", "3")
+    words = ("config", model, "--api-key", "secret", "--port=9", "--changed")
+    monkeypatch.setattr("cpuserve.config.env.environment", lambda: os.environ)
+    code, out, _ = run(capsys, *words, "--json")
+    assert code == 0
+    found = {decision["field"]: decision for decision in json.loads(out)}
+    assert found.keys() >= {"model", "max_num_seqs", "api_key", "port"}
+    assert found["max_num_seqs"]["source"] == "env CPUSERVE_MAX_NUM_SEQS"
+    assert not [name for name, each in found.items() if each["source"] == "default"]
+    assert "secret" not in out
+    code, table, _ = run(capsys, *words)
+    assert len(table.splitlines()) == 2 + len(found)
+    assert all(name in table for name in found)
 
 
 def test_program_lists_the_operations_of_each_layer(capsys, model):
