@@ -8,13 +8,17 @@ so that a flood of failures cannot fill a disk.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from types import TracebackType
 from typing import TextIO
 
@@ -35,8 +39,10 @@ MAX_CHARS = 8000
 # of omitted records once this place has written nothing for this number of seconds.
 QUIET_S = 5.0
 
-_RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+_RECORD = re.compile(r"\d{4}(?:-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 _UNPRINTABLE_IN_LINES = re.compile(UNPRINTABLE.pattern.replace(r"\x1f", r"\x09\x0b-\x1f"))
+
+_json_lines = False
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -106,6 +112,62 @@ class OneLine(logging.Formatter):
         """Return the indented lines of a traceback."""
         lines = printable(super().formatException(ei)[-MAX_CHARS:], _UNPRINTABLE_IN_LINES)
         return textwrap.indent(lines, "  ")
+
+
+class JsonLine(logging.Formatter):
+    """Formats a record as a line with a JSON object: time, level, logger and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of the record, with `traceback` if it has one."""
+        text = record.getMessage()
+        if getattr(record, "as_it_is", False):
+            return text
+        more = {}
+        if record.exc_info:
+            more["traceback"] = self.formatException(record.exc_info)[-MAX_CHARS:]
+        return json_line(record.levelname, record.name, text, record.created, more)
+
+
+def json_line(
+    level: str, logger: str, text: str, at: float, more: Mapping[str, object] | None = None
+) -> str:
+    """Return a JSON object about an event at the time `at`, in seconds since 1970; more: members.
+
+    It has ASCII characters only, so no text of a client can look like the end of a line.
+    """
+    text = text.strip()
+    fields: dict[str, object] = {
+        "time": datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds"),
+        "level": level.lower(),
+        "logger": logger.removeprefix("cpuserve."),
+        "message": text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}...",
+    }
+    return json.dumps({**fields, **(more or {})})
+
+
+def writes_json() -> bool:
+    """Return whether every line of this process is a JSON object (see `configure`)."""
+    return _json_lines
+
+
+def write(text: str, level: str = "info", logger: str = "start", **more: object) -> None:
+    """Write a JSON object to stderr, whatever the level of the log; errors are ignored."""
+    with suppress(OSError, ValueError):  # stderr may be closed
+        sys.stderr.write(json_line(level, logger, text, time.time(), more) + "\n")
+        sys.stderr.flush()
+
+
+def relay(line: str, logger: str) -> None:
+    """Write a line of another process to stderr: as it is, or as JSON; errors are ignored."""
+    if not writes_json():
+        with suppress(OSError, ValueError):  # stderr may be closed
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        return
+    found = _RECORD.match(line)
+    level, text = ("error", line) if found is None else (found[2], line[found.end() :])
+    if text.strip():
+        write(text, level, logger)
 
 
 @dataclass(slots=True)
@@ -193,15 +255,46 @@ def limited_as(kind: str) -> dict[str, object]:
     return {"limit": kind}
 
 
-def configure(level: str = "info") -> None:
-    """Write messages of at least `level` ("debug", "info", "warning", "error") to stderr."""
+def configure(level: str = "info", *, as_json: bool = False) -> None:
+    """Write messages of at least `level` ("debug", "info", "warning", "error") to stderr.
+
+    as_json: every line is a JSON object, also warnings and errors of Python and of libraries.
+    """
+    global _json_lines
+    _json_lines = as_json
     root = logging.getLogger("cpuserve")
     root.setLevel(level.upper())
     root.propagate = False
     if not root.handlers:
         handler = Limited(sys.stderr)
-        handler.setFormatter(OneLine())
+        handler.setFormatter(JsonLine() if as_json else OneLine())
         root.addHandler(handler)
+        if as_json:
+            _take_everything(handler)
+
+
+def _take_everything(handler: logging.Handler) -> None:
+    """Let `handler` write what libraries log, and what Python prints about errors and warnings."""
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(True)
+    failed = logging.getLogger("cpuserve.python")
+    sys.excepthook = lambda kind, error, trace: failed.critical(
+        "%s: %s", kind.__name__, error, exc_info=(kind, error, trace)
+    )
+
+    def in_thread(found: threading.ExceptHookArgs) -> None:
+        error = found.exc_value
+        if error is not None:
+            where = "unknown" if found.thread is None else found.thread.name
+            failed.error("the thread %s ended: %r", where, error, exc_info=error)
+
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        error = found.exc_value
+        failed.error(
+            "%s %r: %r", found.err_msg or "ignored in", found.object, error, exc_info=error
+        )
+
+    threading.excepthook, sys.unraisablehook = in_thread, unraisable
 
 
 def level() -> str:

@@ -28,7 +28,8 @@ def serve_command(arguments: Sequence[str], module: str = "cpuserve.cli.main") -
 
 def private_flags(port: int, key: str) -> list[str]:
     """Return flags for address and API key, which override the environment and config files."""
-    return ["--host=127.0.0.1", f"--port={port}", "--uds=none", f"--api-key={key}"]
+    own = ["--host=127.0.0.1", f"--port={port}", "--uds=none", f"--api-key={key}"]
+    return [*own, "--access-log-format=text"]  # the banner says when the server is ready
 
 
 def stop(process: subprocess.Popen[str]) -> None:

@@ -39,6 +39,11 @@ def line(name: str, text: str) -> str:
 
 def render(prepared: Prepared) -> str:
     """Return the text of the banner, with one line per subject such as "model" or "threads"."""
+    return "\n".join(line(name, text) for name, text in settings(prepared).items())
+
+
+def settings(prepared: Prepared) -> dict[str, str]:
+    """Return the settings of the server and their reasons, by subject."""
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
@@ -71,9 +76,9 @@ def render(prepared: Prepared) -> str:
     if config.default_sampling:
         by = "override_generation_config"
         reason = why[by] if by in why else why["generation_config"]
-        settings = render_settings(config.default_sampling)
-        seen["sampling"] = f"{settings} unless a request sets other values ({reason})"
-    return "\n".join(line(name, text) for name, text in seen.items())
+        shown = render_settings(config.default_sampling)
+        seen["sampling"] = f"{shown} unless a request sets other values ({reason})"
+    return seen
 
 
 def _isa_level(prepared: Prepared) -> str:

@@ -51,7 +51,7 @@ def serve(args: argparse.Namespace) -> int:
 
     asked, others = several_models(flags.asked(args))
     server = asked.server
-    log.configure(server.log_level)
+    log.configure(server.log_level, as_json=server.access_log_format == "json")
     for each in (asked, *(model.asked for model in others)):
         check_architecture(each.options)  # before the port opens
     progress = ProgressBars()
@@ -67,6 +67,10 @@ def serve(args: argparse.Namespace) -> int:
 
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
+        if log.writes_json():
+            log.write(f"cpuserve {version()} is ready: {url}/v1", **banner.settings(prepared))
+            log.write(" ".join(banner.render_roofline(await client.ask("roofline")).split()))
+            return
         address = banner.line("API", f"{url}/v1")
         say(f"cpuserve {version()} is ready: {url}/v1\n{banner.render(prepared)}\n{address}")
         # The engine measures while it is idle, which may be long after the first requests.

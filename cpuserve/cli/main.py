@@ -81,7 +81,12 @@ def _as_flags(argv: list[str]) -> list[str]:
 
 
 def _fail(error: Exception, code: int) -> int:
+    from cpuserve import log
+
     sys.stdout.flush()
+    if log.writes_json():
+        log.write(printable(str(error)), "error")
+        return code
     text = f"cpuserve: error: {printable(' '.join(str(error).split()))}"
     print(folded(text, columns(sys.stderr)), file=sys.stderr)
     return code

@@ -89,6 +89,11 @@ def folded(text: str, width: int | None, rest: str = "  ") -> str:
 
 def note(text: str) -> None:
     """Write a line to stderr; errors are ignored, because a lost note must not end the command."""
+    from cpuserve import log  # takes 10 ms, and most commands write no notes
+
+    if log.writes_json():
+        log.write(text)
+        return
     with suppress(OSError):
         sys.stderr.write(folded(f"cpuserve: {text}", columns(sys.stderr)) + "\n")
         sys.stderr.flush()
@@ -111,7 +116,9 @@ class ProgressBars:
     """
 
     def __init__(self) -> None:
-        self._tty = sys.stderr.isatty()
+        from cpuserve.log import writes_json
+
+        self._tty = sys.stderr.isatty() and not writes_json()
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._begun: dict[str, float] = {}

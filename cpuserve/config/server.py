@@ -372,7 +372,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     access_log_format: Annotated[
         str,
         _option(
-            "Format of the lines about requests: text or json.",
+            "Format of the log: text, or json, in which every line of the server is a JSON object, "
+            "also those of its start and of its processes.",
             choices=("text", "json"),
             metavar="FORMAT",
         ),

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -42,7 +41,7 @@ from cpuserve.engine.liveness import HangLimits, LastWords, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
 from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
+from cpuserve.log import get_logger, relay
 
 log = get_logger("engine")
 
@@ -458,11 +457,7 @@ class _StderrRelay:
             for raw in stream:
                 line = raw.decode(errors="replace")
                 self.words.hear(line, time.monotonic())
-                # stderr of this process may be closed;
-                # the child must still be able to write to its own.
-                with suppress(OSError, ValueError):
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+                relay(line, "engine")
 
     def join(self) -> None:
         """Wait at most a second for the remaining lines, as a grandchild may keep the pipe open."""

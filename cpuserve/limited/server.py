@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
+from typing import IO
 
 from cpuserve.children import python_command
+from cpuserve.log import relay, writes_json
 
 BOOTSTRAP = """
 from {module} import main
 sys.exit(main())
 """
+
+
+def _relay(stream: IO[bytes], module: str) -> None:
+    with stream:
+        for line in stream:
+            relay(line.decode(errors="replace"), module)
 
 
 class ForkServer:
@@ -25,6 +34,8 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         try:
             with theirs:
+                # Without a pipe, its lines go to stderr of this process as they are.
+                stderr = subprocess.PIPE if writes_json() else None
                 self._process = subprocess.Popen(
                     python_command(
                         BOOTSTRAP.format(module=module),
@@ -34,11 +45,20 @@ class ForkServer:
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
+                    stderr=stderr,
                     start_new_session=True,  # Ctrl-C must not interrupt the imports of the process
                 )
         except OSError:
             self._control.close()
             raise
+        if self._process.stderr is not None:
+            relayed = threading.Thread(
+                target=_relay,
+                args=(self._process.stderr, module),
+                name="cpuserve-stderr",
+                daemon=True,
+            )
+            relayed.start()
 
     @property
     def pid(self) -> int:

@@ -24,7 +24,7 @@ stop_at_end_of_input()
 from cpuserve.__main__ import main
 sys.exit(main())
 """
-_READY = re.compile(r"is ready: (https?://\S+)/v1$")
+_READY = re.compile(r"is ready: (https?://[^\s\"]+)/v1(?:$|\")")
 _GREEDY = json.dumps({"temperature": 0})
 _LINES = 500  # keep this many lines of the server's output
 _STOP_S = 30.0
