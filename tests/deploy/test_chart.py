@@ -48,7 +48,17 @@ VALUES = {
         "apiKeyFileSecret": "callers",
         "tlsSecret": "certificate",
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
-        "persistence": {"enabled": True, "storageClass": "nfs"},
+        "ingress": {
+            "enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecret": "name",
+            "annotations": {
+                "cert-manager.io/cluster-issuer": "acme",
+                "nginx.ingress.kubernetes.io/proxy-read-timeout": "60",
+            },
+            "proxies": ["10.1.0.0/16", "10.2.0.1"],
+        },
+        "volumes": [{"name": "adapters", "persistentVolumeClaim": {"claimName": "adapters"}}],
+        "volumeMounts": [{"name": "adapters", "mountPath": "/adapters", "readOnly": True}],
+        "persistence": {"enabled": True, "storageClass": "nfs", "accessMode": "ReadWriteMany"},
         "autoscaling": {"enabled": True, "minReplicas": 2, "cpuUtilization": 90},
         "serviceMonitor": {
             "enabled": True, "labels": {"release": "prometheus"}, "tlsConfig": {"serverName": "s"},
@@ -58,6 +68,8 @@ VALUES = {
         "podLabels": {"e": "f"},
     },
     "a closed network": {"networkPolicy": {"enabled": True, "allowEgress": False}},
+    "a volume of one node": {"persistence": {"enabled": True}},
+    "a plain ingress": {"ingress": {"enabled": True, "host": "llm.example.com"}},
     "an existing volume": {"persistence": {"existingClaim": "models"}, "spreadOverNodes": False},
     "events": {"kvEvents": {"enabled": True}, "networkPolicy": {"enabled": True}},
     "long drains": {"drain": {"preStopSeconds": 0, "delaySeconds": 30, "timeoutSeconds": 600}},
@@ -150,6 +162,58 @@ def test_callers_and_certificates_are_files_of_secrets_that_only_the_server_read
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
 
 
+def test_an_ingress_passes_streams_on_and_the_server_believes_its_addresses():
+    documents = rendered(VALUES["everything"])
+    ingress, service = documents["Ingress"], documents["Service"]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert rule["host"] == "llm.example.com"
+    assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
+    assert ingress["spec"]["tls"] == [{"secretName": "name", "hosts": ["llm.example.com"]}]
+    notes = {
+        name.rpartition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()
+    }
+    assert notes["proxy-buffering"] == "off"
+    assert notes["proxy-read-timeout"] == "60", "the user's value"
+    assert notes["backend-protocol"] == "HTTPS"
+    server = options(pod_of(documents)["containers"][0]["args"])
+    assert server.forwarded_allow_ips == ["10.1.0.0/16", "10.2.0.1"]
+    plain = rendered(VALUES["a plain ingress"])["Ingress"]
+    assert "tls" not in plain["spec"]
+    assert "backend-protocol" not in str(plain["metadata"]["annotations"])
+
+
+def test_a_volume_of_one_node_is_the_default_and_moves_to_the_new_pod():
+    documents = rendered(VALUES["a volume of one node"])
+    assert documents["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert documents["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
+    for name in ("defaults", "everything", "an existing volume"):
+        strategy = rendered(VALUES[name])["Deployment"]["spec"]["strategy"]
+        assert strategy == {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+def notes_of(values):
+    import helm_python
+
+    with helm_python.Chart.load(str(CHART)) as chart:
+        files = chart.render(values, name="test", namespace="models")
+    (text,) = [text for name, text in files.items() if name.endswith("NOTES.txt")]
+    return text
+
+
+def test_the_notes_say_how_to_get_the_key_and_where_the_server_is():
+    text = notes_of(VALUES["everything"])
+    assert "kubectl -n models get secret cpuserve -o jsonpath='{.data.api-key}' | base64 -d" in text
+    assert 'curl --insecure -H "Authorization: Bearer $KEY" https://localhost:8000' in text
+    assert "  https://llm.example.com/v1" in text
+    assert "There is no API key" not in text
+    plain = notes_of({})
+    assert "curl http://localhost:8000/v1/models" in plain
+    assert "There is no API key" in plain
+    assert "Bearer" not in plain
+
+
 def test_a_scrape_uses_https_where_the_server_does():
     (endpoint,) = rendered(VALUES["everything"])["ServiceMonitor"]["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "s"})
@@ -213,7 +277,12 @@ def test_events_have_the_topic_that_llm_d_expects():
         {"options": {"api-key-file": "/keys"}},
         {"options": {"Max-Len": 1}},
         {"service": {"type": "External"}},
-        {"persistence": {"enabled": True, "accessMode": "ReadWriteOnce"}, "replicas": 2},
+        {"persistence": {"enabled": True}, "replicas": 2},
+        {"persistence": {"enabled": True, "accessMode": "ReadWriteOncePod"}, "replicas": 2},
+        {"ingress": {"enabled": True}},
+        {"ingress": {"enabled": True, "host": "https://llm.example.com"}},
+        {"ingress": {"enabled": True, "host": "a.example", "path": "v1"}},
+        {"volumeMounts": [{"name": "a"}]},
     ],
     ids=json.dumps,
 )

@@ -22,6 +22,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.persistence.existingClaim | default (include "cpuserve.name" .) -}}
 {{- end -}}
 
+{{- /* Whether only one node, or one pod, may mount the volume that the chart makes. */ -}}
+{{- define "cpuserve.exclusive" -}}
+{{- if and .Values.persistence.enabled (not .Values.persistence.existingClaim) (ne .Values.persistence.accessMode "ReadWriteMany") -}}
+yes
+{{- end -}}
+{{- end -}}
+
 {{- /* The most replicas that run at the same time. */ -}}
 {{- define "cpuserve.most" -}}
 {{- if .Values.autoscaling.enabled -}}
@@ -50,6 +57,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- if .Values.apiKeyFileSecret }}
 - "--api-key-file=/run/secrets/callers/api-keys"
+{{- end }}
+{{- with .Values.ingress.proxies }}
+- {{ printf "--forwarded-allow-ips=%s" (join "," .) | quote }}
 {{- end }}
 {{- if .Values.tlsSecret }}
 - "--ssl-certfile=/run/secrets/tls/tls.crt"
