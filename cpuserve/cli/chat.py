@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve import log
 from cpuserve.cli import flags
+from cpuserve.cli.attachments import content_of, part_of
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.session import ChatSession, Session, sampling_fields
 from cpuserve.cli.terminal import ProgressBars, note, say
@@ -37,11 +38,12 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import StageProgress
     from cpuserve.prepare import Prepared
 
-ConversationMessage = dict[str, str]
+ConversationMessage = dict[str, Any]
 
 HELP = """\
 /clear          start a new conversation with the same system message
 /system TEXT    set the system message; without TEXT, show it
+/image FILE     send a picture or a document with the next message
 /save FILE      write the messages to a new FILE, as JSON for the "messages" of a request
 /help           show this list
 /exit           end the conversation; so do Ctrl-D, and Ctrl-C twice
@@ -61,6 +63,7 @@ class Conversation:
         self._sampling = sampling
         self._system = system or None
         self._said: list[ConversationMessage] = []
+        self._attached: list[dict[str, Any]] = []
 
     @property
     def messages(self) -> list[ConversationMessage]:
@@ -80,6 +83,8 @@ class Conversation:
             self._said.clear()
         elif word == "/system":
             self._set_system(rest)
+        elif word == "/image":
+            self._attach(rest)
         elif word == "/save":
             self._save(rest)
         elif word == "/help":
@@ -90,7 +95,7 @@ class Conversation:
 
     async def turn(self, said: str) -> None:
         """Send a message and stream the response; drop the turn if it is interrupted or refused."""
-        question = {"role": "user", "content": said}
+        question = {"role": "user", "content": content_of(said, self._attached)}
         try:
             call = GenerateCall(messages=[*self.messages, question], **self._sampling)
             answer = await interruptible(self._session.stream(call))
@@ -99,7 +104,23 @@ class Conversation:
             return
         say()
         if answer is not None:
+            self._attached = []
             self._said += [question, {"role": "assistant", "content": answer}]
+
+    def attach(self, part: dict[str, Any]) -> None:
+        """Send a content part with the next message."""
+        self._attached.append(part)
+
+    def _attach(self, name: str) -> None:
+        if not name:
+            note("/image needs a file: /image FILE")
+            return
+        try:
+            self.attach(part_of(name))
+        except ConfigError as error:
+            note(str(error))
+            return
+        note(f"{name} goes with the next message")
 
     def _set_system(self, text: str) -> None:
         if text:
@@ -228,11 +249,14 @@ async def _talk(
 ) -> None:
     """Respond to `message`; if it is None, chat until the end of input."""
     conversation = Conversation(session, args.system, fields)
+    parts = [part_of(name) for name in args.image or []]
     if message is not None:
-        said = [*conversation.messages, {"role": "user", "content": message}]
+        said = [*conversation.messages, {"role": "user", "content": content_of(message, parts)}]
         await session.stream(GenerateCall(messages=said, **fields))
         say()
         return
+    for part in parts:
+        conversation.attach(part)
     note(f"{session.name} is ready. Type /help for commands, /exit to end")
     lines = Lines()
     while (line := await lines.read()) is not None:
@@ -263,7 +287,7 @@ def _with_session(args: argparse.Namespace, work: Callable[[ChatSession], Awaita
     log.configure("warning")
     prepared, progress = prepared_start(for_one_engine(asked))
     try:
-        asyncio.run(_run(prepared, progress, work))
+        asyncio.run(_run(prepared, progress, work, markdown=not getattr(args, "plain", True)))
     finally:
         progress.close()
     return 0
@@ -273,6 +297,8 @@ async def _run(
     prepared: Prepared,
     progress: ProgressBars,
     work: Callable[[ChatSession], Awaitable[None]],
+    *,
+    markdown: bool,
 ) -> None:
     from cpuserve.api.lifecycle.model_context import load_texts, make_context
     from cpuserve.config.server import ServerOptions
@@ -290,7 +316,7 @@ async def _run(
         await client.wait_ready()
         context.set_ready(*texts)
         progress.close()
-        await work(Session(prepared.facts.name, context))
+        await work(Session(prepared.facts.name, context, markdown))
     except (asyncio.CancelledError, KeyboardInterrupt):
         is_interrupted = True  # end the process now, without waiting for a loading engine
         raise

@@ -325,6 +325,7 @@ def _run_model(parser: Parser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.set_defaults(url=None)
+    _answers(parser)
     _sampling(parser)
 
 
@@ -400,10 +401,23 @@ def _quantize(parser: Parser) -> None:
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit")
 
 
+def _answers(parser: Parser) -> None:
+    """Add the flags for files of a message, and for the way that responses are shown."""
+    parser.add_argument(
+        "--image",
+        action="append",
+        metavar="FILE",
+        help="send a picture or a document with the message; the flag may be repeated",
+    )
+    text = "show responses as the model writes them, not as Markdown with colours"
+    parser.add_argument("--plain", action="store_true", help=text)
+
+
 def _chat(parser: Parser) -> None:
     add_options(parser, server=False)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--message", metavar="TEXT", help="respond to this message and exit")
+    _answers(parser)
     _server(parser)
     _sampling(parser)
 

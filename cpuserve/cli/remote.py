@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class RemoteSession:
     """A model of a running server with the OpenAI API."""
 
     target: Target
+    markdown: bool = False
 
     @property
     def name(self) -> str:
@@ -63,15 +65,16 @@ class RemoteSession:
             RequestError: the server refused the call, or ended the stream with an error.
             BrokenPipeError: the reader of standard output has closed the pipe.
         """
-        printer = ReplyPrinter()
+        printer = ReplyPrinter(markdown=self.markdown and call.messages is not None)
         events = _SaidEvents(printer)
         endpoint = CHAT if call.messages is not None else COMPLETIONS
         body = msgspec.json.encode(_body(call, self.target.model))
         target = self.target
         try:
-            response = await exchange(
-                target.url, endpoint, body, api_key=target.api_key, on_body=events.feed
-            )
+            with closing(printer):
+                response = await exchange(
+                    target.url, endpoint, body, api_key=target.api_key, on_body=events.feed
+                )
         except LoadError as error:
             if events.no_reader is not None:
                 raise events.no_reader from None
@@ -205,7 +208,7 @@ def with_server(args: argparse.Namespace, work: Callable[[ChatSession], Awaitabl
             raise _started(error) from None
         if (model := args.given.get("model")) is not None:
             found = Target(target.url, str(model.value), target.api_key)
-        await work(RemoteSession(found))
+        await work(RemoteSession(found, markdown=not getattr(args, "plain", True)))
 
     asyncio.run(run())
     return 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cpuserve.cli.terminal import note, say, whisper
+from cpuserve.cli.attachments import converted
+from cpuserve.cli.terminal import draws, note, say, whisper
 from cpuserve.errors import ConfigError, RequestError
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from cpuserve.cli.markdown import MarkdownStream
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
 
@@ -30,10 +32,19 @@ class ChatSession(Protocol):
 
 
 class ReplyPrinter:
-    """Prints a response: its text on stdout, and its thought on stderr."""
+    """Prints a response: its text on stdout, and its thought on stderr.
 
-    def __init__(self) -> None:
+    markdown: whether the text is Markdown, which a terminal shows with its layout and colours.
+    """
+
+    def __init__(self, *, markdown: bool = False) -> None:
         self.text = ""
+        self._shown: MarkdownStream | None = None
+        if markdown and draws(sys.stdout):
+            from cpuserve.cli.drawing import console_of
+            from cpuserve.cli.markdown import MarkdownStream
+
+            self._shown = MarkdownStream(console_of())
         self._thinks = False
         self._started = time.perf_counter()
         self._first = 0.0
@@ -53,10 +64,19 @@ class ReplyPrinter:
         if self._thinks and not self.text:
             whisper("\n\n")
         self.text += text
-        say(text, end="")
+        if self._shown is None:
+            say(text, end="")
+        else:
+            self._shown.add(text)
+
+    def close(self) -> None:
+        """Show the end of the text; to call after an interrupt or an error, too."""
+        if self._shown is not None:
+            self._shown.close()
 
     def finish(self, num_prompt: int, num_generated: int) -> None:
         """Print the token counts and the token rate, if stderr is a terminal."""
+        self.close()
         if sys.stderr.isatty() and num_generated > 1:
             rate = (num_generated - 1) / max(1e-9, time.perf_counter() - self._first)
             wait_s = self._first - self._started
@@ -70,6 +90,7 @@ class Session:
 
     name: str
     context: ModelContext
+    markdown: bool = False
 
     async def stream(self, call: GenerateCall) -> str:
         """Print the response to `call` as it is generated, and return its text.
@@ -82,15 +103,18 @@ class Session:
         from cpuserve.serving.models.registry import Lease, Served
 
         served = Served(self.context, self.context.model_names[0], None, Lease())
+        if call.messages is not None:
+            call = replace(call, messages=converted(call.messages))
         generation = await prepare(served, call, num_bytes=0)
-        printer = ReplyPrinter()
-        async with aclosing(generation.events()) as batches:
-            async for events in batches:
-                for event in events:
-                    if isinstance(event, Thought):
-                        printer.think(event.text)
-                    elif isinstance(event, Text):
-                        printer.say(event.text)
+        printer = ReplyPrinter(markdown=self.markdown and call.messages is not None)
+        with closing(printer):
+            async with aclosing(generation.events()) as batches:
+                async for events in batches:
+                    for event in events:
+                        if isinstance(event, Thought):
+                            printer.think(event.text)
+                        elif isinstance(event, Text):
+                            printer.say(event.text)
         usage = generation.usage()
         printer.finish(usage.prompt, usage.completion)
         return printer.text

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from cpuserve.config.env import environment
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import CpuserveError
 
@@ -99,9 +100,15 @@ def note(text: str) -> None:
         sys.stderr.flush()
 
 
+def draws(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that moves its cursor; with TERM=dumb, it does not."""
+    return stream.isatty() and environment().get("TERM", "") not in ("dumb", "unknown")
+
+
 def whisper(text: str) -> None:
     """Write a piece of a thought to stderr, dimmed on a terminal; errors are ignored."""
-    dim, normal = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    plain = not draws(sys.stderr) or "NO_COLOR" in environment()
+    dim, normal = ("", "") if plain else ("\x1b[2m", "\x1b[0m")
     with suppress(OSError):
         sys.stderr.write(f"{dim}{text}{normal}")
         sys.stderr.flush()
@@ -118,7 +125,7 @@ class ProgressBars:
     def __init__(self) -> None:
         from cpuserve.log import writes_json
 
-        self._tty = sys.stderr.isatty() and not writes_json()
+        self._tty = draws(sys.stderr) and not writes_json()
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._begun: dict[str, float] = {}
