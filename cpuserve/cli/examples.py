@@ -39,7 +39,11 @@ EXAMPLES = {
     "bench roofline": ("cpuserve bench roofline --json",),
     "run-batch": ("cpuserve run-batch -i requests.jsonl -o results.jsonl smollm2:135m",),
     "config": ("cpuserve config smollm2:135m --max-model-len 8k",),
-    "size": ("cpuserve size smollm2:135m", "cpuserve size OWNER/MODEL --instance c7i.4xlarge"),
+    "size": (
+        "cpuserve size --recommend",
+        "cpuserve size smollm2:135m",
+        "cpuserve size OWNER/MODEL --instance c7i.4xlarge",
+    ),
     "program": ("cpuserve program smollm2:135m",),
     "doctor": ("cpuserve doctor", "cpuserve doctor --json > report.json"),
     "pull": ("cpuserve pull smollm2:135m",),

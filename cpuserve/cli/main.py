@@ -183,7 +183,7 @@ def build_parser() -> Parser:
     size = command("size", "size:size", "Show the memory and highest rates of a model here.")
     add_options(size, server=False)
     size.add_argument("--json", action="store_true", help="print JSON instead of text")
-    _size_formats(size.add_mutually_exclusive_group())
+    _size_formats(size.add_mutually_exclusive_group(), size)
     program = command("program", "listings:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
     program.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -232,8 +232,13 @@ def _remove(parser: Parser) -> None:
     )
 
 
-def _size_formats(group: argparse._MutuallyExclusiveGroup) -> None:
-    """Add the flags of `size` that read only the configuration of the model."""
+def _size_formats(group: argparse._MutuallyExclusiveGroup, size: Parser) -> None:
+    """Add the flags of `size` that read only the configuration of the model, or of known ones."""
+    size.add_argument(
+        "--recommend",
+        action="store_true",
+        help="show which known models fit this machine, or that of --instance, and their rates",
+    )
     group.add_argument(
         "--formats", action="store_true", help="compare formats on this machine, without a download"
     )

@@ -131,6 +131,11 @@ class ModelSize:
 
 def size(args: argparse.Namespace) -> int:
     """Print the memory and the upper bounds of the speed of a model, as lines or as JSON."""
+    if args.recommend:
+        from cpuserve.cli.recommend import recommend
+
+        _refuse_options(args, set(), "--recommend")
+        return recommend(instance_of(args.instance) if args.instance else _this_machine(), args)
     if args.formats or args.instance or args.instances:
         return compare(args)
     prepared, _ = prepared_start(flags.asked(args))
@@ -239,11 +244,7 @@ class FormatSize:
 
 def compare(args: argparse.Namespace) -> int:
     """Print the formats for this machine or an instance, or all instances, as lines or JSON."""
-    unused = sorted(set(args.given) - _ALLOWED)
-    if unused:
-        flag = BY_NAME[unused[0]].flag
-        msg = f"flag {flag} has no effect on --formats, --instance and --instances: remove it"
-        raise ConfigError(msg)
+    _refuse_options(args, _ALLOWED, "--formats, --instance and --instances")
     chosen = instance_of(args.instance) if args.instance else None
     weights = weights_of(args)
     if args.instances:
@@ -256,6 +257,13 @@ def compare(args: argparse.Namespace) -> int:
     else:
         say(render_formats(machine, weights, found))
     return 0
+
+
+def _refuse_options(args: argparse.Namespace, allowed: set[str], what: str) -> None:
+    """Raise ConfigError if an option was given that has no effect on `what`."""
+    for name in sorted(set(args.given) - allowed):
+        msg = f"flag {BY_NAME[name].flag} has no effect on {what}: remove it"
+        raise ConfigError(msg)
 
 
 def weights_of(args: argparse.Namespace) -> ModelWeights:
