@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from cpuserve.bench.workload import Talk, plain_ids
 from cpuserve.platforms.probe import DOT_KINDS, Roofline
 
 DECODE_PROMPT_TOKENS = 32
+TOLD = 20  # a run of many requests tells this often how many have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
     """Measure decode rates of one and of several requests, and the prefill rate of one request."""
     await _warm_up(bench)
     tell(f"decode, {bench.output_tokens} tokens, one request")
-    decode = await _decode(bench)
+    decode = await _decode(bench, tell)
     tell(f"prefill, {bench.prompt_tokens} tokens, one request")
-    prefill = await _prefill(bench)
+    prefill = await _prefill(bench, tell)
     tell(f"decode, {bench.output_tokens} tokens, {bench.concurrency} requests")
-    together = await _together(bench)
+    together = await _together(bench, tell)
     return [decode, *prefill, *together]
 
 
@@ -115,9 +116,22 @@ async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
 async def at_once(bench: Bench, asked: list[Talk], tell: Callable[[str], None]) -> list[Record]:
     """Send all requests together; the server decides how many of them run simultaneously."""
     tell(f"{len(asked)} requests sent at once")
-    run = await drive(bench.target, asked, Pace())
+    run = await drive(bench.target, asked, Pace(), each=counted(len(asked), tell))
     shape: dict[str, float | str] = {"requests": len(asked)}
     return records(Report(run, bench.where, Pace(), shape))
+
+
+def counted(total: int, tell: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function to call after each of `total` requests; it tells of each twentieth."""
+    done, every = 0, max(1, total // TOLD)
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if done % every == 0:
+            tell(f"{done} of {total} requests")
+
+    return count
 
 
 async def _warm_up(bench: Bench) -> None:
@@ -126,7 +140,7 @@ async def _warm_up(bench: Bench) -> None:
         await complete(bench.target, bench.prompt(rng, 64), 8)
 
 
-async def _decode(bench: Bench) -> Record:
+async def _decode(bench: Bench, tell: Callable[[str], None]) -> Record:
     """Measure the decode rate at batch 1; its limit is bandwidth / weight bytes per token."""
     rng = random.Random(2)
     rates, roofs = [], []
@@ -135,6 +149,7 @@ async def _decode(bench: Bench) -> Record:
         prompt = bench.prompt(rng, DECODE_PROMPT_TOKENS)
         timing = await complete(bench.target, prompt, bench.output_tokens)
         rates.append(timing.decode_rate)
+        _tell_round(bench, rates, tell)
         roofs.append(_ratio(bandwidth, bench.work.weight_bytes_per_token))
     return record(
         "decode_batch_1",
@@ -149,7 +164,7 @@ async def _decode(bench: Bench) -> Record:
     )
 
 
-async def _prefill(bench: Bench) -> list[Record]:
+async def _prefill(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
     """Measure prefill rate and TTFT; their limit is the dot-product rate / (2 x linear weights)."""
     rng = random.Random(3)
     rates, times, roofs = [], [], []
@@ -158,6 +173,7 @@ async def _prefill(bench: Bench) -> list[Record]:
         timing = await complete(bench.target, bench.prompt(rng, bench.prompt_tokens), 1)
         times.append(1e3 * timing.ttft)
         rates.append(bench.prompt_tokens / timing.ttft)
+        _tell_round(bench, rates, tell)
         roofs.append(_ratio(peak, 2 * bench.work.linear_weights))
     shape: dict[str, float | str] = {"prompt_tokens": bench.prompt_tokens}
     return [
@@ -176,7 +192,7 @@ async def _prefill(bench: Bench) -> list[Record]:
     ]
 
 
-async def _together(bench: Bench) -> list[Record]:
+async def _together(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
     """Measure the output tokens per second of `concurrency` simultaneous requests."""
     rng = random.Random(4)
     rates, gaps = [], []
@@ -185,6 +201,7 @@ async def _together(bench: Bench) -> list[Record]:
         jobs = [partial(complete, bench.target, p, bench.output_tokens) for p in prompts]
         timings, wall = await run_closed(jobs, bench.concurrency)
         rates.append(sum(t.tokens for t in timings) / wall)
+        _tell_round(bench, rates, tell)
         gaps.append(1e3 * percentile([t.tpot for t in timings], 50))
     shape: dict[str, float | str] = {
         "concurrency": bench.concurrency,
@@ -195,6 +212,10 @@ async def _together(bench: Bench) -> list[Record]:
         record(f"output_{name}", "tokens/s", rates, where, better="more", parameters=shape),
         record(f"tpot_{name}", "ms", gaps, where, better="less", parameters=shape),
     ]
+
+
+def _tell_round(bench: Bench, rates: Sequence[float], tell: Callable[[str], None]) -> None:
+    tell(f"  {len(rates)} of {bench.rounds}: {rates[-1]:.1f} tokens/s")
 
 
 def _probe(bench: Bench, measure: Callable[[Roofline], float]) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.bench.driver import CHAT, COMPLETIONS, LoadError, Target, fetch
+from cpuserve.bench.measure import counted
 from cpuserve.bench.observe import where
 from cpuserve.bench.results import (
     METRICS,
@@ -34,8 +35,6 @@ from cpuserve.cli.measuring import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import base_url
 from cpuserve.errors import ConfigError
-
-TOLD = 20  # a run prints this many progress lines
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -84,7 +83,7 @@ async def _run(args: argparse.Namespace) -> Report:
         pace,
         seed=args.seed,
         warm_ups=args.num_warmups,
-        each=_Counter(sum(map(len, asked)), quiet=args.disable_tqdm),
+        each=counted(sum(map(len, asked)), (lambda _: None) if args.disable_tqdm else tell),
         **_sampling(args),
     )
     if not run.timings:
@@ -169,16 +168,3 @@ def _save(args: argparse.Namespace, report: Report, metadata: dict[str, str]) ->
         msg = f"cannot write {path}: {error.strerror}"
         raise ConfigError(msg) from None
     return path
-
-
-class _Counter:
-    """Prints a progress line after each twentieth of the requests."""
-
-    def __init__(self, total: int, *, quiet: bool) -> None:
-        self._total, self._done = total, 0
-        self._every = total + 1 if quiet else max(1, total // TOLD)
-
-    def __call__(self) -> None:
-        self._done += 1
-        if self._done % self._every == 0:
-            tell(f"{self._done} of {self._total} requests")

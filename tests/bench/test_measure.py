@@ -78,7 +78,10 @@ def test_throughput_is_in_tokens_a_second_and_in_shares_of_a_probe_before_each_r
     assert found["output_4_requests"].samples == [4 * 5 / 2.0] * 3
     assert found["tpot_4_requests"].median == 1e3 * GAP_S
     assert machine.asked == ["bandwidth"] * 3 + ["int8"] * 3
-    assert len(told) == 3
+    phases = [text for text in told if not text.startswith(" ")]
+    assert [text.partition(",")[0] for text in phases] == ["decode", "prefill", "decode"]
+    assert told[1] == f"  1 of 3: {1 / GAP_S:.1f} tokens/s"
+    assert len(told) == 3 + 3 * 3
 
 
 def test_no_prompt_of_a_throughput_run_is_asked_twice(asked):
@@ -114,13 +117,18 @@ def test_the_machine_alone_is_bandwidth_peaks_and_barrier():
 def test_requests_at_once_go_to_the_server_without_a_pause(monkeypatch):
     seen = SimpleNamespace()
 
-    async def drive(target, asked, pace):
+    async def drive(target, asked, pace, *, each):
         seen.target, seen.asked, seen.pace = target, asked, pace
+        for _ in asked:
+            each()
         return "a run"
 
     monkeypatch.setattr(measure, "drive", drive)
     monkeypatch.setattr(measure, "records", lambda report: [report])
-    (report,) = measure.run(measure.at_once(bench(None), ["a talk"] * 7, lambda _: None))
+    told = []
+    (report,) = measure.run(measure.at_once(bench(None), ["a talk"] * 7, told.append))
+    assert told[0] == "7 requests sent at once"
+    assert told[1:] == [f"{done} of 7 requests" for done in range(1, 8)]
     assert (seen.asked, report.run) == (["a talk"] * 7, "a run")
     assert report.parameters == {"requests": 7}
     assert seen.pace == report.pace == measure.Pace()
