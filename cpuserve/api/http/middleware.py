@@ -235,6 +235,9 @@ class RequestIds:
                 message["headers"] = [*message.get("headers", ()), *echoed, *limits]
                 record.status = message["status"]
                 self._counts.add(scope, record.status)
+            elif not message.get("more_body", False):
+                # A client may send its next request as soon as it has the last byte.
+                work.response_ended()
             await send(message)
 
         record.at_end.append(partial(self._log, scope, record))
