@@ -283,6 +283,12 @@ def test_a_file_that_takes_too_much_time_or_memory_is_stopped(decoder):
     assert decoded(decoder, png()).patches
 
 
+def test_a_file_that_gets_too_little_cpu_time_is_no_error_of_the_client(decoder):
+    decoder.cpu_s, decoder.wall_s = 60.0, 0.02
+    with pytest.raises(ServiceUnavailable, match="too busy: try again"):
+        decoded(decoder, saved(Image.new("L", (6000, 6000))))
+
+
 def test_the_time_of_each_attempt_is_told(decoder, monkeypatch):
     image, told = saved(Image.new("L", (6000, 6000))), []
     asked = {"document": False, "most_pages": 1, "measures": False, "used": told.append}

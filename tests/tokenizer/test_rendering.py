@@ -406,6 +406,18 @@ if child:
 
 
 @linux
+def test_a_render_that_gets_too_little_cpu_time_is_no_error_of_the_client():
+    own = Renderer(cpu_s=PATIENCE_S)
+    try:
+        own.check("{{ x }}")
+        own.wall_s = 0.2
+        with pytest.raises(ServiceUnavailable, match="too busy: try again"):
+            own.render(ENDLESS, {})
+    finally:
+        own.close()
+
+
+@linux
 def test_a_silent_process_is_ended_and_started_again(monkeypatch):
     monkeypatch.setattr(client, "SILENT_S", 0.2)
     own = Renderer()
@@ -415,7 +427,7 @@ def test_a_silent_process_is_ended_and_started_again(monkeypatch):
         (fork,) = forks_of(first)
         os.kill(fork, signal.SIGSTOP)
         own.wall_s = 0.3  # of this render only: a busy machine may need as long for another
-        with pytest.raises(TemplateStopped):
+        with pytest.raises(ServiceUnavailable, match="too busy: try again"):
             own.render("{{ x }}", {"x": 1})
         own.wall_s = client.MAX_WALL_S
         assert own.render("{{ x }}", {"x": 1}) == "1"

@@ -123,7 +123,7 @@ class Decoder:
         Raises:
             PictureStopped: decoding reached a limit, or ended the process.
             InvalidRequest: the file cannot be decoded; the message has no subject.
-            ServiceUnavailable: no process could be started.
+            ServiceUnavailable: no process could be started, or the machine is too busy.
         """
         pages = most_pages if document and page < 0 and not measures and is_document(data) else 0
         job = DecodeJob(
@@ -175,10 +175,12 @@ class Decoder:
                 except TimeoutError:
                     self._end()
                     _tell(used, job.cpu_s)
-                    raise self._late() from None
+                    raise _too_busy(job.wall_s) from None
                 except OSError:  # the fork has ended without a reply
                     took = time.monotonic() - started
                     _tell(used, min(took, job.cpu_s))
+                    if took >= job.wall_s:
+                        raise _too_busy(job.wall_s) from None
                     if took > _LATE * job.cpu_s:
                         raise self._late() from None
             if last:  # the system may have killed the first fork, whatever the file needs
@@ -275,6 +277,13 @@ class Decoder:
 
     def _late(self) -> PictureStopped:
         return _stopped(f"it takes more than {self.cpu_s:g} s")
+
+
+def _too_busy(seconds: float) -> ServiceUnavailable:
+    """Return the error for a file that used less CPU time than it may, but took too long."""
+    return ServiceUnavailable(
+        f"was not decoded within {seconds:g} s, because this machine is too busy: try again"
+    )
 
 
 def _tell(used: Callable[[float], object] | None, seconds: float) -> None:

@@ -218,7 +218,7 @@ class Renderer:
 
         Raises:
             TemplateRefused, TemplateStopped: the template or the variables are the cause.
-            ServiceUnavailable: no process could be started.
+            ServiceUnavailable: no process could be started, or the machine is too busy.
         """
         try:
             data = packed(variables)
@@ -274,9 +274,16 @@ class Renderer:
                 fork.sock.close()
                 if self._is_gone(fork.server, lost):
                     continue
-                late = time.monotonic() - started > 0.95 * self.cpu_s
+                took = time.monotonic() - started
+                if took >= self.wall_s or lost.timeout:
+                    msg = (
+                        f"a chat template was not rendered within {self.wall_s:g} s, because this "
+                        "machine is too busy: try again"
+                    )
+                    raise ServiceUnavailable(msg) from None
+                late = took > 0.95 * self.cpu_s
                 deaths += 1
-                if deaths < TRIES and not (late or lost.timeout):
+                if deaths < TRIES and not late:
                     continue  # the system may have killed the fork, whatever the job needs
                 raise _stopped(self._took_too_long() if late else _grew(memory)) from None
             except BaseException:  # Ctrl-C: nobody waits for this render
