@@ -16,7 +16,7 @@ MOST_BYTES = 64 << 20
 
 
 def part_of(name: str) -> dict[str, Any]:
-    """Return a file as a content part of OpenAI's chat completions.
+    """Return a file as a content part of chat completions.
 
     Raises:
         ConfigError: the file cannot be read, or has more than MOST_BYTES.

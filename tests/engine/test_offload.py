@@ -322,6 +322,12 @@ def test_fingerprint_differs_where_keys_and_values_may(change):
     assert fingerprint(fake_config(), 64) != fingerprint(fake_config(), 128)
 
 
+def test_fingerprint_differs_between_versions(monkeypatch):
+    before = fingerprint(fake_config(), 64)
+    monkeypatch.setattr("cpuserve.engine.fingerprint.version", lambda: "0.1.0+g01234567")
+    assert fingerprint(fake_config(), 64) != before
+
+
 def test_fingerprint_follows_the_files_of_the_model(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"1234")
     config = fake_config(model_path=str(tmp_path))
