@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     OpenTensors = Callable[[], SafetensorsStore]
 
 MAX_CONFIG_BYTES = 10_000_000
-# Output matrices.
-HEADS = (
-    *("lm_head.weight", "embed_out.weight", "model.decoder.weight"),
-    "output_projection.weight",  # BioGPT
-)
 # The keys of config.json that say that the weights are quantized.
 QUANTIZED_BY = ("quantization_config", "compression_config", "quantization")
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -282,9 +277,8 @@ def check_weights(program: Program, weights: Weights, tower: Program | None = No
     """
     wanted = program.weights if tower is None else (*program.weights, *tower.weights)
     needs, names = {need.name for need in stored_needs(wanted)}, weights.names()
-    # A checkpoint with a tied head may store the output matrix again;
-    # this copy is not reported as unused. The last layers may be for multi-token prediction
-    # (DeepSeek). These layers, which have an eh_proj, are not reported either.
+    # The last layers may be for multi-token prediction (DeepSeek). These layers, which have an
+    # eh_proj, are not reported as unused.
     last = ".eh_proj.weight"
     unread = program.unread if tower is None else program.unread | tower.unread
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
@@ -292,7 +286,6 @@ def check_weights(program: Program, weights: Weights, tower: Program | None = No
         n
         for n in names - needs
         if (tower is not None or not is_ignored(n))
-        and n not in HEADS
         and n not in unread
         and not n.startswith(guessers)
     )

@@ -87,7 +87,7 @@ class ModernBert:
             a = b.attend_both_sides(qkv, rope=layer_rope(s, i), window=layer_window(s, i))
             b.linear(a, f"{at}.attn.Wo", bias=s.out_bias, add_to=x)
             _add_mlp(b, s, at, x)
-        leave_linears(b, "head.dense", "head.norm", "classifier", *GGUF_HEAD)
+        leave_linears(b, "head.dense", "head.norm", "classifier", "model.decoder", *GGUF_HEAD)
         b.hidden(b.layer_norm(x, "model.final_norm", bias=bias))
 
 
@@ -135,6 +135,7 @@ class ModernBertDecoder:
             _add_mlp(b, s, at, x)
         h = b.layer_norm(x, "model.final_norm", bias=bias)
         if s.pooled:
+            b.leave(["model.decoder.weight"])
             b.hidden(h)
             return
         then, dense_bias = cast("tuple[Then, bool]", s.extra["head"])

@@ -11,7 +11,7 @@ from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
 from cpuserve.models.mamba import Mamba1Sizes, read_mamba1
 from cpuserve.models.opt import GATED
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.zamba2 import HYBRID, MAMBA, read_wide_heads
+from cpuserve.models.zamba2 import HYBRID, MAMBA, has_own_blocks, read_wide_heads
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
@@ -35,7 +35,8 @@ BLOCK = (
 class Zamba:
     """Zamba 7B v1. Source: transformers modeling_zamba.
 
-    Keys of spec.extra: "mamba"; "mamba_heads"; "hybrids" (the layers that use the block).
+    Keys of spec.extra: "mamba"; "mamba_heads"; "hybrids" (the layers that use the block); "own"
+    (whether each of these has a block of its own).
     """
 
     @staticmethod
@@ -69,6 +70,7 @@ class Zamba:
                 "mamba": sizes,
                 "mamba_heads": mamba_heads,
                 "hybrids": _read_hybrids(config, layers),
+                "own": has_own_blocks(config),
             },
         )
         activation = read_choice(config, "hidden_act", "gelu", GATED).removesuffix("_mul")
@@ -84,10 +86,11 @@ class Zamba:
             at, h = f"model.layers.{i}", x
             if i in hybrids:
                 use = hybrids.index(i)
-                block = _transform(b, s, f"model.layers.{hybrids[0]}.shared_transf", x, first, use)
+                owner = i if s.extra["own"] else hybrids[0]
+                block = _transform(b, s, f"model.layers.{owner}.shared_transf", x, first, use)
                 h = b.linear(block, f"{at}.linear", features=s.width)
                 b.add(x, to=h)
-                if use:
+                if owner != i:
                     b.leave(tuple(f"{at}.shared_transf.{name}.weight" for name in BLOCK))
                 at = f"{at}.mamba_decoder"
             _add_mamba(b, s, f"{at}.mamba", b.rms_norm(h, f"{at}.input_layernorm"), x)

@@ -61,7 +61,8 @@ class Zamba2:
             mlp_bias=bias,
             extra={
                 "mamba": _read_mamba(config, bias),
-                "blocks": _read_blocks(config, layers),
+                "blocks": _read_blocks(config, layers, own=has_own_blocks(config)),
+                "own": has_own_blocks(config),
                 "rank": read_int(config, "adapter_rank", 128, high=1 << 20),
                 "adapted": adapted,
                 "rotated": read_bool(config, "use_mem_rope", False),
@@ -76,11 +77,14 @@ class Zamba2:
         blocks = cast("tuple[int, ...]", s.extra["blocks"])
         x = b.embed("model.embed_tokens")
         first = b.columns(x, s.width)
-        use = 0
+        use, uses = 0, [block for block in blocks if block >= 0]
         for i, block in enumerate(blocks):
             at, h = f"model.layers.{i}", x
             if block >= 0:
                 shared = f"model.layers.{block}.shared_transformer"
+                if s.extra["own"]:  # each copy of a block has the adapters of its former uses
+                    others = set(range(len(uses))) - {use}
+                    b.leave(name for n in others for name in _adapter_weights(shared, n))
                 h = b.linear(
                     _transform(b, s, shared, x, first, use), f"{at}.linear", features=s.width
                 )
@@ -89,6 +93,22 @@ class Zamba2:
             h = b.rms_norm(h, f"{at}.input_layernorm")
             add_mamba2(b, sizes, f"{at}.mamba", h, x)
         finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
+
+
+def _adapter_weights(block: str, use: int) -> list[str]:
+    """Return the tensors of the adapters of a block for one of its uses."""
+    parts = [f"self_attn.linear_{part}" for part in "qkv"] + ["feed_forward.gate_up_proj"]
+    return [f"{block}.{part}_adapter_list.{use}.{n}.weight" for part in parts for n in range(2)]
+
+
+def has_own_blocks(config: Mapping[str, Any]) -> bool:
+    """Return whether layers share no transformer block.
+
+    transformers ties the head and the blocks by one key. A stored head that differs from the
+    embeddings (loader/heads.py) changes nothing for the blocks.
+    """
+    tied = read_bool(config, "tie_word_embeddings", True)
+    return not tied and not read_bool(config, "own_head", False)
 
 
 def read_wide_heads(config: Mapping[str, Any], heads: int) -> tuple[int, int]:
@@ -145,8 +165,11 @@ def _read_mamba(config: Mapping[str, Any], bias: bool) -> Mamba2Sizes:
     )
 
 
-def _read_blocks(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Return for each layer the layer that has the tensors of its transformer block, or -1."""
+def _read_blocks(config: Mapping[str, Any], layers: int, *, own: bool) -> tuple[int, ...]:
+    """Return for each layer the layer that has the tensors of its transformer block, or -1.
+
+    own: whether each block is used by one layer only.
+    """
     kinds = config.get("layers_block_type") or config.get("layer_types")
     if kinds is None:  # as in Zamba2 2.7B
         hybrid = {6, 12, 18, 24, 30, 36, 42, 47, 51}
@@ -157,6 +180,6 @@ def _read_blocks(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     hybrids = [i for i, kind in enumerate(kinds) if kind == HYBRID]
     if not hybrids:
         refuse("layers_block_type", kinds, f"a list with at least one {HYBRID}")
-    count = read_int(config, "num_mem_blocks", 1, high=4096)
+    count = len(hybrids) if own else read_int(config, "num_mem_blocks", 1, high=4096)
     owners = {i: hybrids[n % count] for n, i in enumerate(hybrids)}
     return tuple(owners.get(i, -1) for i in range(layers))

@@ -64,10 +64,14 @@ def test_the_first_few_tensors_of_another_model_are_named():
 
 
 def test_computed_buffers_and_a_tied_output_matrix_may_be_left_over():
-    weights = Weights(
-        {"a": (1,), "lm_head.weight": (1,), "model.layers.0.self_attn.rotary_emb.inv_freq": (1,)}
-    )
-    check_weights(program(a=(1,)), weights)
+    tied = build_program(spec_from_config(tiny_config("llama", tie_word_embeddings=True)))
+    given = {need.name: need.shape for need in stored_needs(tied.weights)}
+    head, buffer = "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"
+    assert head not in given
+    check_weights(tied, Weights({**given, head: (512, 64), buffer: (8,)}))
+    # The head of another family is no copy of the embeddings that anything compares.
+    with pytest.raises(ModelError, match=r"unused \(1\): embed_out.weight"):
+        check_weights(tied, Weights({**given, "embed_out.weight": (512, 64)}))
 
 
 def test_layers_that_guess_further_tokens_are_not_reported_as_unused():

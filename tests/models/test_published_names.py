@@ -6,23 +6,23 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
-from cpuserve.loader.load import check_weights, open_checkpoint
-from cpuserve.models import BUILTIN, SAME, architecture_of, build_program, spec_from_config
+from cpuserve.models import BUILTIN, SAME, architecture_of
 from cpuserve.models.base import SAVED_AS
 from cpuserve.models.text_parts import TEXT_TYPES
-from cpuserve.program.interpret import Interpreter
-from cpuserve.program.operations.dense import Logits
-from cpuserve.quant import dequantize
 from tests.helpers.depth import deep_but
 from tests.helpers.pictures import write_picture_model
-from tests.helpers.saved_forms import FORMS, random_model, save
-from tests.helpers.steps import Sequence, all_rows, step
+from tests.helpers.saved_forms import (
+    FORMS,
+    output_of,
+    output_of_transformers,
+    random_model,
+    save,
+    weights_of,
+)
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
-TOKENS = [(i * 37 + i * i * 5) % 500 + 5 for i in range(70)]
 # Families that transformers has no class for; their files are only called as published.
 WITHOUT_CLASS = {"rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2"}
 WITHOUT_CLASS |= {"molmo2"}  # the whole model is saved, below
@@ -32,36 +32,6 @@ SAMPLE = ("mixtral", "exaone-moe", "kolibri1", "exaone", "gte", "olmo-hybrid", "
 # transformers rotates halves in Hunyuan 4, and published files need rotated pairs
 # (tests/helpers/hy_v4.py).
 OTHER_ROPE = ("hy-v4",)
-
-
-def weights_of(path):
-    """(the Program of a saved model, its weights by their names), in fp32; no tensor is unknown."""
-    checkpoint = open_checkpoint(path)
-    program = build_program(spec_from_config(checkpoint.config))
-    check_weights(program, checkpoint.weights)
-    return program, {
-        need.name: dequantize(checkpoint.weights.get(need.name)).reshape(need.shape)
-        for need in program.weights
-    }
-
-
-def output_of(program, weights):
-    """The logits of all tokens, or the hidden states if the model is an encoder."""
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
-    states = {"num_states": 64} if program.states else {}
-    interpreter = Interpreter(program, tensors, **states)
-    first = interpreter.num_blocks if program.states else 0
-    words = step(Sequence(0, TOKENS, [5, 2, 9], first).chunk(None, all_rows(len(TOKENS))))
-    with torch.inference_mode():
-        hidden = interpreter.hidden(words)
-        last = program.ops[-1]
-        return interpreter.logits(hidden) if isinstance(last, Logits) else hidden
-
-
-def output_of_transformers(model):
-    with torch.inference_mode():
-        out = model(torch.tensor([TOKENS]))
-    return out.logits[0] if "logits" in out else out.last_hidden_state[0]
 
 
 @pytest.mark.parametrize("family", deep_but(SAMPLE, KNOWN))

@@ -536,11 +536,14 @@ class DenseBuilder(ExpertsBuilder):
     ) -> None:
         """Append the logits: x times the matrix `name`, or the embedding `tied_to`.
 
-        An embedding model gets the op `hidden` instead.
+        An embedding model gets the op `hidden` instead. Files may have the matrix `name` in any
+        case: a copy of a tied embedding (loader/heads.py compares them), or a head without use.
 
         kept: the value with the hidden states that a head reads (see `Logits`).
         """
         width, vocab = self._width(x), self._spec.vocab
+        if self._spec.pooled or tied_to is not None:
+            self.leave([f"{name}.weight"])
         if self._spec.pooled:
             self.hidden(x)
             return
