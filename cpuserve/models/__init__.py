@@ -21,7 +21,7 @@ from cpuserve.models.base import (
     SAVED_AS,
     TAGGERS,
 )
-from cpuserve.models.config import read_architectures, refuse
+from cpuserve.models.config import read_architectures, read_object, refuse
 from cpuserve.models.rope import axes_of
 from cpuserve.models.stored_names import AS_PROGRAM
 from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
@@ -144,6 +144,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if (name := read_architectures(config)[0]) in TEXT_PARTS:
         config = text_config(name, config)
     spec = _family(architecture).spec(config)
+    _check_shared(config, architecture, spec)
     if name in TEXT_PARTS:
         spec = with_tower(spec, tower_spec(whole, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
@@ -167,6 +168,35 @@ def names_of(architecture: str) -> StoredNames:
     A model without a family runs through transformers, which reads its files itself.
     """
     return getattr(find_model(architecture), "stored", AS_PROGRAM)
+
+
+def _check_shared(config: Mapping[str, Any], architecture: str, spec: ModelSpec) -> None:
+    """Raise ModelError for a key that transformers reads in all families, and the family does not.
+
+    Such a key would change the results of the model without notice.
+    """
+    if config.get("is_causal") is False and not spec.encoder:
+        refuse("is_causal", False, "true: tokens attend to no later tokens in this family")
+    # transformers writes what Step 3.5 says in other keys there as well.
+    if config.get("per_layer_config") and not architecture.startswith(("Gemma4", "Step3p5")):
+        refuse("per_layer_config", config["per_layer_config"], "null in this family")
+    heads = config.get("num_attention_heads", spec.q_heads)
+    for key in ("n_head", "n_heads", "num_heads", "attention_heads"):
+        if config.get(key) == spec.q_heads != heads:  # another name of it, which goes before
+            refuse("num_attention_heads", heads, f"{spec.q_heads}, as {key} says")
+    _check_ropes(config)
+
+
+def _check_ropes(config: Mapping[str, Any]) -> None:
+    """Raise ModelError if rope_scaling, which goes before, and rope_parameters say other things."""
+    scaling, parameters = (read_object(config, key) for key in ("rope_scaling", "rope_parameters"))
+    if not scaling or not parameters:
+        return
+    kinds = {rope.get("rope_type", rope.get("type", "default")) for rope in (scaling, parameters)}
+    outside = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    rest = {k: v for k, v in parameters.items() if k not in ("rope_type", "type")}
+    if len(kinds) > 1 or any({**outside, **scaling}.get(k) != v for k, v in rest.items()):
+        refuse("rope_scaling", dict(scaling), "absent, or equal to rope_parameters")
 
 
 def with_tower(spec: ModelSpec, tower: TowerSpec | None) -> ModelSpec:

@@ -40,6 +40,9 @@ class Xglm:
         """Return the hyperparameters in an XGLM config; the epsilon of norms is fixed."""
         if read_bool(config, "add_cross_attention", False):
             refuse("add_cross_attention", True, "false: only decoders alone are supported")
+        # The row of the positions with the number of this token would be zeros.
+        if read_int(config, "pad_token_id", 1, low=0) >= POSITION_OFFSET:
+            refuse("pad_token_id", config["pad_token_id"], f"below {POSITION_OFFSET}")
         sizes = {
             "hidden_size": read_int(config, "d_model", low=4, high=1 << 20),
             "num_attention_heads": read_int(config, "attention_heads", high=65536),

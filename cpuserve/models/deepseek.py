@@ -77,7 +77,7 @@ class DeepseekV3:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a DeepSeek V3 config."""
         return _read_v3(
-            config,
+            {"routed_scaling_factor": 2.5, **config},
             positions=4096,
             dense=read_first_dense(config, 3),
             groups=read_groups(config, (8, 4), best=2),
@@ -100,7 +100,7 @@ class DeepseekV32:
         """Return the hyperparameters in a DeepSeek V3.2 config."""
         first = read_int(config, "first_k_dense_replace", 3, low=0)
         spec = _read_v3(
-            {**config, "rope_interleave": True},
+            {"routed_scaling_factor": 2.5, **config, "rope_interleave": True},
             positions=163840,
             dense=read_dense_layers(config, first=first),
             groups=read_groups(config, (8, 4), best=2),
@@ -165,8 +165,9 @@ class Glm4MoeLite:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a GLM-4.7-Flash config."""
+        defaults = {"routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "q_lora_rank": 768}
         return _read_v3(
-            config,
+            {**defaults, **config},
             positions=202752,
             groups=read_groups(config, (1, 1), best=2),
             dense=read_dense_layers(config, first=1),
@@ -303,7 +304,7 @@ class AxK1:
         first = read_int(config, "first_k_dense_replace", 1, low=0)
         every = read_int(config, "moe_layer_freq", 1)
         return _read_v3(
-            config,
+            {"routed_scaling_factor": 2.5, **config},
             positions=32768,
             dense=read_dense_layers(config, first=first, every=every),
             groups=read_groups(config, (8, 4), best=2),

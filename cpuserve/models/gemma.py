@@ -132,6 +132,8 @@ class Gemma3Embedding:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Gemma 3 text config."""
         both_sides = read_bool(config, "use_bidirectional_attention", False)
+        if not read_bool(config, "is_causal", True):  # transformers has other windows with it
+            refuse("is_causal", False, "absent: use_bidirectional_attention says the same")
         config = {**config, "use_bidirectional_attention": False}
         if both_sides and config.get("sliding_window", 1) is not None:
             # The window of the config counts the tokens on both sides together.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_choice
+from cpuserve.models.config import read_bool, read_choice, read_int, refuse
 from cpuserve.models.head_norms import norm_heads
 from cpuserve.models.llama import read_decoder
 from cpuserve.models.opt import ACTIVATIONS
@@ -29,6 +29,9 @@ class GptNeoX:
         """Return the hyperparameters in a GPT-NeoX config."""
         activation = read_choice(config, "hidden_act", "gelu", ACTIVATIONS)
         bias = read_bool(config, "attention_bias", True)
+        width, heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
+        if config.get("head_dim") not in (None, width // heads):  # it would change the RoPE only
+            refuse("head_dim", config["head_dim"], f"{width // heads}, or absent")
         own = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
         rope = {new: config[old] for old, new in own.items() if config.get(old) is not None}
         return read_decoder(
@@ -38,7 +41,7 @@ class GptNeoX:
                 **config,
                 **rope,
                 "hidden_act": "silu",
-                "head_dim": None,  # a key that transformers does not read
+                "head_dim": None,
             },
             positions=2048,
             qkv_bias=bias,

@@ -58,7 +58,8 @@ class GraniteSwa:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Granite SWA config; a RoPE base of 0 means no RoPE."""
-        config = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config}
+        defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
+        config = {**defaults, "tie_word_embeddings": True, **config}
         spec = _spec(config, mlp_bias=read_bool(config, "mlp_bias", False))
         return _by_layer(config, spec)
 

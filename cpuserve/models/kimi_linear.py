@@ -60,7 +60,8 @@ class KimiLinear:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Kimi Linear config."""
-        config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **with_keys(config)}
+        defaults = {"q_lora_rank": None, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446}
+        config = {**defaults, **with_keys(config)}
         if not read_bool(config, "mla_use_nope", True):
             refuse("mla_use_nope", False, "true: attention has no RoPE")
         sigmoid = {"sigmoid": "sigmoid"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_int, read_kinds
+from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds
 from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder, self_attention
 from cpuserve.models.qwen3_moe import qwen_mlp, read_shared_experts
 from cpuserve.models.qwen3_next import read_delta
@@ -42,6 +42,8 @@ class LaraMini:
         config = {**defaults, **{key: value for key, value in config.items() if value is not None}}
         config = {**config, "intermediate_size": config["moe_intermediate_size"]}
         kinds = read_kinds(config, "layer_types", KINDS, lambda i: PATTERN[i % len(PATTERN)])
+        # The convolutions of gated delta nets have this activation as well.
+        read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
         window = read_int(config, "sliding_window", 512)
         extra = {
             **read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True)),

@@ -205,7 +205,9 @@ class Lfm3:
         """Return the hyperparameters in an LFM3 config."""
         given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
         # The activation is always SiLU, even if hidden_act has another value.
-        config = {"norm_eps": 1e-5, "tie_word_embeddings": True, **given}
+        # The name rms_norm_eps means the same, and goes before.
+        given["norm_eps"] = given.get("rms_norm_eps", given.get("norm_eps", 1e-5))
+        config = {"tie_word_embeddings": True, **given}
         config["head_dim"] = read_int(config, "head_dim", 128)
         kinds = read_kinds(config, "layer_types", KINDS_3, _default_kind)
         window = read_int(config, "sliding_window", 256)

@@ -40,12 +40,12 @@ class ModernBert:
             "theta": read_float(config, "global_rope_theta", 160000.0, low=1.0),
             "local_theta": read_float(config, "local_rope_theta", 10000.0, low=1.0),
         }
+        config = {key: value for key, value in config.items() if key != "rope_theta"}
         config, local_rope = split_ropes(config, width // heads, 8192, **theta)
         rope, positions = read_rope(config, width // heads, 8192)
         every = read_int(config, "global_attn_every_n_layers", 3)
-        # local_attention counts tokens on both sides;
         # `window` counts one side and the token itself.
-        window = read_int(config, "local_attention", 128) // 2 + 1
+        window = read_local_attention(config) + 1
         bias = read_bool(config, "attention_bias", False)
         return ModelSpec(
             vocab=read_int(config, "vocab_size"),
@@ -91,6 +91,15 @@ class ModernBert:
         b.hidden(b.layer_norm(x, "model.final_norm", bias=bias))
 
 
+def read_local_attention(config: Mapping[str, Any]) -> int:
+    """Return how many tokens a layer with a window sees on one side.
+
+    local_attention counts tokens on both sides; sliding_window, on one side, goes before.
+    """
+    both = read_int(config, "local_attention", 128, low=2)
+    return read_int(config, "sliding_window", both // 2)
+
+
 class ModernBertDecoder:
     """The decoder of ModernBERT (Ettin). Source: transformers modeling_modernbert_decoder.
 
@@ -101,7 +110,7 @@ class ModernBertDecoder:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a config of the decoder."""
         spec = ModernBert.spec(config)
-        window = read_int(config, "local_attention", 128, low=2) // 2
+        window = read_local_attention(config)
         windows = cast("tuple[int, ...]", spec.extra["windows"])
         then = read_choice(config, "classifier_activation", "gelu", ACTIVATIONS)
         return replace(

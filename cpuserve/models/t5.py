@@ -7,24 +7,21 @@ from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.bert import leave_linears
-from cpuserve.models.config import read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    refuse,
+)
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.relative import Distances
 from cpuserve.program.ops import Then
 
-# "gated-gelu" is the approximation with tanh, as in transformers.
-_MLPS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "silu": "silu",
-    "gated-gelu": "gelu_tanh_mul",
-    "gated-gelu_new": "gelu_tanh_mul",
-    "gated-silu": "silu_mul",
-}
-
-
+_KINDS = ("relu", "gelu", "gelu_new", "silu", "gated-gelu", "gated-gelu_new", "gated-silu")
+_FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
 # Values that configs of mT5 and UMT5 may leave out, where T5 has other ones.
 _MULTILINGUAL = {
     "vocab_size": 250112,
@@ -33,6 +30,21 @@ _MULTILINGUAL = {
     "num_heads": 6,
     "feed_forward_proj": "gated-gelu",
 }
+
+
+def _read_activation(config: Mapping[str, Any]) -> str:
+    """Return the activation of the MLPs; dense_act_fn and is_gated_act go before their usual key.
+
+    "gated-gelu" is the approximation with tanh, as in transformers.
+    """
+    kind = read_choice(config, "feed_forward_proj", "relu", {name: name for name in _KINDS})
+    usual = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+    function = read_choice(config, "dense_act_fn", usual, _FUNCTIONS)
+    if not read_bool(config, "is_gated_act", kind.startswith("gated-")):
+        return function
+    if function == "relu":
+        refuse("dense_act_fn", function, "gelu, gelu_new or silu, because the MLPs have gates")
+    return f"{function}_mul"
 
 
 class T5Encoder:
@@ -63,7 +75,7 @@ class T5Encoder:
             norm_eps=read_float(config, "layer_norm_epsilon", 1e-6),
             tied=True,
             dtype=read_dtype(config),
-            activation=read_choice(config, "feed_forward_proj", "relu", _MLPS),
+            activation=_read_activation(config),
             pooled=True,
             encoder=True,
             extra={

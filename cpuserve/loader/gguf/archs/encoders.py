@@ -28,7 +28,7 @@ def _modern_bert(keys: Keys) -> dict[str, Any]:
         "local_attention": keys.count("attention.sliding_window", 128),
         "hidden_activation": keys.raw("hidden_activation") or "gelu",
         "global_attn_every_n_layers": keys.count("attention.sliding_window_pattern", 3),
-        "rope_theta": keys.real("rope.freq_base", 160000.0),
+        "global_rope_theta": keys.real("rope.freq_base", 160000.0),
         "local_rope_theta": keys.real("rope.freq_base_swa", 10000.0),
         "attention_bias": keys.has("blk.0.attn_qkv.bias"),
         "mlp_bias": keys.has("blk.0.ffn_up.bias"),
