@@ -96,6 +96,26 @@ def test_an_unknown_member_is_refused_also_if_the_server_has_one_of_that_name(fi
         assert raised.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"type": "json_object", "shema": {}}, "response_format has the unknown field 'shema'"),
+        ({"type": "text", "grammer": "x"}, "response_format has the unknown field 'grammer'"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strct": True}},
+            "response_format.json_schema has the unknown field 'strct'",
+        ),
+    ],
+)
+def test_an_unknown_member_of_response_format_is_refused(value, where):
+    with pytest.raises(InvalidRequest, match=where) as raised:
+        structured_outputs(GenerateCall(response_format=value))
+    assert raised.value.param == "response_format"
+    inner = {"name": "a", "description": "b", "schema": {}, "strict": None, "other": None}
+    known = {"type": "json_schema", "json_schema": inner, "strict": True, "more": None}
+    assert structured_outputs(GenerateCall(response_format=known)) is not None
+
+
 def test_a_forced_tool_call_leaves_no_text_for_a_format():
     """Agents with a type of output send its format with every request."""
     call = GenerateCall(response_format={"type": "json_object"}, tools=[{}], tool_choice="required")

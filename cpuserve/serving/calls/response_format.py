@@ -43,10 +43,14 @@ def _response_format(value: Any) -> StructuredOutputs | None:
     if value is None or isinstance(value, StructuredOutputs):
         return value
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return None
     if kind == "structural_tag":
         return StructuredOutputs(structural_tag=value)
+    if isinstance(value, dict) and isinstance(kind, str):
+        _check_known(value, _FIELD, _KNOWN)
+        if isinstance(inner := value.get("json_schema"), dict):
+            _check_known(inner, f"{_FIELD}.json_schema", _KNOWN_OF_SCHEMA)
+    if kind == "text":
+        return None
     if (form := _form(value, kind, _FIELD)) is not None:
         return form
     msg = f"response_format must be an object whose type is {_FORMATS}"
@@ -84,6 +88,18 @@ def _form(value: Any, kind: object, field: str) -> StructuredOutputs | None:
             _check_members(value, kind, field, ("value", "regex", "pattern"))
             return _regex(value, field)
     return None
+
+
+_KNOWN_OF_SCHEMA = ("name", "description", "schema", "strict")
+_KNOWN = ("type", "json_schema", "value", "regex", "pattern", "grammar", *_KNOWN_OF_SCHEMA)
+
+
+def _check_known(value: dict[str, Any], field: str, known: tuple[str, ...]) -> None:
+    """Raise InvalidRequest for a member without a meaning: it may be a known one, misspelt."""
+    for name, given in value.items():
+        if name not in known and given is not None:
+            msg = f"{field} has the unknown field {name[:80]!r}: known are {', '.join(known)}"
+            raise InvalidRequest(msg, param=_FIELD)
 
 
 # Members of a value that ask for a structure. Each type has some of them.
