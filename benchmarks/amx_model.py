@@ -1,6 +1,6 @@
 """Model how fast the AMX kernels are, from the instructions that the compiler made of them.
 
-    python benchmarks/amx_model.py BUILD/CMakeFiles/cpuserve_isa_amx.dir/csrc/kernels/isa/amx.cpp.o
+    python benchmarks/amx_model.py BUILD/csrc/CMakeFiles/cpuserve_isa_amx.dir/kernels/isa/amx.cpp.o
 
 Nothing is measured here; docs/performance.md has the rates of a real machine.
 The inner loops are read from `objdump -d`; their instructions occupy the units of a core

@@ -95,7 +95,7 @@ def fixed(i: Instruction) -> Instruction:
 @functools.cache
 def read_level(build: Path, name: str) -> dict[str, Function]:
     """Return the functions of a level's object file by plain name."""
-    path = build / f"CMakeFiles/cpuserve_isa_{name}.dir/csrc/kernels/isa/{name}.cpp.o"
+    path = build / f"csrc/CMakeFiles/cpuserve_isa_{name}.dir/kernels/isa/{name}.cpp.o"
     return {plain(f.name): Function(f.name, list(map(fixed, f.code))) for f in read(str(path))}
 
 

@@ -42,8 +42,8 @@ function(cpuserve_add_isa level)
     return()
   endif()
   set(target cpuserve_isa_${level})
-  add_library(${target} OBJECT csrc/kernels/isa/${level}.cpp)
-  target_include_directories(${target} PRIVATE csrc)
+  add_library(${target} OBJECT kernels/isa/${level}.cpp)
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
   # -ffp-contract=off: no compiler may fuse a product and a sum into one operation, so that all
   # compilers generate the same arithmetic. Without traps and errno the compiler can vectorize
   # loops.
@@ -78,8 +78,8 @@ function(cpuserve_add_isa level)
     OUTPUT "${stamp}"
     COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} "-DOBJECTS=$<TARGET_OBJECTS:${target}>"
             -DSYMBOL=${arg_SYMBOL} -DSTAMP=${stamp}
-            -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
-    DEPENDS $<TARGET_OBJECTS:${target}> "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
+            -P "${PROJECT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
+    DEPENDS $<TARGET_OBJECTS:${target}> "${PROJECT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
     VERBATIM COMMENT "Checking that ${level} leaks no symbol")
   add_custom_target(${target}_leaks ALL DEPENDS "${stamp}")
   add_dependencies(${target}_leaks ${target})

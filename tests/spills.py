@@ -259,7 +259,7 @@ def objects(build: Path, levels: Sequence[str]) -> dict[str, Path]:
     if not levels:
         units = (build / "generated" / "kernels" / "isa_units.inc").read_text()
         levels = [v for v in re.findall(r"CPUSERVE_ISA_UNIT\((\w+),", units) if v != "scalar"]
-    folder = "CMakeFiles/cpuserve_isa_{0}.dir/csrc/kernels/isa/{0}.cpp.o"
+    folder = "csrc/CMakeFiles/cpuserve_isa_{0}.dir/kernels/isa/{0}.cpp.o"
     return {level: build / folder.format(level) for level in levels}
 
 

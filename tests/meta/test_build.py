@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pybind11
 import pytest
 
 from cpuserve import _C
@@ -63,11 +65,35 @@ def test_makefiles_check_the_symbols_of_a_level_before_a_program_is_linked(tmp_p
     assert result.returncode == 0, result.stderr
     rules = (tmp_path / "CMakeFiles" / "Makefile2").read_text().splitlines()
     unit, check, core = (
-        f"CMakeFiles/{name}.dir/all"
+        f"csrc/CMakeFiles/{name}.dir/all"
         for name in ("cpuserve_isa_scalar", "cpuserve_isa_scalar_leaks", "cpuserve_core")
     )
     assert f"{core}: {check}" in rules
     assert f"{check}: {unit}" in rules
+
+
+def test_a_build_in_another_environment_compiles_nothing_again(tmp_path):
+    """pip builds in a new environment each time, and scikit-build-core then deletes CMakeFiles."""
+    commands, times, build = [], [], tmp_path / "build"
+    for name in ("first", "second"):
+        source, target = Path(pybind11.__file__).parent, tmp_path / name / "pybind11"
+        installed = shutil.copytree(source, target, copy_function=shutil.copyfile)
+        result = configure(
+            build, "-DCPUSERVE_EXTENSION=ON", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+            f"-Dpybind11_DIR={installed / 'share' / 'cmake' / 'pybind11'}",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        commands.append((build / "compile_commands.json").read_text())
+        headers = sorted((build / "pybind11").rglob("*.h"))
+        times.append([header.stat().st_mtime_ns for header in headers])
+        shutil.rmtree(build / "CMakeFiles")
+        (build / "CMakeCache.txt").unlink()
+    assert commands[0] == commands[1]
+    assert times[0]
+    assert times[0] == times[1]
+    outputs = [entry["output"] for entry in json.loads(commands[0])]
+    assert outputs
+    assert not [path for path in outputs if path.startswith("CMakeFiles/")]
 
 
 # -- levels ---------------------------------------------------------------------------------------
