@@ -207,6 +207,7 @@ def _shown_headers() -> Iterator[str]:
         yield from dialect.id_headers
         yield from dialect.limits.all()
     yield "retry-after"
+    yield "warning"
 
 
 def app_of(state: ServerState, options: ServerOptions) -> FastAPI:

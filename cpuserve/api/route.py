@@ -350,6 +350,7 @@ async def call_of(
     call, names = await (run_limited if waits else run_sized)(size, converted)
     if names:
         await read_files(request, call)
+    request.warnings += call.ignored
     return call
 
 

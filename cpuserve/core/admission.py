@@ -96,6 +96,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     _check_ids("logprob_token_ids", params.scored_ids, limits.vocab)
     for word in params.bad_word_ids:
         _check_ids("bad_words", word, limits.vocab)
+    _check_ids("whitelist_token_ids", params.exempt_ids, limits.vocab)
     _check_ids("dry_sequence_breakers", params.dry_breaker_ids, limits.vocab)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab)
     _check_labels(params.label_ids, limits)

@@ -34,7 +34,8 @@ def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]
     """
     form = params.structured_outputs if params.masks_tokens else None
     allowed = params.allowed_token_ids
-    may_bar = any(len(word) > 1 for word in params.bad_word_ids)
+    ngrams = params.banned_ngram_size > 0
+    may_bar = ngrams or any(len(word) > 1 for word in params.bad_word_ids)
     if form is None and allowed is not None and not (may_bar or excludes_all(params, stops)):
         return []
     barred = _barred(params)
@@ -42,12 +43,13 @@ def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]
         "allowed_token_ids": allowed is not None,
         "logit_bias": bool(barred),
         "bad_words": bool(params.bad_word_ids),
+        params.ngram_field: ngrams,
         "min_tokens": bool(stops),
     }
     found = [name for name, is_used in fields.items() if is_used]
     if form is not None:
         return [form.role, *found] if found else []
-    return found if allowed is not None or barred or params.bad_word_ids else []
+    return found if allowed is not None or barred or params.bad_word_ids or ngrams else []
 
 
 def no_token_left(fields: list[str]) -> str:

@@ -274,6 +274,7 @@ def _samples_without_state(params: SamplingParams) -> bool:
         and params.chain is None
         and params.allowed_token_ids is None
         and not (params.penalizes or params.bad_word_ids or params.logit_bias)
+        and not params.banned_ngram_size
     )
 
 

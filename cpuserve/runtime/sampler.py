@@ -376,6 +376,7 @@ class SlotSampler:
         self._chain: ChainSampler | None = None
         if chain is not None:
             self._chain = ChainSampler(chain, params, [*prompt, *output], vocab)
+        self._output = list(output) if params.banned_ngram_size else None
         longest = max(map(len, params.bad_word_ids), default=0)
         self._recent = deque(output[-longest:], maxlen=longest)
 
@@ -410,6 +411,8 @@ class SlotSampler:
         self._count(token)
         self._num_outputs += 1
         self._recent.append(token)
+        if self._output is not None:
+            self._output.append(token)
         return token
 
     def _count(self, token: int) -> None:
@@ -441,6 +444,8 @@ class SlotSampler:
         for *before, last in p.bad_word_ids:
             if before == list(self._recent)[len(self._recent) - len(before) :]:
                 x[last] = -np.inf
+        if self._output is not None:
+            x[list(repeated_ends(self._output, p))] = -np.inf
         if mask is not None:
             x[~allowed_by(mask, len(x))] = -np.inf
         return x
@@ -473,6 +478,16 @@ class SlotSampler:
         running = np.cumsum(mass[kept])
         at = int(np.searchsorted(running, uniform(self._seed, position) * running[-1], "right"))
         return int(kept[min(at, len(kept) - 1)])
+
+
+def repeated_ends(output: Sequence[int], params: SamplingParams) -> set[int]:
+    """Return the ids that would complete an n-gram of the output again, but for exempt_ids."""
+    size, window = params.banned_ngram_size, params.banned_ngram_window
+    seen = list(output) if window < 0 else list(output[-window:])
+    before = list(output[len(output) - size + 1 :])
+    ends = (seen[at + size - 1] for at in range(len(seen) - size + 1)
+            if seen[at : at + size - 1] == before)  # fmt: skip
+    return set(ends) - set(params.exempt_ids)
 
 
 def allowed_by(mask: Int32, vocab: int) -> npt.NDArray[np.bool_]:

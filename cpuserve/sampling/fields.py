@@ -106,6 +106,9 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     mirostat: 1 or 2 = keep the surprise of the tokens near mirostat_tau,
       with steps of mirostat_eta.
     post_sampling_probs: logprobs are computed from the probabilities after all samplers.
+    no_repeat_ngram_size: no n-gram of so many tokens occurs twice in the output; 0 or -1 = off.
+    ngram_size, window_size: the same, within the last window_size tokens (100 if it is not set).
+    whitelist_token_ids: tokens that may complete such an n-gram all the same.
     """
 
     samplers: str | list[str] | None = None
@@ -132,6 +135,12 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     mirostat_tau: Annotated[float | None, Rule(0, 1e6, needs="mirostat", unset=5.0)] = None
     mirostat_eta: Annotated[float | None, Rule(0, 1e3, needs="mirostat", unset=0.1)] = None
     post_sampling_probs: bool | None = None
+    no_repeat_ngram_size: Annotated[
+        int | None, Rule(-1, MAX_INT, f"-1 or 0 (off), or between 1 and {MAX_INT}")
+    ] = None
+    ngram_size: Annotated[int | None, Rule(1, MAX_INT)] = None
+    window_size: Annotated[int | None, Rule(1, MAX_INT, needs="ngram_size")] = None
+    whitelist_token_ids: list[int] | None = None
 
 
 class ChainParams(SamplerFields, kw_only=True):
@@ -159,6 +168,7 @@ class OfflineFields(ChainParams, kw_only=True):
     output_kind, stream_interval, skip_clone, output_text_buffer_length,
       spaces_between_special_tokens: have no effect, because `LLM` does not stream
       and no tokenizer adds spaces.
+    extra_args: values of fields that vLLM has as plugins (see extra_args.py); others are ignored.
     """
 
     detokenize: bool = True
@@ -185,7 +195,7 @@ class OfflineFields(ChainParams, kw_only=True):
     trace_decode_token_ids: Annotated[Any, RefusedField("tokens are sampled, and not replayed")] = (
         None
     )
-    extra_args: Annotated[dict[str, Any] | None, RefusedField("no plugins read them", ({},))] = None
+    extra_args: dict[str, Any] | None = None
 
 
 class SamplingFields(OfflineFields, omit_defaults=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.chain import Chain, chain_of, check_samplers
+from cpuserve.sampling.extra_args import known_extras
 from cpuserve.sampling.fields import OF_SAMPLERS, SamplingFields, check_fields
 from cpuserve.sampling.repetition import repetition_from
 from cpuserve.sampling.structured import structured_from
@@ -38,6 +39,10 @@ class SamplingType(IntEnum):
     GREEDY = 0
     RANDOM = 1
     RANDOM_SEED = 2
+
+
+# The window of n-grams in vLLM, in tokens.
+DEFAULT_WINDOW = 100
 
 
 class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
@@ -85,6 +90,10 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
         self.stop = self.stop or []
         self.stop_token_ids = self.stop_token_ids or []
         self.bad_words = self.bad_words or []
+        if self.extra_args:
+            fields, _ = known_extras(self.extra_args)
+            for name, value in fields.items():
+                setattr(self, name, value)
         if self.top_k == -1:
             self.top_k = 0
         for name, switch in OF_SAMPLERS.items():
@@ -95,6 +104,9 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
 
     def _check_all(self) -> None:
         check_fields(self)
+        if self.ngram_size and (self.no_repeat_ngram_size or 0) > 0:
+            msg = "ngram_size and no_repeat_ngram_size exclude each other: set one of them"
+            raise InvalidRequest(msg, role="ngram_size")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             msg = f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
             raise InvalidRequest(msg, role="min_tokens")
@@ -138,6 +150,27 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
         return -1 if self.repeat_last_n is None else self.repeat_last_n
 
     @property
+    def banned_ngram_size(self) -> int:
+        """How many tokens an n-gram has that may not occur twice in the output; 0 = any may."""
+        return max(0, self.no_repeat_ngram_size or 0) or self.ngram_size or 0
+
+    @property
+    def banned_ngram_window(self) -> int:
+        """How many of the last output tokens banned_ngram_size is about; -1 = all."""
+        whole = (self.no_repeat_ngram_size or 0) > 0
+        return -1 if whole else self.window_size or DEFAULT_WINDOW
+
+    @property
+    def ngram_field(self) -> str:
+        """The field that banned_ngram_size comes from."""
+        return "ngram_size" if self.ngram_size else "no_repeat_ngram_size"
+
+    @property
+    def exempt_ids(self) -> list[int]:
+        """The ids of tokens that may complete an n-gram a second time."""
+        return self.whitelist_token_ids or [] if self.banned_ngram_size else []
+
+    @property
     def bars_tokens(self) -> bool:
         """Whether bans, biases, penalties or a grammar could exclude all tokens."""
         return bool(
@@ -145,6 +178,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
             or self.masks_tokens
             or self.logit_bias
             or self.bad_word_ids
+            or self.banned_ngram_size
             or self.min_tokens
             or self.penalizes
         )

@@ -48,7 +48,11 @@ class SlotRequest:
     @property
     def output(self) -> list[int]:
         """The tokens of the output, or none if the sampler does not look back at them."""
-        counts = self.params.min_tokens > 0 or self.params.bad_word_ids
+        counts = (
+            self.params.min_tokens > 0
+            or self.params.bad_word_ids
+            or self.params.banned_ngram_size > 0
+        )
         return self.output_ids if counts or self._looks_back else []
 
     @property

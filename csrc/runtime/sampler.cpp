@@ -29,6 +29,7 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   check_ids("stop_ids", r.stop_ids);
   check_ids("prompt", r.prompt);
   check_ids("output", r.output);
+  check_ids("exempt_ids", r.exempt_ids);
   const Span<const int32_t> allowed = r.allowed_token_ids.value_or(Span<const int32_t>{});
   check_ids("allowed_token_ids", allowed);
 
@@ -46,6 +47,13 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   }
   fresh.recent.reserve(fresh.most_recent);
   for (int32_t id : r.output) add_recent(fresh, id);
+  if (r.banned_ngram_size > 0) {
+    const int64_t room = r.output.size() + max_outputs_;
+    fresh.repeats = std::make_unique<RepeatBan>(r.banned_ngram_size, r.banned_ngram_window,
+                                                r.exempt_ids, room);
+    for (int32_t id : r.output) fresh.repeats->append(id);
+    fresh.banned.resize(fresh.banned.size() + static_cast<size_t>(room));
+  }
   fresh.scored.assign(r.scored_ids.begin(), r.scored_ids.end());
   fresh.allowed.assign(allowed.begin(), allowed.end());
   std::sort(fresh.allowed.begin(), fresh.allowed.end());
@@ -85,7 +93,7 @@ void Sampler::add_recent(Slot& s, int32_t token) noexcept {
   s.recent.push_back(token);
 }
 
-// Sets the banned ids for the next token: stop ids and last ids of bad words.
+// Sets the banned ids for the next token: stop ids, and last ids of bad words and of n-grams.
 void Sampler::ban(Slot& s) noexcept {
   const bool stops = s.outputs_until_stop > 0;
   int64_t count = s.num_stops;
@@ -98,6 +106,7 @@ void Sampler::ban(Slot& s) noexcept {
     }
     begin = end;
   }
+  if (s.repeats) count += s.repeats->write(s.banned.data() + count);
   const int64_t skipped = stops ? 0 : s.num_stops;
   s.params.banned = s.banned.data() + skipped;
   s.params.num_banned = static_cast<int32_t>(count - skipped);
@@ -146,9 +155,10 @@ TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
 void Sampler::append(int64_t index, int32_t token) noexcept {
   if (token < 0) return;  // the row got no token
   Slot& s = slots_[static_cast<size_t>(index)];
-  if (s.outputs_until_stop > 0 || !s.bad_ends.empty()) {
+  if (s.outputs_until_stop > 0 || !s.bad_ends.empty() || s.repeats) {
     s.outputs_until_stop -= s.outputs_until_stop > 0;
     add_recent(s, token);
+    if (s.repeats) s.repeats->append(token);
     ban(s);
   }
   if (s.chain) s.chain->append(token);

@@ -9,6 +9,7 @@
 
 #include "base/span.h"
 #include "kernels/table.h"
+#include "runtime/repeat_ban.h"
 #include "runtime/sampler_chain.h"
 
 namespace cpuserve {
@@ -19,6 +20,9 @@ namespace cpuserve {
 //                      may be empty without penalties, min_tokens, bad words and a chain
 //   bad_word_ids       the last id of a bad word is banned
 //                      while the output ends with the other ids of this word
+//   banned_ngram_size  if above 0, no n-gram of so many tokens occurs twice in the output
+//   banned_ngram_window  how many of the last tokens this looks at; -1: all (repeat_ban.h)
+//   exempt_ids         ids that may complete such an n-gram
 //   scored_ids         if not empty, the ids that get logprobs instead of the usual alternatives
 //                      of each sampled token
 //   penalty_window     if at least 0, penalties count only so many last ids of the text,
@@ -35,12 +39,15 @@ struct SlotRequest {
   std::optional<Span<const int32_t>> allowed_token_ids;
   Span<const int32_t> prompt, output;
   std::vector<std::vector<int32_t>> bad_word_ids;
+  int64_t banned_ngram_size = 0, banned_ngram_window = -1;
+  Span<const int32_t> exempt_ids;
   Span<const int32_t> scored_ids;
   int64_t penalty_window = -1;
   std::optional<ChainSettings> chain;
   CPUSERVE_FIELDS(temperature, top_p, min_p, top_k, repetition_penalty, frequency_penalty,
                   presence_penalty, seed, min_tokens, stop_ids, logit_bias, allowed_token_ids,
-                  prompt, output, bad_word_ids, scored_ids, penalty_window, chain)
+                  prompt, output, bad_word_ids, banned_ngram_size, banned_ngram_window, exempt_ids,
+                  scored_ids, penalty_window, chain)
 };
 
 class Sampler {
@@ -77,12 +84,14 @@ class Sampler {
     SampleParams params{};
     std::vector<int32_t> allowed, scored;
     std::vector<TokenBias> bias;
-    std::vector<int32_t> banned;  // stop ids, then space for the last id of each bad word
+    // Stop ids, then space for the last id of each bad word and of each n-gram of `repeats`.
+    std::vector<int32_t> banned;
     int64_t num_stops = 0;
     int64_t outputs_until_stop = 0;  // tokens to generate before stop ids are allowed
     std::vector<int32_t> bad_ids, bad_ends;
     std::vector<int32_t> recent;  // the last output ids: as many as the longest bad word needs
     size_t most_recent = 0;
+    std::unique_ptr<RepeatBan> repeats;
     // `counts` is a compact list of the ids in the prompt and output.
     // For each id of the vocabulary, `place` has 1 + the index of the id in `counts`,
     // or 0 if the id is not in `counts`. Both arrays are null if the request has no penalties.

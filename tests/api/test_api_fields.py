@@ -29,6 +29,7 @@ BODIES = {
 }
 # A value for each field that changes the answer where the field has an effect.
 HONOURED = {
+    "vllm_xargs": {"no_repeat_ngram_size": 2},
     "add_generation_prompt": False,
     "allowed_token_ids": [5],
     "bad_words": ["w"],

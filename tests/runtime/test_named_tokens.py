@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import native_runs
 import numpy as np
+import pytest
 from native_model import Chunk, Native, blocks_for, greedy, words
 from native_runs import PROMPT
 
-from cpuserve.runtime.sampler import SlotSampler, score
+from cpuserve.runtime.sampler import SlotSampler, repeated_ends, score
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 
@@ -119,3 +120,76 @@ def test_numpy_scores_named_tokens():
     found = score(logits, 3, 2, [8, 2])
     assert found.top_ids.tolist() == [8, 2]
     assert np.allclose(found.top_logprobs[0] - found.top_logprobs[1], 6)
+
+
+def ends(output, size, window, exempt=()):
+    """The ids after the earlier places where the last size - 1 tokens of the output stand."""
+    first = 0 if window < 0 else max(0, len(output) - window)
+    found = set()
+    for at in range(first, len(output) - size + 1):
+        if all(output[at + i] == output[len(output) - size + 1 + i] for i in range(size - 1)):
+            found.add(output[at + size - 1])
+    return found - set(exempt)
+
+
+LIKELY = {3: 40.0, 4: 39.5, 5: 39.0}
+NGRAMS = [
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 3},
+    {"no_repeat_ngram_size": 100},
+    {"ngram_size": 2, "window_size": 5},
+    {"ngram_size": 3, "window_size": 7, "whitelist_token_ids": [3]},
+    {"ngram_size": 2, "whitelist_token_ids": [4, 5]},
+]
+
+
+@pytest.mark.parametrize("fields", NGRAMS, ids=str)
+def test_no_ngram_occurs_twice_and_numpy_and_kernels_agree(model, fields):
+    """Three likely tokens repeat soon, so that most steps ban one of them."""
+    params = SamplingParams(temperature=0, logit_bias=LIKELY, **fields)
+    size, window = params.banned_ngram_size, params.banned_ngram_window
+    tokens, rows, _ = Native(model).run(
+        lambda m: decode(m, 24, logit_bias=LIKELY, **native_ngrams(params))
+    )
+    slot = SlotSampler(SlotRequest(params, 1, [], [], []), len(rows[0]))
+    for at, row in enumerate(rows):
+        want = row.copy()
+        want[[*LIKELY]] += np.float32(list(LIKELY.values()))
+        want[list(ends(tokens[:at], size, window, params.exempt_ids))] = -np.inf
+        assert tokens[at] == int(want.argmax()) == slot.sample(row, at)
+
+
+def native_ngrams(params):
+    return {
+        "banned_ngram_size": params.banned_ngram_size,
+        "banned_ngram_window": params.banned_ngram_window,
+        "exempt_ids": np.asarray(params.exempt_ids, np.int32),
+    }
+
+
+@pytest.mark.parametrize("fields", NGRAMS, ids=str)
+def test_numpy_bans_the_ends_of_ngrams(fields):
+    rng = np.random.default_rng(3)
+    params = SamplingParams(**fields)
+    for length in range(40):
+        output = rng.integers(3, 6, length).tolist()
+        want = ends(output, params.banned_ngram_size, params.banned_ngram_window, params.exempt_ids)
+        assert repeated_ends(output, params) == want
+
+
+def test_ngrams_are_known_after_a_preemption(model):
+    params = SamplingParams(no_repeat_ngram_size=2)
+    bias = {3: 400.0, 4: 390.0}
+    free, _, _ = Native(model).run(lambda m: decode(m, 4, logit_bias=bias, **native_ngrams(params)))
+    assert free[:3] == [3, 3, 4]  # another 3 would be the pair (3, 3) again
+
+    def after(m):
+        output = np.asarray(free[:2], np.int32)
+        request = greedy(logit_bias=bias, output=output, **native_ngrams(params))
+        m.executor.admit(0, request)
+        ids = [*PROMPT[:20], *free[:2]]
+        m.executor.step(words(Chunk(ids, 0, blocks_for(64), [(len(ids) - 1, -1, 0)])))
+        return int(m.executor.tokens[0])
+
+    assert Native(model).run(after) == free[2]

@@ -19,6 +19,7 @@ from cpuserve.serving.calls.call import (
     thinking_variables,
     unsupported,
 )
+from cpuserve.serving.calls.extras import extra_values
 
 _CLEAR_THINKING = "clear_thinking_20251015"
 MODEL_DECIDES = ("adaptive", "between_tools")
@@ -52,6 +53,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     metadata: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # an older name of output_config.format
     diagnostics: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
@@ -168,6 +170,8 @@ def to_call(request: CountRequest) -> GenerateCall:
         call.top_p = request.top_p
         call.response_format = _form(request)
         check_diagnostics(request.diagnostics)
+        for name, value in extra_values({"vllm_xargs": request.vllm_xargs}).items():
+            setattr(call, name, value)
     return call
 
 

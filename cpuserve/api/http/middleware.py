@@ -29,6 +29,7 @@ from cpuserve.api.request.headers import (
     address_of,
     header,
     trace_parent_of,
+    warning_header,
 )
 from cpuserve.api.stored.disk import disk_error, limit_error
 from cpuserve.errors import InvalidRequest
@@ -200,7 +201,8 @@ class RequestIds:
     The id is the client's X-Request-Id if valid, or a new id.
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes before other middleware reads the path.
-    Responses to callers with limits have the headers of the dialect about limits.
+    Responses to callers with limits have the headers of the dialect about limits,
+    and a header names the fields of a request that have no effect.
     One wrapper of `send` adds the headers and counts the response, because each chunk
     of a stream passes every wrapper. At the end of the work, the access log gets the request.
     """
@@ -232,7 +234,8 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 limits = scope[DIALECT].limits.of(scope.get(ALLOWANCE))
-                message["headers"] = [*message.get("headers", ()), *echoed, *limits]
+                told = warning_header(scope)
+                message["headers"] = [*message.get("headers", ()), *echoed, *limits, *told]
                 record.status = message["status"]
                 self._counts.add(scope, record.status)
             elif not message.get("more_body", False):

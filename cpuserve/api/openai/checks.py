@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cpuserve.api.request.fields import is_set
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import NO_LIMIT
+from cpuserve.serving.calls.extras import extra_values
 from cpuserve.serving.calls.params import check_repeat_penalty
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def shared_values(request: GenerationRequest) -> dict[str, Any]:
     return {
         "repetition_penalty": _repetition_penalty(request),
         "structured_outputs": structure_of(request),
+        **extra_values({"vllm_xargs": request.vllm_xargs, "extra_args": request.extra_args}),
     }
 
 

@@ -41,6 +41,9 @@ class GenerationRequest(CommonFields, kw_only=True):
     guided_grammar: str | None = None
     best_of: Any = None
     thinking: Any = None
+    # Arguments of vLLM's plugins: those of EXTRAS are honoured (sampling/extra_args.py).
+    vllm_xargs: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
 
 
 class ScaledImage(msgspec.Struct):

@@ -20,7 +20,7 @@ from cpuserve.api.request.body import (
     read_body,
 )
 from cpuserve.api.request.body_budget import Reservation
-from cpuserve.api.request.headers import ALLOWANCE, CALLER, LOW_PRIORITY, WORK
+from cpuserve.api.request.headers import ALLOWANCE, CALLER, LOW_PRIORITY, WARNINGS, WORK
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.request.state import get_state
@@ -59,6 +59,7 @@ class RequestContext:
     default: the model of a body that selects none; None = the first model.
     guards: whether the id guards texts.
     low_priority: whether the scheduler should run the request after all others.
+    warnings: fields that have no effect, which a header of the response names.
     sender: who sends the request.
     allowance: the part of its caller's limits that the request takes; None = it has no limits.
     body_bytes: the size of the body in bytes, with the stored items that it refers to;
@@ -82,6 +83,7 @@ class RequestContext:
     path: Mapping[str, str] = field(default_factory=dict)
     guards: bool = False
     low_priority: bool = False
+    warnings: list[str] = field(default_factory=list)
     default: str | None = None
     _served: Served | None = None
 
@@ -213,6 +215,7 @@ async def read_call(
         record=record,
         path=request.path_params,
         low_priority=request.scope.get(LOW_PRIORITY, False),
+        warnings=request.scope.setdefault(WARNINGS, []),
     )
     size = None
     with held:

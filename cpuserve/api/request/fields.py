@@ -99,7 +99,6 @@ REFUSED = (
     Refused("return_prompt_text", (TEXT, RESPONSES)),
     Refused("thinking_token_budget", (TEXT,), off=(-1,)),
     Refused("use_beam_search", (RESPONSES,)),
-    Refused("vllm_xargs", OPENAI),
     Refused("watermarking", OPENAI),
     Refused("embed_dtype", (EMBEDDINGS, POOLING), off=("float32",)),
     Refused("endianness", (EMBEDDINGS, POOLING), off=("native", "little")),

@@ -22,6 +22,11 @@ ALLOWANCE = "cpuserve.allowance"
 WORK = "cpuserve.work"
 # The key in ASGI scopes for a flag: run this request after all others, as for lines of a batch.
 LOW_PRIORITY = "cpuserve.low_priority"
+# The key in ASGI scopes for the fields of the request that have no effect, as the response says.
+WARNINGS = "cpuserve.warnings"
+_MOST_WARNINGS, _MOST_NAME = 16, 64
+# Characters of names that a quoted text in a header may not have.
+_UNPRINTABLE = re.compile(r"[^ !#-\[\]-~]")
 # The methods that change nothing, in any route.
 READS = frozenset({"GET", "HEAD"})
 # Browsers add Origin to each POST of a web page (Fetch standard, "append a request Origin header";
@@ -43,6 +48,19 @@ def has_header(scope: Scope, name: bytes) -> bool:
 def may_be_web_page(scope: Scope) -> bool:
     """Return whether a web page may have sent the request of `scope`."""
     return any(given in _OF_BROWSERS for given, _ in scope["headers"])
+
+
+def warning_header(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the header that names fields of the request without an effect; [] if there is none.
+
+    It has the form of the header Warning of HTTP (RFC 7234, 5.5).
+    """
+    fields = scope.get(WARNINGS)
+    if not fields:
+        return []
+    names = ", ".join(_UNPRINTABLE.sub("?", name[:_MOST_NAME]) for name in fields[:_MOST_WARNINGS])
+    more = f" and {len(fields) - _MOST_WARNINGS} more" if len(fields) > _MOST_WARNINGS else ""
+    return [(b"warning", f'299 - "without effect: {names}{more}"'.encode())]
 
 
 def address_of(scope: Scope) -> str:

@@ -243,6 +243,7 @@ def _num_items(num_prompt: int, params: SamplingParams) -> int:
         params.logit_bias,
         *params.stop,
         params.dry_breaker_ids,
+        params.exempt_ids,
         *params.bad_word_ids,
     )
     given = sum(len(some) for some in lists if some is not None)
