@@ -114,7 +114,7 @@ def calls_of(pieces):
 
 
 @pytest.mark.parametrize("family", [f for f in SOURCES if f not in ONE_CALL])
-def test_forced_calls_end_after_one_that_equals_an_earlier_one(family):
+def test_forced_calls_end_at_one_that_equals_an_earlier_one_and_drop_it(family):
     text = written(family, *MANY)
     for texts in ([text], text):
         parser = parser_of(family, tool_choice="required")
@@ -123,8 +123,9 @@ def test_forced_calls_end_after_one_that_equals_an_earlier_one(family):
             pieces += parser.push(one)
             if parser.is_full:
                 break
-        assert calls_of(pieces) == MANY[:3]
+        assert calls_of(pieces) == MANY[:2]
         assert parser.is_full
+        assert (parser.num_calls, parser.num_closed) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,15 @@ def test_a_grammar_of_calls_is_what_makes_a_model_repeat_itself(fields, ends):
     for found in (HERMES, LLAMA3_JSON):
         used = tool_use(call, LearnedFormat(found))
         assert (used is not None and used.parser(0, Prompt([]), "").ends_at_repeat) == ends
+
+
+def test_a_later_call_that_a_limit_cuts_off_is_reported_as_far_as_it_came():
+    text = "".join(written("Hermes", (NAME, SAME), (OTHER, {"days": 4})))
+    parser = parser_of("Hermes", tool_choice="required")
+    pieces = parser.push(text[: text.index("4") + 1]) + parser.flush(cut=True)
+    made = [piece for piece in pieces if isinstance(piece, ToolCallDelta)]
+    assert [piece.name for piece in made if piece.name] == [NAME, OTHER]
+    assert "".join(piece.arguments for piece in made if piece.call == 1) == '{"days": 4'
 
 
 def test_a_repeated_call_ends_the_sequence_with_tool_calls():
@@ -162,5 +172,5 @@ def test_a_repeated_call_ends_the_sequence_with_tool_calls():
             break
     assert processor.finish == "stop"
     assert events[-1] == Finish(0, "tool_calls", None)
-    assert len(calls_of(events)) == 2
+    assert calls_of(events) == [("get_weather", {"city": "Paris", "days": 3})]
     assert num_tokens < len(ids) / 10

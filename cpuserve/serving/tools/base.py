@@ -28,7 +28,7 @@ class ToolParser(Protocol):
     the pieces do not depend on how the text is divided.
 
     most_calls: the parser ignores the text after this many complete tool calls; None = no limit.
-    ends_at_repeat: the parser ignores the text after a tool call that equals an earlier one.
+    ends_at_repeat: the parser drops a tool call that equals an earlier one, and all text after it.
     """
 
     most_calls: int | None

@@ -51,6 +51,7 @@ class CallParser(ABC):
         "_index",
         "_is_at_call",
         "_last",
+        "_later",
         "_lead",
         "_made",
         "_pieces",
@@ -90,6 +91,8 @@ class CallParser(ABC):
         self._written: list[str] = []  # the arguments of the last call, if `ends_at_repeat`
         self._made: set[tuple[str, str]] = set()  # the complete calls, if `ends_at_repeat`
         self._repeats = False  # whether the last call equals an earlier one
+        # The pieces of a later call, if `ends_at_repeat`, until it is known to be no repetition.
+        self._later: list[Piece] | None = None
         self._index = index
         self._around = around
         self._state: Callable[[], bool] = self._at_start
@@ -156,6 +159,7 @@ class CallParser(ABC):
             self._held = ""
         self._end()
         self._end_arguments()
+        self._release_call()
         if "".join(self._lead).strip(_SPACE + ",;"):  # a further call has begun
             self._is_at_call = False
         self._lead.clear()
@@ -345,6 +349,7 @@ class CallParser(ABC):
     def _tell_text(self, text: str) -> None:
         if text:
             self._end_arguments()
+            self._release_call()
             self._last = text[-1]
             self._pieces.append(Text(self._index, text, []))
 
@@ -373,7 +378,10 @@ class CallParser(ABC):
         arguments = self._finite.feed(arguments)
         self._called, self._written = name, [arguments]
         number = self.num_calls - 1
-        self._pieces.append(ToolCallDelta(self._index, number, arguments, self._id(), name))
+        self._release_call()
+        if self.ends_at_repeat and self._made:
+            self._later = []
+        self._tell_call(ToolCallDelta(self._index, number, arguments, self._id(), name))
 
     def _close_call(self) -> None:
         """Count the last tool call as complete."""
@@ -384,6 +392,11 @@ class CallParser(ABC):
             made = (self._called, _normalized("".join(self._written)))
             self._repeats = made in self._made
             self._made.add(made)
+            if self._repeats:  # a client that runs each call would run it twice
+                self._later = None
+                self.num_calls -= 1
+                self.num_closed -= 1
+            self._release_call()
 
     def _continue_call(self, arguments: str) -> None:
         """Report a further part of the arguments of the last tool call."""
@@ -397,7 +410,15 @@ class CallParser(ABC):
         if arguments:
             if self.ends_at_repeat:
                 self._written.append(arguments)
-            self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
+            self._tell_call(ToolCallDelta(self._index, self.num_calls - 1, arguments))
+
+    def _tell_call(self, piece: ToolCallDelta) -> None:
+        (self._pieces if self._later is None else self._later).append(piece)
+
+    def _release_call(self) -> None:
+        """Report the last call as far as it is held back."""
+        self._pieces += self._later or []
+        self._later = None
 
 
 class PlainParser(CallParser):

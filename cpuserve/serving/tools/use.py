@@ -50,7 +50,7 @@ class ToolUse:
     asked: the structured output that the response may be in place of calls; None = free text.
     schemas: JSON schemas of the arguments of each function, if the format reads them.
     kept: the schema that the grammar enforces for each function, None = any arguments.
-    ends_at_repeat: the response ends after a call that equals an earlier one, because its grammar
+    ends_at_repeat: the response ends before a call that equals an earlier one, because its grammar
       allows no text after calls, and some models then repeat one call until max_tokens.
     custom: the names of the custom tools.
     """
