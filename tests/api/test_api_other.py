@@ -187,7 +187,7 @@ ENDLESS = {"/models/sse"}  # streams that end with the server
 @pytest.mark.parametrize(
     ("path", "near"),
     [
-        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/v1/v1/chat/completions", CHAT),
         ("/openai/deployments/gpt/chat/completions", CHAT),
         ("/V1/Chat/Completions", CHAT),
         ("/v1/chat/completion", CHAT),
@@ -496,3 +496,20 @@ def test_the_schema_names_the_content_types_of_streams(api, path, stream):
     operation = OPERATIONS[path]["post"]
     assert media_type(response) <= documented(operation, 200)
     assert len(documented(operation, 200)) == 2
+
+
+@pytest.mark.parametrize("keys", [(), ("secret",)])
+def test_a_repeated_v1_is_read_once(keys):
+    """Clients add /v1 to a base URL that ends with it."""
+    headers = {"authorization": "Bearer secret"} if keys else {}
+    api = Api(api_keys=keys)
+    assert api.get("/v1/v1/models", headers=headers).status_code == 200
+    assert api.get("/v1/v1/models/tiny/", headers=headers).json()["id"] == "tiny"
+    body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/v1/chat/completions", "/v1/v1/messages"):
+        assert api.request("POST", path, json=body, headers=headers).status_code == 200
+        if keys:
+            assert api.request("POST", path, json=body).status_code == 401
+    wrong = api.request("POST", "/v1/v1/messages", json={}, headers=headers)
+    assert wrong.json()["type"] == "error"  # the format of its dialect
+    assert api.get("/v1/v1/v1/models", headers=headers).status_code == 404

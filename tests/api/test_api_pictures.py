@@ -649,3 +649,20 @@ def test_other_streams_go_on_while_a_picture_is_fetched(monkeypatch):
         return await waiting
 
     assert asyncio.run(both()).status_code == 200
+
+
+def test_a_picture_that_is_only_a_uuid_says_that_its_data_is_missing():
+    """vLLM keeps the data of an earlier request under the uuid of a part."""
+    api = picture_api()
+    part = {"type": "image_url", "image_url": None, "uuid": "a"}
+    response = api.chat([text("look"), part])
+    assert response.status_code == 400
+    assert "has a uuid and no data" in error_of(response)["message"]
+    again = [
+        {"role": "user", "content": [text("look"), part]},
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": "and?"},
+    ]
+    assert api.chat(messages=again).status_code == 200
+    assert "was left out" in prompt_of(api)
+    assert api.chat([text("look"), {**image(), "uuid": "a"}]).status_code == 200

@@ -195,12 +195,21 @@ class ResponseCounts:
         return str(scope["path"]) if route == "none" else route
 
 
+def plain_path(path: str) -> str:
+    """Return a path without slashes at its end, and with one /v1 at its beginning.
+
+    Clients that add /v1 to a base URL which has it already ask for /v1/v1/models, for example.
+    """
+    plain = path.rstrip("/") or "/"
+    return plain.removeprefix("/v1") if plain.startswith("/v1/v1/") else plain
+
+
 class RequestIds:
     """Begins the work of each request, and assigns a dialect and an id to it.
 
     The id is the client's X-Request-Id if valid, or a new id.
     The response has the id in x-request-id and in the id headers of the path's dialect.
-    This class removes trailing slashes before other middleware reads the path.
+    This class removes trailing slashes, and a repeated /v1, before other middleware reads the path.
     Responses to callers with limits have the headers of the dialect about limits,
     and a header names the fields of a request that have no effect.
     One wrapper of `send` adds the headers and counts the response, because each chunk
@@ -217,6 +226,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = plain_path(scope["path"])
         dialect = dialect_of(scope["path"], {name for name, _ in scope["headers"]})
         scope[DIALECT] = dialect
         given = header(scope, b"x-request-id").decode("latin-1")
@@ -227,7 +237,6 @@ class RequestIds:
         scope.setdefault(CALLER, Caller.of_address(address_of(scope)))
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
         record.request_id, record.parent = request_id, parent
-        scope["path"] = scope["path"].rstrip("/") or "/"
         names = ("x-request-id", *dialect.id_headers)
         echoed = [(name.encode(), request_id.encode()) for name in names]
 

@@ -16,6 +16,10 @@ _MEMBERS = {
 }
 
 
+# vLLM may have the data of an earlier request under this uuid.
+_BY_UUID = "has a uuid and no data: this server keeps no data by a uuid, so send the data again"
+
+
 def openai_part(part: Mapping[str, Any], where: str) -> ContentPart:
     """Return a part that is not text; for a text file, return its name and its text as a str.
 
@@ -26,12 +30,15 @@ def openai_part(part: Mapping[str, Any], where: str) -> ContentPart:
     inner = part.get(_MEMBERS.get(kind, kind))
     given = {**part, **inner} if isinstance(inner, Mapping) else {**part, "url": inner}
     audio = given.get("format")
+    data, url = _first(given, "data", "file_data"), _first(given, "url", "file_url")
+    unsent = data is None and url is None and part.get("uuid") is not None
     return file_part(
         media_part(
             kind,
             where,
-            data=_first(given, "data", "file_data"),
-            url=_first(given, "url", "file_url"),
+            data=data,
+            url=url,
+            why=_BY_UUID if unsent else None,
             file_id=given.get("file_id"),
             media_type=f"audio/{audio}" if isinstance(audio, str) else None,
             detail=given.get("detail"),

@@ -58,9 +58,8 @@ _SPACE = re.compile(r"\s")
 def media_part(type_: str, where: str, **given: Any) -> MediaPart:
     """Return a MediaPart of the type `type_` at the path `where` of the request.
 
-    given: data, url, file_id, media_type, detail, name and hint of MediaPart, as the client sent
-    them. Values that are not strings are left out without an error,
-    because parts of earlier turns are never refused.
+    given: other members of MediaPart, as the client sent them. Values that are not strings are left
+    out without an error, because parts of earlier turns are never refused.
     """
     kind = _kind_of(type_)[0]
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
