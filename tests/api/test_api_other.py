@@ -187,7 +187,6 @@ ENDLESS = {"/models/sse"}  # streams that end with the server
 @pytest.mark.parametrize(
     ("path", "near"),
     [
-        ("/v1/v1/v1/chat/completions", CHAT),
         ("/openai/deployments/gpt/chat/completions", CHAT),
         ("/V1/Chat/Completions", CHAT),
         ("/v1/chat/completion", CHAT),

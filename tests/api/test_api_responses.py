@@ -391,6 +391,25 @@ def test_functions_in_a_namespace_are_offered_and_told_as_such(name):
     assert f'{{"name": "{flat}", "arguments": {{"city": "Paris"}}}}' in prompt_of(api)
 
 
+@pytest.mark.parametrize(
+    ("others", "space"),
+    [
+        ([], "sky"),  # the only tool of this name
+        ([WEATHER], None),
+        ([{"type": "namespace", "name": "sea", "description": "x", "tools": [WEATHER]}], None),
+        ([{"type": "namespace", "name": "sea", "description": "x", "tools": [OTHER]}], "sky"),
+    ],
+)
+def test_a_function_called_without_its_namespace_is_found_where_its_name_is_unique(others, space):
+    inner = {"type": "namespace", "name": "sky", "description": "x", "tools": [WEATHER]}
+    api = tool_api(says(CALL, 2))
+    whole = ask(api, tools=[inner, *others]).json()
+    events = events_of(ask(api, tools=[inner, *others], stream=True))
+    assert without_ids(events[-1]["response"]) == without_ids(whole)
+    (item,) = whole["output"]
+    assert (item["name"], item.get("namespace")) == ("weather", space)
+
+
 @pytest.mark.parametrize("none", ["none", {"type": "none"}], ids=["word", "type"])
 def test_tools_that_nobody_here_can_run_count_as_none_if_none_may_be_called(none):
     body = ask(Api(), tools=[SEARCH], tool_choice=none).json()

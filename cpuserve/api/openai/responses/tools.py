@@ -6,6 +6,7 @@ a function with a name of its own (flat name). `origins_of` returns the tool for
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -83,13 +84,20 @@ def flat_name(namespace: str | None, name: str) -> str:
 def origins_of(tools: list[dict[str, Any]], items: object) -> Origins:
     """Return the original tool for each flat name that the model sees.
 
+    A model may call a function of a namespace by its own name alone, which then names this function
+    if no other tool has it.
+
     items: the `input` of the request, because its items may describe additional tools.
     """
     known = [*_found(items), *_offered(tools)]
-    return {
+    origins = {
         o.name: Origin(o.kind, o.namespace, SEARCH if o.kind == "search" else o.tool["name"])
         for o in known
     }
+    spaced = [o for o in origins.values() if o.kind == "function" and o.namespace is not None]
+    own = Counter(origin.name for origin in spaced)
+    alone = {o.name: o for o in spaced if own[o.name] == 1 and o.name not in origins}
+    return {**origins, **alone}
 
 
 def offered_tools(
