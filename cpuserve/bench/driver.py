@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cpuserve.bench.http import LoadError, exchange
+from cpuserve.bench.noise import Noise
 
 __all__ = [
     "LoadError",
@@ -104,9 +105,12 @@ async def complete(
     max_tokens: int,
     *,
     timing: Timing | None = None,
+    pictures: Sequence[Noise] = (),
     **more: Any,
 ) -> Timing:
     """Stream one completion of exactly `max_tokens` tokens, and return its timing.
+
+    pictures: the pictures before the prompt, for chat completions.
 
     Sampling is greedy. `more` adds or replaces members of the request. A caller that passes its own
     `timing` can read it while tokens arrive; `complete` returns the same object.
@@ -116,7 +120,7 @@ async def complete(
     """
     body = {
         "model": target.model,
-        **_asked(target, prompt),
+        **_asked(target, prompt, pictures),
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -139,13 +143,17 @@ async def complete(
     return timing
 
 
-def _asked(target: Target, prompt: Sequence[int] | str) -> dict[str, Any]:
+def _asked(
+    target: Target, prompt: Sequence[int] | str, pictures: Sequence[Noise]
+) -> dict[str, Any]:
     if not target.chats:
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     if not isinstance(prompt, str):
         msg = f"{target.endpoint} takes prompts as text, not as token ids"
         raise LoadError(msg)
-    return {"messages": [{"role": "user", "content": prompt}]}
+    shown = [{"type": "image_url", "image_url": {"url": each.url}} for each in pictures]
+    content = [*shown, {"type": "text", "text": prompt}] if shown else prompt
+    return {"messages": [{"role": "user", "content": content}]}
 
 
 async def run_closed(

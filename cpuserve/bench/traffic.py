@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from cpuserve.bench.driver import LoadError, Target, Timing, complete, post, run_open
 from cpuserve.bench.observe import Seen, observe
-from cpuserve.bench.workload import Talk, Turn
+from cpuserve.bench.workload import Talk
 
 WARM_UP_TOKENS = 4
 
@@ -85,7 +85,9 @@ async def drive(
         # The warm-up prompt is reversed, so that the first measured request does not find
         # its own prompt in a prefix cache.
         prompt = first.prompt if isinstance(first.prompt, str) else first.prompt[::-1]
-        await complete(target, prompt, min(first.answer, WARM_UP_TOKENS), **more)
+        await complete(
+            target, prompt, min(first.answer, WARM_UP_TOKENS), pictures=first.pictures, **more
+        )
     run = Run()
     jobs = [partial(_talk, target, talk, run, each, more) for talk in talks]
     gaps = pace.gaps(len(jobs), random.Random(seed))
@@ -108,7 +110,7 @@ async def _talk(
     for turn in talk:
         prompt = turn.prompt if isinstance(turn.prompt, str) else [*said, *turn.prompt]
         try:
-            timing = await complete(target, prompt, turn.answer, **more)
+            timing = await complete(target, prompt, turn.answer, pictures=turn.pictures, **more)
         except LoadError as error:
             run.errors.append(str(error))
             return
@@ -121,6 +123,9 @@ async def _talk(
 async def _in_its_form(target: Target, talks: Sequence[Talk]) -> list[Talk]:
     """Return the conversations, with token ids converted to text for chat completions."""
     if not target.chats:
+        if any(turn.pictures for talk in talks for turn in talk):
+            msg = f"{target.endpoint} takes no pictures: use --backend openai-chat"
+            raise LoadError(msg)
         return list(talks)
     if any(len(talk) > 1 for talk in talks):
         msg = (
@@ -128,7 +133,7 @@ async def _in_its_form(target: Target, talks: Sequence[Talk]) -> list[Talk]:
             "accept; use the completions endpoint"
         )
         raise LoadError(msg)
-    return [[Turn(await as_text(target, talk[0].prompt), talk[0].answer)] for talk in talks]
+    return [[replace(talk[0], prompt=await as_text(target, talk[0].prompt))] for talk in talks]
 
 
 async def as_text(target: Target, prompt: list[int] | str) -> str:

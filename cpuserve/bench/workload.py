@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cpuserve.bench.noise import BUCKETS, Noise, noise
 from cpuserve.errors import ConfigError
 
 FIRST_PLAIN_ID = 300  # smaller token ids are often special tokens or single bytes
@@ -25,10 +26,14 @@ Count = Callable[[str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: the user's new prompt (token ids or text), and how many tokens to generate."""
+    """One turn: the user's new prompt (token ids or text), and how many tokens to generate.
+
+    pictures: the pictures of the prompt, for chat completions.
+    """
 
     prompt: list[int] | str
     answer: int
+    pictures: tuple[Noise, ...] = ()
 
 
 # The turns of one conversation; each turn sends all previous turns again.
@@ -45,6 +50,8 @@ class Workload:
     turns: the number of turns in a multi-turn conversation.
     answer_len: if set, replaces the response lengths of ShareGPT.
     path: the ShareGPT file (JSON); None = random prompts with similar lengths.
+    pictures, pictures_range: how many pictures a prompt of "random-mm" has, about as range_ratio.
+    picture_sizes: the probability of each (height, width).
     """
 
     dataset: str = "random"
@@ -57,6 +64,9 @@ class Workload:
     turns: int = 4
     answer_len: int | None = None
     path: str | None = None
+    pictures: int = 1
+    pictures_range: float = 0.0
+    picture_sizes: Mapping[tuple[int, int], float] = field(default_factory=lambda: BUCKETS)
     vocab: int = 32000
     seed: int = 0
 
@@ -84,6 +94,7 @@ async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:
         return await _sharegpt(workload, rng, count)
     make = {
         "random": _random,
+        "random-mm": _random_mm,
         "sharegpt": _like_sharegpt,
         "prefix_repetition": _prefix_repetition,
         "multi-turn": _multi_turn,
@@ -96,6 +107,13 @@ def _random(w: Workload, rng: random.Random) -> Iterator[Talk]:
     for _ in range(w.num_prompts):
         prompt = prefix + plain_ids(rng, _about(w.input_len, w, rng), w.vocab)
         yield [Turn(prompt, _about(w.output_len, w, rng))]
+
+
+def _random_mm(w: Workload, rng: random.Random) -> Iterator[Talk]:
+    low, high = (round(w.pictures * (1 + sign * w.pictures_range)) for sign in (-1, 1))
+    for (turn,) in _random(w, rng):
+        shown = noise(rng, rng.randint(low, high), w.picture_sizes)
+        yield [replace(turn, pictures=tuple(shown))]
 
 
 def _prefix_repetition(w: Workload, rng: random.Random) -> Iterator[Talk]:

@@ -19,7 +19,7 @@ KINDS = {
     "kernels": "Measure each matrix and operation of engine steps, as fractions of the roofline.",
     "roofline": "Measure the memory bandwidth and dot-product rates of this machine.",
 }
-DATASETS = ("random", "sharegpt", "prefix_repetition", "multi-turn")
+DATASETS = ("random", "random-mm", "sharegpt", "prefix_repetition", "multi-turn")
 
 
 def add_bench(parser: Parser) -> None:
@@ -157,6 +157,27 @@ def _dataset(group: argparse._ActionsContainer) -> None:
         least=0,
         help="tokens of a common prefix of all prompts",
     )
+    _add(
+        group,
+        "--random-mm-base-items-per-request",
+        default=1,
+        least=0,
+        help="pictures of a prompt of random-mm, which needs --backend openai-chat",
+    )
+    _add(
+        group,
+        "--random-mm-num-mm-items-range-ratio",
+        default=0.0,
+        least=0,
+        help="vary the number of pictures by up to this fraction",
+    )
+    group.add_argument(
+        "--random-mm-bucket-config",
+        metavar="DICT",
+        help="probabilities of (height, width, 1) of pictures, as in vLLM",
+    )
+    # The number of pictures is below these limits of vLLM in any case.
+    group.add_argument("--random-mm-limit-mm-per-prompt", help=argparse.SUPPRESS)
     _add(group, "--prefix-repetition-prefix-len", default=256, help="tokens of a shared prefix")
     _add(group, "--prefix-repetition-suffix-len", default=256, help="tokens after the prefix")
     _add(group, "--prefix-repetition-num-prefixes", default=10, help="number of prefixes")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.bench.measure import Work
+from cpuserve.bench.noise import buckets_of
 from cpuserve.bench.schema import Where
 from cpuserve.bench.workload import Workload
 from cpuserve.cli.terminal import note
@@ -43,6 +44,9 @@ def workload_of(args: argparse.Namespace, seed: int, vocab: int | None = None) -
         turns=args.num_turns,
         answer_len=args.sharegpt_output_len,
         path=args.dataset_path,
+        pictures=args.random_mm_base_items_per_request,
+        pictures_range=min(1.0, args.random_mm_num_mm_items_range_ratio),
+        picture_sizes=buckets_of(args.random_mm_bucket_config),
         vocab=min(args.vocab_size, vocab or args.vocab_size),
         seed=seed,
     )

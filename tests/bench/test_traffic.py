@@ -8,6 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from cpuserve.bench.driver import CHAT, LoadError, Target
+from cpuserve.bench.noise import Noise
 from cpuserve.bench.observe import Seen, observe, weight_reading, where
 from cpuserve.bench.traffic import Pace, drive
 from cpuserve.bench.workload import Turn
@@ -153,3 +154,13 @@ def test_a_wrong_command_is_one_line(capsys, more, needle):
     err = capsys.readouterr().err
     assert needle in err
     assert err.count("\n") == 1
+
+
+def test_pictures_are_sent_before_the_prompt_of_a_chat_and_refused_elsewhere():
+    fake, shown = FakeOpenAI(), (Noise(4, 5, 1), Noise(4, 5, 2))
+    driven(fake, [[Turn("hi", 2, shown)]], endpoint=CHAT)
+    (content,) = [asked["messages"][0]["content"] for asked in fake.asked]
+    assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
+    assert [part["image_url"]["url"] for part in content[:2]] == [each.url for each in shown]
+    with pytest.raises(LoadError, match="openai-chat"):
+        driven(FakeOpenAI(), [[Turn([1, 2], 2, shown)]])

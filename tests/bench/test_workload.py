@@ -1,11 +1,13 @@
 """Prompts and lengths of the datasets."""
 
 import asyncio
+import base64
 import json
 from statistics import median
 
 import pytest
 
+from cpuserve.bench.noise import buckets_of
 from cpuserve.bench.workload import Workload, talks
 from cpuserve.cli.bench_flags import DATASETS
 from cpuserve.errors import ConfigError
@@ -105,3 +107,33 @@ def test_another_file_is_refused(tmp_path, text, needle):
 def test_a_missing_file_is_refused():
     with pytest.raises(ConfigError, match="No such file"):
         made(dataset="sharegpt", path="/no/such/file")
+
+
+def test_random_pictures_have_the_sizes_and_numbers_of_the_workload():
+    from io import BytesIO
+
+    from PIL import Image
+
+    sizes = buckets_of("{(20, 30, 1): 0.5, (8, 9, 1): 0.5, (4, 4, 16): 0.0}")
+    settings = Workload(
+        "random-mm", 40, 8, 2, pictures=2, pictures_range=0.5, picture_sizes=sizes, seed=3
+    )
+    made = asyncio.run(talks(settings))
+    assert made == asyncio.run(talks(settings))
+    assert {len(talk[0].pictures) for talk in made} == {1, 2, 3}
+    shown = [picture for talk in made for picture in talk[0].pictures]
+    assert {(each.height, each.width) for each in shown} == {(20, 30), (8, 9)}
+    assert len({each.url for each in shown}) == len(shown)
+    for each in shown[:5]:
+        with Image.open(BytesIO(base64.b64decode(each.url.partition(",")[2]))) as image:
+            image.load()
+            assert (image.size, image.mode) == ((each.width, each.height), "RGB")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "{}", "{(1, 2): 1}", "{(0, 1, 1): 1}", "{(9, 9, 16): 1}", "{(9, 9, 1): -1}",
+             "(" * 10_000, "{(99999, 1, 1): 1.0}"],
+)  # fmt: skip
+def test_wrong_sizes_of_pictures_are_one_line(text):
+    with pytest.raises(ConfigError, match="--random-mm-bucket-config"):
+        buckets_of(text)
