@@ -1,4 +1,4 @@
-"""The arguments of vLLM's plugins that cpuserve honours: extra_args, and vllm_xargs of bodies."""
+"""The arguments of plugins of vLLM that cpuserve honours: extra_args, and vllm_xargs of bodies."""
 
 from __future__ import annotations
 

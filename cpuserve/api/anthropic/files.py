@@ -125,7 +125,7 @@ async def list_files(request: Request) -> Response:
 
 
 def _page_after(known: Mapping[str, StoredFile], page: str, limit: int) -> tuple[list[str], bool]:
-    """Return the ids of the page that a `next_page` names, and whether there are more.
+    """Return the ids of the page with this `next_page`, and whether there are more.
 
     known: the files of the caller, the newest first. The last file of the earlier page may have
     been deleted: the page then begins with the files that are no newer.

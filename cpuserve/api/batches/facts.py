@@ -40,7 +40,7 @@ def check_purpose(purpose: object) -> str:
 
 
 def lasts_after(expires: ExpiresAfter | None, param: str) -> int | None:
-    """Return the seconds until a file expires; None = it stays. InvalidRequest names `param`."""
+    """Return the seconds until a file expires; None = it stays. `param`: the field, for errors."""
     if expires is None:
         return None
     if expires.anchor != "created_at":

@@ -83,7 +83,7 @@ class PartUpload:
 
 @dataclass(slots=True)
 class _WholeFile:
-    """The checksum and the encoding of a file whose parts are being joined."""
+    """The checksum and the encoding of a file, while its parts are joined."""
 
     md5: Any = field(default_factory=lambda: hashlib.md5(usedforsecurity=False))
     utf8: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_file(request: Request) -> StoredFile:
-    """Return the file that the path of a request names; NotFound if its caller has none."""
+    """Return the file with the id in the path of a request; NotFound if its caller has none."""
     directory = batches_of(get_state(request)).directory
     return directory.find(request.scope[CALLER].owner, request.path_params["file_id"])
 
@@ -49,7 +49,7 @@ async def receive_file(request: Request, facts_of: Callable[[Uploaded], UploadFa
 
 
 def remove_file(request: Request) -> str:
-    """Delete the file that the path of a request names, and return its id.
+    """Delete the file with the id in the path of a request, and return this id.
 
     Raises:
       InvalidRequest: a batch that has not ended reads it.
@@ -64,7 +64,7 @@ def remove_file(request: Request) -> str:
 
 
 def content_of(request: Request) -> Response:
-    """Return the content of the file that the path of a request names."""
+    """Return the content of the file with the id in the path of a request."""
     stored = find_file(request)
     path = batches_of(get_state(request)).directory.path_of(stored.file.id)
     return FileResponse(path, media_type=UNKNOWN_TYPE)

@@ -1,4 +1,4 @@
-"""Put the contents of stored files into the messages that name them by their ids."""
+"""Put the contents of stored files into the messages that refer to them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _BYTES_PER_US = 100
 
 
 def names_files(call: GenerateCall) -> bool:
-    """Return whether a message of a call names a stored file."""
+    """Return whether a message of a call refers to a stored file."""
     return next(_parts(call), None) is not None
 
 
 def _parts(call: GenerateCall) -> Iterator[tuple[ConversationMessage, int, MediaPart]]:
-    """Yield each part that names a stored file, with its message and its index there."""
+    """Yield each part that refers to a stored file, with its message and its index there."""
     for messages in call.conversations or (call.messages or (),):
         for message in messages:
             content = message.get("content") if isinstance(message, dict) else None
@@ -43,9 +43,9 @@ def _parts(call: GenerateCall) -> Iterator[tuple[ConversationMessage, int, Media
 
 
 async def read_files(request: RequestContext, call: GenerateCall) -> None:
-    """Put the contents of files into the parts that name them; their bytes count as the body's.
+    """Put the contents of files into the parts that refer to them; their bytes count as the body's.
 
-    A file that the caller does not have, or that is too large, gives its part a reason why it
+    The part of a file that the caller does not have, or that is too large, gets a reason why it
     cannot be read: it is refused in the user's own turn, and left out in earlier turns.
 
     Raises:
@@ -56,7 +56,7 @@ async def read_files(request: RequestContext, call: GenerateCall) -> None:
         if part.kind == "image" and request.context.pictures is None:
             continue  # the model reads none
         if batches is None:
-            why = "names a file, and this server keeps none: start it with --files-dir DIR"
+            why = "refers to a file, and this server keeps none: start it with --files-dir DIR"
             message["content"][index] = replace(part, file_id="", why=why)
         else:
             message["content"][index] = await _read(request, batches.directory, part)
@@ -74,7 +74,7 @@ async def _read(request: RequestContext, directory: FileDirectory, part: MediaPa
     size, most = stored.file.bytes, request.models.most_body_bytes
     if request.body_bytes + size > most:
         why = (
-            f"names a file of {size} bytes: the body and its files may have {most} bytes together. "
+            f"refers to a file of {size} bytes: a body and its files may have {most} bytes. "
             "Send a smaller file, or start the server with a larger --max-body-size"
         )
         return replace(part, file_id="", why=why)
@@ -96,4 +96,4 @@ def _content(directory: FileDirectory, stored: StoredFile) -> bytes:
 
 
 def _missing(part: MediaPart) -> str:
-    return f"names the file {part.file_id[:80]!r}, which was not found: upload it to /v1/files"
+    return f"refers to the file {part.file_id[:80]!r}, which was not found: upload it to /v1/files"

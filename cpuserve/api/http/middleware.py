@@ -211,7 +211,7 @@ class RequestIds:
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes, and a repeated /v1, before other middleware reads the path.
     Responses to callers with limits have the headers of the dialect about limits,
-    and a header names the fields of a request that have no effect.
+    and a header with the fields of a request that have no effect.
     One wrapper of `send` adds the headers and counts the response, because each chunk
     of a stream passes every wrapper. At the end of the work, the access log gets the request.
     """

@@ -41,7 +41,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     guided_grammar: str | None = None
     best_of: Any = None
     thinking: Any = None
-    # Arguments of vLLM's plugins: those of EXTRAS are honoured (sampling/extra_args.py).
+    # Arguments of plugins of vLLM; EXTRAS lists the honoured ones (sampling/extra_args.py).
     vllm_xargs: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
 

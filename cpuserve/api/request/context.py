@@ -59,7 +59,7 @@ class RequestContext:
     default: the model of a body that selects none; None = the first model.
     guards: whether the id guards texts.
     low_priority: whether the scheduler should run the request after all others.
-    warnings: fields that have no effect, which a header of the response names.
+    warnings: fields that have no effect, for a header of the response.
     sender: who sends the request.
     allowance: the part of its caller's limits that the request takes; None = it has no limits.
     body_bytes: the size of the body in bytes, with the stored items that it refers to;

@@ -51,7 +51,7 @@ def may_be_web_page(scope: Scope) -> bool:
 
 
 def warning_header(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Return the header that names fields of the request without an effect; [] if there is none.
+    """Return a header with the fields of the request that have no effect; [] if there are none.
 
     It has the form of the header Warning of HTTP (RFC 7234, 5.5).
     """

@@ -195,7 +195,7 @@ class GenerateCall(CommonFields, kw_only=True):
 
     adapter: the LoRA adapter that the request selects; "" = no adapter, None = the default.
     adapter_scale: the factor of the adapter's change of the model.
-    ignored: fields that have no effect; the response names them in a header.
+    ignored: fields that have no effect, for a header of the response.
     caller: the name of who sends the request (Caller.name). Callers take turns in queues.
     allowance: the part of its caller's limits that the request takes; None = there are no limits.
     session: the id of the client's session, which other clients cannot know.

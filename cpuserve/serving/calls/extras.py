@@ -1,4 +1,4 @@
-"""The members of a call that arguments of vLLM's plugins set."""
+"""The members of a call that arguments of plugins of vLLM set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpuserve.sampling.extra_args import known_extras
 
 
 def extra_values(extras: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
-    """Return the members of a call that arguments of vLLM's plugins set, by the field with them.
+    """Return the members of a call that arguments of plugins of vLLM set, by the field with them.
 
     Raises:
       InvalidRequest: an argument has the wrong type.

@@ -84,7 +84,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 def origins_of(tools: list[dict[str, Any]], items: object) -> Origins:
     """Return the original tool for each flat name that the model sees.
 
-    A model may call a function of a namespace by its own name alone, which then names this function
+    A model may call a function of a namespace by its own name alone, which then means this function
     if no other tool has it.
 
     items: the `input` of the request, because its items may describe additional tools.
