@@ -94,6 +94,10 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     # Every command imports cpuserve, so this must not import anything heavy.
+    if name == "__version__":
+        from cpuserve.version import version
+
+        return version()
     if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

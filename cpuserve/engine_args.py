@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import argparse
-from typing import TypeVar
+from dataclasses import make_dataclass
+from typing import Any, TypeVar
 
 from cpuserve.config.fields import FIELDS, argument_name, no_op_flags
+from cpuserve.config.missing import VLLM_MISSING
 
 AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)
 
 
-class EngineArgs:
-    """Adds the options of `LLM` to a parser: LLM(**vars(parser.parse_args()))."""
+def _names() -> list[str]:
+    """Return all options, and the options of vLLM that cpuserve ignores or refuses."""
+    words = [argument_name(w) for f in FIELDS for w in f.all_flags if w[:2] == "--"]
+    flags = [*no_op_flags(), *(name for each in VLLM_MISSING for name in each.names)]
+    others = [argument_name(flag) for flag in flags if flag.startswith("--")]
+    own = ["model", *(f.name for f in FIELDS)]
+    return list(
+        dict.fromkeys([*own, *words, "ubatch_size", *(n for n in others if n[:3] != "no_")])
+    )
+
+
+_Options: Any = make_dataclass("_Options", [(name, Any, None) for name in _names()])
+
+
+class EngineArgs(_Options):  # type: ignore[misc]
+    """The options of `LLM`, as a dataclass and as flags of a program; None = not set.
+
+    LLM(**asdict(args)) and LLM.from_engine_args(args) make a model with them. An option of vLLM
+    that cpuserve does not have is refused there, with the reason, if it has a value.
+    """
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
+        """Return the options among the parsed flags of a program."""
+        given = vars(args)
+        return cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
 
     @staticmethod
     def add_cli_args(parser: AnyParser) -> AnyParser:

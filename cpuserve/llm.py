@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cpuserve.errors import InvalidRequest
@@ -13,6 +14,7 @@ from cpuserve.llm_arguments import (
     as_list,
     check_content_format,
     engine_options,
+    refuse_pictures,
     tokenization_of,
     why_refused,
 )
@@ -45,6 +47,7 @@ from cpuserve.serving.tools.learn import NO_TEMPLATE
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.inline import InlineClient
+    from cpuserve.engine_args import EngineArgs
     from cpuserve.metrics.server import ServerMetrics
     from cpuserve.sampling.beams import BeamSearchParams
 
@@ -62,6 +65,11 @@ class LLM(QueueMethods):
     Raises:
         StartupError: the model cannot be loaded, or an option cannot be honoured.
     """
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Return a model with these options; errors as in LLM(...)."""
+        return cls(**asdict(engine_args))
 
     def __init__(
         self,
@@ -223,6 +231,7 @@ class LLM(QueueMethods):
             RequestError, EngineDead: see `generate`.
         """
         self._check_kind("generate")
+        refuse_pictures(as_list(prompts), "a beam search")
         requests = [self._request(prompt) for prompt in as_list(prompts)]
         step = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
         adapters = self._adapters_of(lora_request, len(requests))

@@ -22,6 +22,7 @@ from cpuserve.tokenizer.conversation import MediaPart, is_data_url
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+_CHANNELS = (1, 3, 4)
 Params = TypeVar("Params", SamplingParams, PoolingParams)
 CONTENT_FORMATS = ("auto", "string", "openai")
 _MEMBERS = {"prompt", "prompt_token_ids", "cache_salt"}
@@ -113,14 +114,33 @@ def without_media(
         return prompt, [], None
     given = {name: value for name, value in prompt.items() if value is not None}
     data, settings = given.pop("multi_modal_data", None), given.pop("mm_processor_kwargs", None)
-    if data is None and settings is None:
+    # In vLLM, the ids are the keys of its cache; here pictures are known by their contents.
+    ids = given.pop("multi_modal_uuids", None)
+    if data is None and settings is None and ids is None:
         return prompt, [], None
+    if data is None and ids is not None:
+        msg = f"{where} has multi_modal_uuids without multi_modal_data: give the pictures as well"
+        raise InvalidRequest(msg, param="prompts")
+    if isinstance(data, Mapping):
+        data = {kind: items for kind, items in data.items() if not _is_empty(items)}
     if not isinstance(data, Mapping) or set(data) != {"image"}:
         msg = f'{where}.multi_modal_data must be {{"image": PICTURE or [PICTURE, ...]}}'
         raise InvalidRequest(msg, param="prompts")
     images = data["image"] if isinstance(data["image"], list | tuple) else [data["image"]]
     place = f"{where}.multi_modal_data.image"
     return given, [picture_part(each, f"{place}[{i}]") for i, each in enumerate(images)], settings
+
+
+def refuse_pictures(prompts: Sequence[PromptInput], what: str) -> None:
+    """Raise InvalidRequest if a prompt has pictures, which `what` does not keep with its tokens."""
+    for prompt in prompts:
+        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data") is not None:
+            msg = f"{what} reads no pictures, because it sends token ids only: call generate"
+            raise InvalidRequest(msg, param="prompts")
+
+
+def _is_empty(items: object) -> bool:
+    return items is None or (isinstance(items, list | tuple) and not items)
 
 
 def with_media(messages: Messages) -> list[dict[str, Any]]:
@@ -157,7 +177,8 @@ def _part(part: Any, where: str) -> Any:
 def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart:
     """Return a picture or a document of a program as a part of a message.
 
-    given: an image of Pillow, the bytes of a file, its path, or a URL (data:, http:, https: or
+    given: an image of Pillow, an array of uint8 [height, width], [height, width, channels] or
+      [channels, height, width], the bytes of a file, its path, or a URL (data:, http:, https: or
       file:, by the rules of a server).
 
     Raises:
@@ -175,6 +196,8 @@ def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart
             why = error.message if path.is_file() else "is no file"
             msg = f"{where} ({path}) {why}"
             raise InvalidRequest(msg, param="messages") from None
+    elif isinstance(getattr(given, "shape", None), tuple):
+        given = _png_of(given, where)
     elif callable(getattr(given, "save", None)) and hasattr(given, "mode"):
         file = BytesIO()
         # TIFF has the modes that PNG does not have.
@@ -182,11 +205,33 @@ def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart
         given = file.getvalue()
     if not isinstance(given, bytes):
         msg = (
-            f"{where} is {type(given).__name__}: a picture must be an image of Pillow, bytes, "
-            "a path or a URL"
+            f"{where} is {type(given).__name__}: a picture must be an image of Pillow, an array, "
+            "bytes, a path or a URL"
         )
         raise InvalidRequest(msg, param="messages")
     return replace(made, data=b64encode(given).decode())
+
+
+def _png_of(array: Any, where: str) -> bytes:
+    """Return an array of uint8 as the bytes of a PNG; InvalidRequest if it is no picture."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.asarray(array)
+    if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS and pixels.shape[2] not in _CHANNELS:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    shaped = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in _CHANNELS)
+    if pixels.dtype != np.uint8 or not shaped or 0 in pixels.shape:
+        msg = (
+            f"{where} is an array of {pixels.dtype} {list(pixels.shape)}: a picture must be one of "
+            "uint8 [height, width] or [height, width, channels], with 1, 3 or 4 channels"
+        )
+        raise InvalidRequest(msg, param="messages")
+    file = BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG")
+    return file.getvalue()
 
 
 def with_salts(
@@ -301,7 +346,6 @@ METHODS = {
     "apply_model": _ENGINE,
     "collective_rpc": _ENGINE,
     "finish_weight_update": _WEIGHTS,
-    "from_engine_args": "give the options to LLM itself",
     "get_weight_version": _WEIGHTS,
     "init_weight_transfer_engine": _WEIGHTS,
     "llm_engine": "the engine has another interface; LLM has methods for what programs need",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from cpuserve.cli.dotted import without_dots
 from cpuserve.config.field import GROUPS, SERVER, Field
 from cpuserve.config.fields import BY_NAME, FIELDS, NoOp, no_op_flags
 from cpuserve.config.load import Asked, Given, flag_given, load_options, no_op_note
@@ -411,8 +412,19 @@ def normalize(argv: Iterable[str]) -> list[str]:
     """Return arguments as the parser spells them: --max_model_len=8 becomes --max-model-len=8.
 
     -O3 of vLLM becomes -O=3; other flags with one dash have no values attached to them.
+    Dotted keys of a flag become one JSON object (see `without_dots`).
+
+    Raises:
+        ConfigError: a dotted key or its value is wrong.
     """
-    return [_normal(a) for a in argv]
+    return [_normal(a) for a in without_dots(argv, _object_flags())]
+
+
+def _object_flags() -> set[str]:
+    """Return the flags that take a JSON object, and those without effect that take a value."""
+    fields = (f for f in FIELDS if f.kind == "object" or f.metavar == "JSON")
+    ignored = (flag for flag, no_op in no_op_flags().items() if no_op.takes == "one")
+    return {*(flag for f in fields for flag in f.all_flags), *ignored}
 
 
 def _normal(argument: str) -> str:
@@ -429,7 +441,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
     if not unknown:
         return
     flag = next((u for u in unknown if u.startswith("-")), unknown[0])
-    name = flag.split("=")[0]
+    name = flag.split("=")[0].split(".")[0]
     why = why_missing(name) if name.startswith("-") else None
     if why is not None:
         msg = f"flag {name} is not supported: {why}"

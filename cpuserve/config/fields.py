@@ -7,36 +7,13 @@ A new option is an attribute in `config/options.py`, or for the server in `confi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from cpuserve.config import options, server
 from cpuserve.config.field import (
     GROUPS,
     Field,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NoOp:
-    """A flag, variable or argument of another server that is accepted and has no effect.
-
-    listed: each way of writing it, separated by spaces.
-    takes: how many values the flag takes.
-    why: the reason, as the end of a sentence in the note.
-    only: the values without effect; other values are refused.
-    """
-
-    listed: str
-    why: str
-    takes: Literal["none", "one", "many"] = "one"
-    only: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Each flag, variable or argument."""
-        return tuple(self.listed.split())
-
+from cpuserve.config.no_op import NoOp
+from cpuserve.config.vllm_no_ops import VLLM_NO_OPS
 
 NO_OPS: tuple[NoOp, ...] = (
     NoOp("--device VLLM_TARGET_DEVICE VLLM_OPENVINO_DEVICE", "cpuserve always runs on the CPU"),
@@ -132,6 +109,7 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp("--perf --no-perf", "/metrics always has the timings", "none"),
     NoOp("--warmup --no-warmup", "the start needs no empty request", "none"),
     NoOp("--fit -fit", "settings that are not set always fit in memory"),
+    *VLLM_NO_OPS,
 )
 
 # Sorted as in --help and docs/options.md.

@@ -56,9 +56,81 @@ _VLLM = (
         "the server does not load user code",
     ),
     Missing(
-        "--media-io-kwargs",
-        "pictures are read as the files of the model say",
+        "--mm-encoder-only --tokens-only --enable-scale-out",
+        "a server reads pictures, tokenizes and generates itself",
     ),
+    Missing(
+        "--mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path "
+        "--mm-encoder-fp8-scale-save-margin",
+        "towers compute in the type of their weights",
+    ),
+    Missing(
+        "--enable-mm-embeds",
+        "a picture is sent as its file, and not as an embedding",
+    ),
+    Missing(
+        "--io-processor-plugin --scheduler-cls --worker-extension-cls --model-class-overrides "
+        "--additional-config",
+        "the server does not load user code",
+    ),
+    Missing(
+        "--numa-bind --numa-bind-nodes --numa-bind-cpus --device-ids",
+        "use --omp-threads-bind with the CPUs of each rank",
+    ),
+    Missing(
+        "--prefill-context-parallel-size -pcp --decode-context-parallel-size -dcp",
+        "all threads share the attention of a sequence: --tensor-parallel-size",
+    ),
+    Missing(
+        "--data-parallel-start-rank -dpr --data-parallel-hybrid-lb -dph "
+        "--data-parallel-external-lb -dpe "
+        "--data-parallel-multi-port-external-lb -dpm -dpn -dpl -dpa -dpp -dpb "
+        "--data-parallel-supervisor-port --dp-supervisor-probe-interval-s "
+        "--dp-supervisor-probe-timeout-s --dp-supervisor-probe-failure-threshold "
+        "--enable-elastic-ep --enable-fault-tolerance --fault-tolerance-config",
+        "one server runs on one machine; put a load balancer in front of several (see deploy/)",
+    ),
+    Missing(
+        "-ep",
+        "experts are divided among ranks like all weights: --tensor-parallel-size",
+    ),
+    Missing(
+        "--max-num-scheduled-tokens", "use --max-num-batched-tokens to bound the tokens of a step"
+    ),
+    Missing("--device-memory-utilization", "use --kv-cache-memory to set the size of the KV cache"),
+    Missing("--kv-cache-dtype-skip-layers", "--kv-cache-dtype is the type of all layers"),
+    Missing("--ignore-patterns", "only the files that a model needs are downloaded"),
+    Missing("--model-weights", "the path of the model has its weights"),
+    Missing(
+        "--lora-target-modules --enable-tower-connector-lora",
+        "LoRA adapters change linears of the layers of a model only",
+    ),
+    Missing("--custom-histogram-buckets", "histograms have fixed buckets, which dashboards know"),
+    Missing("--logging-config", "use --log-level, and --access-log-format for lines in JSON"),
+    Missing("--enable-trace-replay", "tokens are sampled, and not replayed"),
+    Missing("--watermark-config", "texts have no watermark"),
+    Missing("--diffusion-config -dc", "texts are generated token by token"),
+    Missing("-ac", "kernels are chosen for the CPU automatically"),
+    Missing("-sc", "use --speculative-config, its long name"),
+    Missing("-asc", "the server runs in one process group; leave it out"),
+    Missing("--engram-config", "memories of n-grams are read as the files of the model say"),
+    Missing(
+        "--ec-transfer-config --ec-manager-config",
+        "encoded pictures stay in this server",
+    ),
+    Missing(
+        "--weight-transfer-config --sleep-preserve-parameter-names",
+        "weights cannot change while the server runs",
+    ),
+    Missing(
+        "--aux-output-config", "responses have tokens and logprobs, and no internals of a step"
+    ),
+    Missing("--trust-request-chat-template", "requests cannot bring a chat template"),
+    Missing(
+        "--reasoning-effort-map --tool-strict-level",
+        "the chat template gets reasoning_effort as it is, and tools are strict if they say so",
+    ),
+    Missing("--grpc --grpc-port", "the server speaks HTTP"),
     Missing("--pooler-config", "--pooling chooses how embeddings are made, or scores"),
     Missing(
         "--hf-overrides --rope-scaling --rope-theta --hf-config-path",
@@ -379,6 +451,7 @@ _UNREAD_OLLAMA = (
     Missing("OLLAMA_REMOTES OLLAMA_NO_CLOUD", "the server sends no request to other servers"),
 )
 
+VLLM_MISSING = _VLLM
 MISSING = (*_VLLM, *_LLAMA_CPP, *_OLLAMA)
 _WHY = {name.lstrip("-"): missing.why for missing in MISSING for name in missing.names}
 _OF_VARIABLES = (Missing(name, _WHY[flag.lstrip("-")]) for name, flag in _FLAGS.items())

@@ -5,7 +5,7 @@ The evaluation of annotations is not postponed in this module; options.py has th
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from ipaddress import ip_network
 from typing import Annotated, Any
@@ -80,11 +80,31 @@ def _url(value: str) -> None:
         raise ValueError(msg)
 
 
+# The kinds of vLLM. This server reads pictures only, whatever the limits of the others are.
+_LIMITED_KINDS = ("image", "video", "audio", "vision_chunk")
+
+
 def _picture_limit(value: dict[str, Any]) -> None:
-    most = value.get("image", 0)
-    if set(value) - {"image"} or not isinstance(most, int) or not 0 <= most <= MOST_PICTURES:
-        msg = f'must be {{"image": N}} with N from 0 to {MOST_PICTURES}; nothing else is read'
-        raise ValueError(msg)
+    msg = f'must be {{"image": N}} with N from 0 to {MOST_PICTURES}'
+    for kind, limit in value.items():
+        count = limit.get("count", 0) if isinstance(limit, dict) else limit
+        if kind not in _LIMITED_KINDS:
+            known = ", ".join(_LIMITED_KINDS)
+            msg = f"{msg}; it has {kind[:40]!r}, which is none of {known}"
+            raise ValueError(msg)
+        if type(count) is not int or count < 0 or (kind == "image" and count > MOST_PICTURES):
+            raise ValueError(msg)
+
+
+def most_pictures(limits: Mapping[str, Any] | None, default: int) -> int:
+    """Return the most pictures of a request that --limit-mm-per-prompt allows, or the default.
+
+    A limit is a number, or as in vLLM an object with `count`, whose other members describe inputs
+    that vLLM measures memory with.
+    """
+    limit = (limits or {}).get("image", default)
+    found = limit.get("count", default) if isinstance(limit, dict) else limit
+    return int(found)
 
 
 def _off(text: str) -> str:

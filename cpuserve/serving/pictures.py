@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from cpuserve.config.engine import PICTURE_PATCH_BYTES
+from cpuserve.config.server import most_pictures
 from cpuserve.core.pictures import Picture
 from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
@@ -77,7 +78,7 @@ class PictureRules:
     def of(cls, options: ServerOptions, most_tokens: int) -> PictureRules:
         """Return the rules that options set; most_tokens: EngineConfig.picture_tokens."""
         return cls(
-            (options.limit_mm_per_prompt or {}).get("image", MOST_PICTURES),
+            most_pictures(options.limit_mm_per_prompt, MOST_PICTURES),
             SourceRules(
                 tuple(options.allowed_media_domains),
                 options.allowed_local_media_path,

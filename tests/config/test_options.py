@@ -24,7 +24,7 @@ from cpuserve.errors import ConfigError
 # What is no path: of a user that does not exist, and a text that no file system takes.
 NO_PATHS = ["", "~has-no-home/x", "a\0b"]
 BAD = {
-    "limit_mm_per_prompt": ["8", '{"image": -1}', '{"image": 1.5}', '{"video": 1}'],
+    "limit_mm_per_prompt": ["8", '{"image": -1}', '{"image": 1.5}', '{"smell": 1}'],
     "mm_processor_kwargs": ["x", "[1]"],
     "image_max_tokens": ["-1", "many"],
     "mm_encoder_quantization": ["", "int4", "bf16"],

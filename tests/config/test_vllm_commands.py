@@ -429,7 +429,11 @@ STARTS = [
         ConfigError,
         r"choose one of auto, bfloat16",
     ),
-    ("serve facebook/opt-125m --device-ids 0", ConfigError, r"unknown flag --device-ids"),
+    (
+        "serve facebook/opt-125m --device-ids 0",
+        ConfigError,
+        r"--device-ids is not supported: use --omp-threads-bind",
+    ),
 ]
 
 

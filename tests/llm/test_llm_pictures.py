@@ -150,3 +150,48 @@ def test_a_model_of_text_refuses_pictures():
             llm.chat(turn({"type": "image", "image": picture()}), GREEDY)
         with pytest.raises(InvalidRequest, match="this model reads text only"):
             llm.generate({"prompt": "x", "multi_modal_data": {"image": picture()}}, GREEDY)
+
+
+def test_prompts_have_arrays_and_ids_of_pictures(llm, model):
+    import numpy as np
+
+    image = picture(100, 60)
+    array = np.asarray(image)
+    wanted, _ = model.answer([image], TOKENS)
+    written = llm.get_tokenizer().decode(wanted, skip_special_tokens=False)
+    before = {"prompt": "<image>", "multi_modal_data": {"image": image}}
+    forms = [
+        {**before, "multi_modal_uuids": {"image": ["a"]}},
+        {**before, "multi_modal_data": {"image": array}},
+        {
+            **before,
+            "multi_modal_data": {"image": [array.transpose(2, 0, 1)], "video": [], "audio": None},
+        },
+    ]
+    assert written
+    (first,) = llm.generate(before, GREEDY, use_tqdm=False)
+    for given in forms:
+        (found,) = llm.generate(given, GREEDY, use_tqdm=False)
+        assert ids_of([found]) == ids_of([first])
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((3,), "uint8"), ((9, 9, 5), "uint8"), ((9, 9, 3), "float32"), ((0, 9), "uint8")],
+)
+def test_an_array_that_is_no_picture_is_refused(llm, shape, kind):
+    import numpy as np
+
+    given = {"prompt": "<image>", "multi_modal_data": {"image": np.zeros(shape, kind)}}
+    with pytest.raises(InvalidRequest, match="uint8"):
+        llm.generate(given, GREEDY)
+
+
+def test_a_beam_search_says_that_it_reads_no_pictures(llm):
+    from cpuserve import BeamSearchParams
+
+    given = {"prompt": "<image>", "multi_modal_data": {"image": picture()}}
+    with pytest.raises(InvalidRequest, match="beam search"):
+        llm.beam_search([given], BeamSearchParams(beam_width=2, max_tokens=4))
+    with pytest.raises(InvalidRequest, match="multi_modal_uuids"):
+        llm.generate({"prompt": "<image>", "multi_modal_uuids": {"image": ["a"]}}, GREEDY)
