@@ -126,7 +126,8 @@ async def read_pictures(
     messages = call.messages or []
     if not any(_has_parts(message) for message in messages):
         return messages, []
-    messages = placed(messages, context.pictures.marks)
+    if context.pictures is not None:
+        messages = placed(messages, context.pictures.marks)
     own = _own_turn([message.get("role") for message in messages])
     messages = await with_texts(messages, own, DECODING, sees=context.pictures is not None)
     if context.pictures is None:
