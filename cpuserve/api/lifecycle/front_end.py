@@ -312,6 +312,7 @@ class FrontEnd:
             self._server.force_exit = True
             http.cancel()
             await asyncio.wait((http,), timeout=_FLUSH_S)
+        await self.state.end_background()  # before the records close, so each has its log line
         await asyncio.to_thread(self.state.records.close)
 
     def _take_signals(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class ServerState:
     stopping: whether the server no longer serves any requests.
     config: the settings of the first model's engines.
     stored: the responses and conversations that clients have stored.
+    background: the tasks of responses that run without a client.
     callers: the API keys, and the limits of their callers.
     seal: seals and opens the thoughts that clients send back as opaque texts.
     cpu: the CpuView of /v1/cpu; None = there is none.
@@ -71,6 +73,7 @@ class ServerState:
     batches: Any = None
     created: Any = None
     records: Any = None
+    background: set[asyncio.Task[None]] = field(default_factory=set)
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +88,14 @@ class ServerState:
     def limits(self) -> ClientLimits:
         """The limits on requests of clients."""
         return self.context.limits
+
+    async def end_background(self) -> None:
+        """Cancel the responses that run without a client, and return when all have ended."""
+        tasks = list(self.background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what ends with a task runs in the next turn of the event loop
 
     def unavailable(self) -> str | None:
         """Return why the server cannot serve requests now; None = it can."""

@@ -110,6 +110,8 @@ def _in_background(
         request.record.ends_later = True
     entry.task = asyncio.create_task(background.run())
     entry.task.add_done_callback(background.settle)
+    request.state.background.add(entry.task)
+    entry.task.add_done_callback(request.state.background.discard)
     request.work.continue_in(entry.task)  # the allowance, the model and the rest stay reserved
     return stream_of(entry, request.context.limits.silent_s) if turn.body.stream else sent(entry)
 
