@@ -7,10 +7,12 @@ export class ServerError extends Error {
   /**
    * @param {string} message
    * @param {number} status
+   * @param {string} [code] the server's name of the error
    */
-  constructor(message, status) {
+  constructor(message, status, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -80,13 +82,15 @@ export async function request(path, options = {}) {
  */
 async function errorOf(response) {
   let message = `The server responded with status ${response.status}.`;
+  let code = "";
   try {
     const body = await response.json();
     message = body.error?.message ?? message;
+    code = String(body.error?.code ?? "");
   } catch {
     // The body is not JSON, for example from a proxy, so only the status is known.
   }
-  return new ServerError(message, response.status);
+  return new ServerError(message, response.status, code);
 }
 
 /**

@@ -3,11 +3,13 @@
 import { onUnauthorized, ServerError } from "./api.js";
 import { announce, Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { branch, newConversation, setField, setOption } from "./conversation.js";
+import { firstThatFits, mostTokens } from "./context_fit.js";
+import { branch, isEmptyFailure, newConversation, optionChanged, setField, setOption } from "./conversation.js";
 import { byId, h, icon } from "./dom.js";
+import { mayBeSent } from "./fit_dialog.js";
 import { DraftMessage } from "./draft_message.js";
 import { draftOf, tidyDrafts } from "./drafts.js";
-import { Generator } from "./generation.js";
+import { CONTEXT, Generator } from "./generation.js";
 import { askAgain, askForKey } from "./key_dialog.js";
 import { Library } from "./library.js";
 import { MachineView } from "./machine.js";
@@ -21,6 +23,7 @@ import { session } from "./storage.js";
 
 const RETRY_MS = 1000;
 const OPEN = "cpuserve.open"; // the conversation that a reload of this tab shows again
+const SHORTENED = 0.6; // how full the context is when the oldest messages are left out
 const NEW_DRAFT = "new"; // the key of the draft of a conversation that has no messages yet
 const IDEAS = [
   "Explain why decoding on a CPU is bound by memory bandwidth.",
@@ -75,6 +78,9 @@ const chat = new Chat(generator, {
   changed: (one) => library.keep(one),
   reader,
   ownTools: () => preferences.ownTools(settings),
+  isFull,
+  shorten,
+  sendAll: () => leaveOut(conversation, ""),
   stopElsewhere: (message) => library.stopElsewhere(message),
   shown: drawState,
 });
@@ -153,11 +159,60 @@ function draftFor(one, empty = false) {
   return draft;
 }
 
-/** @param {DraftMessage} draft */
-function send(draft) {
+/**
+ * Returns what limits a prompt of a conversation.
+ * @param {Conversation} one
+ * @returns {import("./context_fit.js").Limits}
+ */
+function limitsOf(one) {
+  const model = modelOf(one);
+  const card = models.card(model);
+  // Counting would load a model that is not loaded.
+  const length = card?.architecture ? (card.context_length ?? 0) : 0;
+  return { model, length, tools: preferences.toolFields(settings) };
+}
+
+/**
+ * @param {Conversation} one
+ * @param {string} from the first message that is sent; "" = all are
+ */
+function leaveOut(one, from) {
+  keepOption(one, "from", from);
+  if (chat.isShown(one)) chat.draw();
+}
+
+/** Leaves out the oldest messages of a full context, so that a part of it is free. */
+async function shorten() {
   const one = conversation;
+  const limits = limitsOf(one);
+  const wishes = [Math.floor(SHORTENED * limits.length), mostTokens(limits.length)];
+  // A question that failed is to be sent again.
+  const last = branch(one).at(-1);
+  const asked = last && isEmptyFailure(last) ? { ...one, head: last.parent } : one;
+  const first = (await firstThatFits(asked, limits, wishes[0])) ?? (await firstThatFits(asked, limits, wishes[1]));
+  if (first) leaveOut(one, first.id);
+  else notify("The last turn alone fills the context: begin a new conversation.");
+}
+
+/**
+ * Whether a response or its prompt has filled the context, and nothing was left out since.
+ * @param {import("./conversation.js").Message} message
+ */
+function isFull(message) {
+  if (optionChanged(conversation, "from") > message.changed) return false;
+  const length = models.card(message.model ?? "")?.context_length ?? Infinity;
+  return message.finish === CONTEXT || (message.finish === "length" && (message.figures?.context ?? 0) >= length - 1);
+}
+
+/** @param {DraftMessage} draft */
+async function send(draft) {
+  const one = conversation;
+  const text = draft.text.trim();
+  const { lists } = draft.files;
+  if (!(await mayBeSent(one, one.head, text, lists, limitsOf(one), (from) => leaveOut(one, from)))) return;
+  if (draft.sent || one !== conversation) return;
   drafts.delete(one);
-  draft.send(() => chat.send(one.head, draft.text.trim(), draft.files.lists));
+  draft.send(() => chat.send(one.head, text, lists));
   composer.show(draftFor(one, true));
   composer.input.focus();
 }
@@ -322,6 +377,8 @@ function openPanel(id, button, open) {
   const inside = panel.contains(document.activeElement);
   const shown = panel.classList.toggle("open", open);
   if (id === "settings") panel.hidden = !shown;
+  // On a phone one of them covers the page.
+  if (shown && id === "settings") byId("sidebar").classList.remove("open");
   byId(button).setAttribute("aria-expanded", String(shown));
   // After opening a panel, Tab moves into it; after closing it, the focus must not stay inside.
   if (shown) panel.focus();
@@ -404,6 +461,10 @@ byId("menu").append(icon("menu"));
 byId("menu").addEventListener("click", () => openPanel("sidebar", "menu"));
 byId("open-settings").append(icon("sliders"));
 byId("open-settings").addEventListener("click", () => openPanel("settings", "open-settings"));
+byId("veil").addEventListener("click", () => {
+  openPanel("settings", "open-settings", false);
+  openPanel("sidebar", "menu", false);
+});
 byId("newest").prepend(icon("down"));
 byId("newest").addEventListener("click", () => chat.toEnd());
 byId("model").addEventListener("change", (event) => {

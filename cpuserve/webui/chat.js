@@ -33,6 +33,9 @@ export class Chat {
    *   changed: (conversation: Conversation) => Promise<boolean>,
    *   reader: import("./attached_files.js").Reader,
    *   ownTools: () => Set<string>,
+   *   isFull: (message: Message) => boolean,
+   *   shorten: () => void,
+   *   sendAll: () => void,
    *   stopElsewhere: (message: Message) => void,
    *   shown: () => void,
    * }} page
@@ -48,6 +51,7 @@ export class Chat {
     this.views = new Map();
     this.drawing = 0;
     this.follows = true;
+    this.scrolled = 0;
     this.near = new IntersectionObserver((seen) => this.drawNear(seen), {
       root: this.scroller,
       rootMargin: `${NEAR_SCREEN} 0px`,
@@ -107,7 +111,7 @@ export class Chat {
       const siblings = children.get(message.parent) ?? [];
       const known = before.get(message.id);
       const view = known?.message === message ? known : new MessageView(message, this.actions());
-      view.place(siblings);
+      view.place(siblings, conversation.options.from === message.id && i > 0);
       const atOnce = i >= messages.length - DRAWN_AT_ONCE;
       if (atOnce) view.draw();
       if (view !== known && !atOnce) this.near.observe(view.element);
@@ -173,6 +177,9 @@ export class Chat {
       remove: (message) => this.remove(message),
       select: (message) => this.select(message),
       result: (message, callId, result) => this.addResult(message, callId, result),
+      isFull: (message) => this.page.isFull(message),
+      shorten: () => this.page.shorten(),
+      sendAll: () => this.page.sendAll(),
     };
   }
 
@@ -288,7 +295,10 @@ export class Chat {
 
   onScroll() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    this.follows = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    // The event of a scroll to the end comes when the text may have grown again: only a scroll upwards is the reader's.
+    if (scrollHeight - scrollTop - clientHeight < NEAR_END) this.follows = true;
+    else if (scrollTop < this.scrolled) this.follows = false;
+    this.scrolled = scrollTop;
     byId("newest").hidden = this.follows;
   }
 

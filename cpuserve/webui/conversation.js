@@ -102,6 +102,13 @@ export function setOption(conversation, name, value) {
 }
 
 /**
+ * Returns when an option was changed, in ms since 1970; 0 = never.
+ * @param {Conversation} conversation
+ * @param {string} name
+ */
+export const optionChanged = (conversation, name) => conversation.stamps[OPTION + name] ?? 0;
+
+/**
  * Adds a message after `parent`, makes it the head, and returns it.
  * @param {Conversation} conversation
  * @param {string | null} parent
@@ -324,14 +331,16 @@ export function isEmptyFailure(message) {
  * Returns the messages of a branch in the format of the API.
  *
  * A turn that failed without a text is left out, with its question: the question may be why it failed.
- * Calls without results are left out too, because no template can show them.
+ * Calls without results are left out too, because no template can show them, and so are the messages before the
+ * one that the option `from` names.
  * @param {Conversation} conversation
  * @param {string | null} head
  * @returns {object[]}
  */
 export function apiMessages(conversation, head) {
   const system = conversation.system.trim();
-  const all = branch(conversation, head);
+  const whole = branch(conversation, head);
+  const all = whole.slice(Math.max(0, whole.findIndex(({ id }) => id === conversation.options.from)));
   const kept = all.filter((message, i) => {
     const next = all[i + 1];
     if (message.role === "user") return !next || !isEmptyFailure(next);

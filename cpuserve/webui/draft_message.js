@@ -71,7 +71,7 @@ export class DraftMessage {
     await Promise.race([this.keeping, new Promise((resolve) => setTimeout(resolve, MOST_MS))]);
   }
 
-  /** Forgets the draft, whose message is not sent. */
+  /** Forgets the draft without sending it. */
   forget() {
     this.sent = true;
     clearTimeout(this.timer);

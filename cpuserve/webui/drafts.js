@@ -2,7 +2,7 @@
  * What the user has not sent yet: messages, by conversation, and edits of messages. It survives a reload.
  *
  * Texts are in the storage that can be written while a page closes. Their files are records of a database.
- * No record is changed: another tab may show it. Records that nothing names are removed after a week.
+ * No record is changed: another tab may show it. Records without a draft are removed after a week.
  */
 
 import { newId } from "./conversation.js";

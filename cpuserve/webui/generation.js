@@ -12,12 +12,15 @@ import { runTool } from "./tools.js";
  * @typedef {import("./conversation.js").Message} Message
  *
  * How far the server is with a prompt, in tokens; `since` is the time when this page began to wait, in ms.
- * @typedef {{total: number, cache: number, processed: number, time_ms: number}} Progress
+ * @typedef {{total: number, cache: number, processed: number, time_ms: number, tiles?: number, tiles_read?: number}}
+ *   Progress tiles: those of all pictures
  * @typedef {{stop: AbortController, message: Message, progress: Progress | null}} Run
  */
 
 // Limits how often a model may call tools in a row; the user can always continue.
 const MAX_ROUNDS = 16;
+/** The finish of a response to a prompt that was too long. */
+export const CONTEXT = "context";
 const SAVE_MS = 1000;
 const CLOSING_MS = 3000;
 // A long conversation takes longer to store; this keeps the share of the time that it takes below 1/20.
@@ -152,7 +155,10 @@ export class Generator {
       failure = error;
       const closes = performance.now() - this.closing < CLOSING_MS;
       if (closes) change(message, { state: "stopped" });
-      else if (!run.stop.signal.aborted) change(message, { state: "failed", error: reasonOf(error) });
+      else if (!run.stop.signal.aborted) {
+        const full = error instanceof ServerError && error.code === "context_length_exceeded";
+        change(message, { state: "failed", error: reasonOf(error), finish: full ? CONTEXT : undefined });
+      }
     }
     this.page.leave(conversation);
     if (this.runs.get(conversation.id) === run) this.runs.delete(conversation.id);

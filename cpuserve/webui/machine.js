@@ -30,6 +30,7 @@ export class MachineView {
     this.element = element;
     /** @type {Activity[]} the last WINDOW_S seconds */
     this.past = [];
+    this.seen = new Date();
     /** @type {any} the body of GET /v1/cpu */
     this.report = null;
     this.shown = false;
@@ -69,12 +70,25 @@ export class MachineView {
       try {
         await read();
         this.parts.trouble.hidden = true;
+        this.element.classList.remove("stale");
       } catch (error) {
-        this.parts.trouble.hidden = false;
-        this.parts.trouble.textContent = error instanceof ServerError ? error.message : String(error);
+        this.sayTrouble(error instanceof ServerError ? error.message : String(error));
       }
       await new Promise((resolve) => setTimeout(resolve, interval));
     }
+  }
+
+  /**
+   * Says why there are no new figures; the last ones stay, and are no longer shown as those of now.
+   * @param {string} text
+   */
+  sayTrouble(text) {
+    const { trouble } = this.parts;
+    const known = this.past.length > 0;
+    const last = known ? ` These are the figures of ${this.seen.toLocaleTimeString()}.` : "";
+    if (trouble.textContent !== text + last) trouble.textContent = text + last;
+    trouble.hidden = false;
+    this.element.classList.toggle("stale", known);
   }
 
   async readActivity() {
@@ -83,6 +97,7 @@ export class MachineView {
     // If a counter has become smaller, the server has restarted.
     if (last && outputTokens(activity) < outputTokens(last)) this.past = [];
     this.past.push(activity);
+    this.seen = new Date();
     while (this.past[0].time < activity.time - WINDOW_S - 2) this.past.shift();
     this.draw();
   }

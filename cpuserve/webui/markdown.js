@@ -6,6 +6,7 @@
  */
 
 import { h } from "./dom.js";
+import { endOfDetails, entity, isDetails, partsOfDetails, tagged } from "./markdown_html.js";
 import { highlight } from "./highlight.js";
 import { formula } from "./math.js";
 
@@ -14,6 +15,9 @@ const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
 const QUOTE = /^ {0,3}> ?/;
+const INDENTED = /^ {4,}\S/;
+const FOOTNOTE = /^ {0,3}\[\^([\w-]{1,40})\]:\s*/;
+const ENVIRONMENT = /^\s*\\begin\{((?:align|equation|gather|multline|eqnarray)\*?)\}/;
 const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 // A longer run of text without a blank line is shown as it is, because the search for the other end
 // of a mark takes a time that grows with the square of the length.
@@ -75,7 +79,14 @@ function endOfBlock(lines, begin) {
   const math = mathOpening(first);
   if (math) return endOfMath(lines, begin, math);
   if (HEADING.test(first) || RULE.test(first)) return begin + 1;
+  if (isDetails(first)) return endOfDetails(lines, begin);
   let end = begin + 1;
+  if (INDENTED.test(first)) {
+    for (let at = end; at < lines.length && (/^ {4}/.test(lines[at]) || !lines[at].trim()); at += 1) {
+      if (lines[at].trim()) end = at + 1;
+    }
+    return end;
+  }
   if (QUOTE.test(first)) {
     while (end < lines.length && QUOTE.test(lines[end])) end += 1;
     return end;
@@ -100,7 +111,8 @@ function interrupts(lines, at) {
   const item = ITEM.exec(line);
   // Only a list that begins with 1 may interrupt a paragraph, because a line may begin with a year.
   const list = item !== null && (!/\d/.test(item[2]) || Number.parseInt(item[2], 10) === 1);
-  return begins || list || mathOpening(line) !== null || isTable(lines, at);
+  const other = isDetails(line) || FOOTNOTE.test(line) || mathOpening(line) !== null;
+  return begins || list || other || isTable(lines, at);
 }
 
 /**
@@ -119,7 +131,9 @@ function endOfFence(lines, begin, mark) {
 function mathOpening(line) {
   const start = line.trimStart();
   if (start.startsWith("$$")) return "$$";
-  return start.startsWith("\\[") ? "\\]" : null;
+  if (start.startsWith("\\[")) return "\\]";
+  const environment = ENVIRONMENT.exec(line);
+  return environment && `\\end{${environment[1]}}`;
 }
 
 /**
@@ -128,6 +142,10 @@ function mathOpening(line) {
  * @param {string} closing
  */
 function endOfMath(lines, begin, closing) {
+  if (closing.length > 2) {
+    const last = lines.findIndex((line, i) => i >= begin && line.includes(closing));
+    return last < 0 ? lines.length : last + 1;
+  }
   if (lines[begin].trim().length > 2 && lines[begin].trim().slice(2).includes(closing)) {
     return begin + 1;
   }
@@ -185,6 +203,12 @@ function block(source, depth) {
     return h(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]));
   }
   if (RULE.test(source)) return h("hr");
+  if (depth < DEEPEST && isDetails(source)) return details(source, depth);
+  if (INDENTED.test(lines[0])) return codeBlock(["", ...lines.map((line) => line.slice(4))], null);
+  const footnote = FOOTNOTE.exec(source);
+  if (footnote) {
+    return h("p", { class: "footnote" }, h("sup", {}, footnote[1]), " ", ...inline(source.slice(footnote[0].length)));
+  }
   if (depth < DEEPEST && QUOTE.test(source)) {
     const inner = lines.map((line) => line.replace(QUOTE, "")).join("\n");
     return h("blockquote", {}, ...splitBlocks(inner).map((text) => block(text, depth + 1)));
@@ -195,12 +219,12 @@ function block(source, depth) {
 }
 
 /**
- * @param {string[]} lines
- * @param {RegExpExecArray} fence
+ * @param {string[]} lines the first one is a fence
+ * @param {RegExpExecArray | null} fence
  */
 function codeBlock(lines, fence) {
-  const language = fence[2];
-  const last = lines.length > 1 && lines.at(-1)?.trim().startsWith(fence[1]) ? -1 : undefined;
+  const language = fence?.[2] ?? "";
+  const last = fence && lines.length > 1 && lines.at(-1)?.trim().startsWith(fence[1]) ? -1 : undefined;
   const code = lines.slice(1, last).join("\n");
   const copy = h("button", { type: "button", class: "copy", "data-copy": code }, "Copy");
   return h(
@@ -217,11 +241,22 @@ function codeBlock(lines, fence) {
  * @param {string} closing
  */
 function mathBlock(source, closing) {
+  if (closing.length > 2) return h("div", { class: "formula" }, formula(source.trim(), true));
   const text = source.trim().slice(2);
   const end = text.lastIndexOf(closing);
   const rest = end < 0 ? "" : text.slice(end + 2).trim();
   const shown = h("div", { class: "formula" }, formula(end < 0 ? text : text.slice(0, end), true));
   return rest ? h("div", {}, shown, h("p", {}, ...inline(rest))) : shown;
+}
+
+/**
+ * @param {string} source
+ * @param {number} depth
+ */
+function details(source, depth) {
+  const { summary, text, open } = partsOfDetails(source);
+  const inner = splitBlocks(text).map((one) => block(one, depth + 1));
+  return h("details", { open }, h("summary", {}, ...inline(summary || "Details")), ...inner);
 }
 
 /**
@@ -333,7 +368,8 @@ const MARKS = {
   "~": strike,
   "[": link,
   "!": (text, at, depth) => (text[at + 1] === "[" ? link(text, at + 1, depth) : null),
-  "<": angle,
+  "<": (text, at, depth) => angle(text, at, depth) ?? tagged(text, at, (inner) => inline(inner, depth + 1)),
+  "&": entity,
   h: bareLink,
   "\n": (text, at) => ({ node: / {2}$/.test(text.slice(0, at)) ? h("br") : "\n", end: at + 1 }),
 };
@@ -417,6 +453,8 @@ function strike(text, at, depth) {
 
 /** @type {Mark} */
 function link(text, at, depth) {
+  const footnote = /^\[\^([\w-]{1,40})\](?!:)/.exec(text.slice(at, at + 50));
+  if (footnote) return { node: h("sup", {}, footnote[1]), end: at + footnote[0].length };
   const close = closingBracket(text, at);
   if (close < 0 || text[close + 1] !== "(") return null;
   const target = /^\(\s*<?([^\s<>()]*(?:\([^\s()]*\)[^\s()]*)*)>?(?:\s+["'(][^)]*)?\s*\)/.exec(

@@ -23,6 +23,9 @@ import { showMarkdown } from "./markdown.js";
  * @property {(message: Message) => void} retry
  * @property {(message: Message) => void} resume
  * @property {(message: Message) => void} remove
+ * @property {(message: Message) => boolean} isFull whether its response, or its prompt, has filled the context
+ * @property {() => void} shorten leaves out the oldest messages
+ * @property {() => void} sendAll leaves out none
  * @property {(message: Message) => void} select
  * @property {(message: Message, callId: string, result: string) => void} result
  */
@@ -48,13 +51,17 @@ export class MessageView {
     this.shownFoot = "";
     /** @type {Map<string, HTMLElement>} the forms for results, by call */
     this.forms = new Map();
+    /** @type {HTMLElement | null} says that earlier messages are left out */
+    this.line = null;
     /** @type {EditForm | null} */
     this.form = null;
     /** Whether there is an edit that is not sent, and not shown. */
     this.unsent = false;
     const { role } = message;
     const name = role === "assistant" ? (message.model ?? ROLES.assistant) : ROLES[role];
-    this.text = h("div", { class: "prose" }, message.text);
+    // A long text scrolls, for which a keyboard needs the focus.
+    const scrolls = role !== "assistant" && (message.text.length > 400 || message.text.split("\n").length > 8);
+    this.text = h("div", { class: "prose", tabindex: scrolls ? "0" : null }, message.text);
     this.element = h(
       "article",
       { class: `message ${role} far`, id: `m-${message.id}`, "aria-label": name, tabindex: "-1" },
@@ -63,8 +70,17 @@ export class MessageView {
     );
   }
 
-  /** @param {Message[]} siblings */
-  place(siblings) {
+  /**
+   * @param {Message[]} siblings
+   * @param {boolean} first whether the messages before it are not sent
+   */
+  place(siblings, first) {
+    if (first !== (this.line !== null)) {
+      this.line?.remove();
+      const again = h("button", { type: "button", onclick: () => this.actions.sendAll() }, "Send them again");
+      this.line = first ? h("p", { class: "left-out" }, "The messages before this one are not sent. ", again) : null;
+      if (this.line) this.element.prepend(this.line);
+    }
     const same = siblings.length === this.siblings.length && siblings.every((one, i) => one === this.siblings[i]);
     this.siblings = siblings;
     if (this.drawn && (!same || this.stamp !== this.message.changed)) this.update();
@@ -151,7 +167,7 @@ export class MessageView {
     place.hidden = !progress || progress.processed >= progress.total;
     if (!progress || place.hidden) return;
     const { total, processed } = progress;
-    const text = `Reading the prompt: ${count(processed)} of ${count(total)} tokens${remaining(progress)}`;
+    const text = `Reading the prompt: ${count(processed)} of ${count(total)} tokens${rest(progress)}`;
     if (!place.firstChild) place.append(h("progress", { "aria-label": "Prompt" }), h("span", {}));
     const bar = /** @type {HTMLProgressElement} */ (place.firstChild);
     bar.max = total;
@@ -198,10 +214,11 @@ export class MessageView {
 
   showTrouble() {
     const { message, actions, trouble } = this;
-    const text = troubleOf(message);
+    const full = actions.isFull(message);
+    const text = troubleOf(message, full);
     const failed = message.state === "failed";
     // The buttons stay while nothing changes: one of them may have the focus.
-    const state = JSON.stringify([text, failed, !message.text, this.unsent]);
+    const state = JSON.stringify([text, failed, !message.text, this.unsent, full]);
     if (this.shownTrouble === state) return;
     this.shownTrouble = state;
     trouble?.replaceChildren();
@@ -214,7 +231,10 @@ export class MessageView {
     const retry = h("button", { type: "button", onclick: () => actions.retry(message) }, "Retry");
     const note = h("p", { class: failed ? "wrong" : "note", role: failed ? "alert" : null }, text);
     const again = failed || !message.text;
-    trouble?.append(h("div", { class: "trouble" }, note, message.text && resume, again && retry));
+    const shorten = h("button", { type: "button", onclick: () => actions.shorten() }, "Leave out old messages");
+    const resumes = message.text && (message.state !== "done" || message.finish === "length");
+    const ways = full ? [shorten] : [resumes && resume, again && retry];
+    trouble?.append(h("div", { class: "trouble" }, note, ...ways));
   }
 
   /** @param {boolean} running */
@@ -293,16 +313,19 @@ export class MessageView {
 /**
  * Returns why a response is not complete; "" if it is.
  * @param {Message} message
+ * @param {boolean} full whether its context is full
  */
-function troubleOf(message) {
+function troubleOf(message, full) {
   if (message.role !== "assistant") return "";
   if (message.state === "stopped") return "Stopped before the end.";
+  if (full) return "The context is full. Leave out the oldest messages, or begin a new conversation.";
   if (message.state === "failed") {
     const left = isEmptyFailure(message) ? " This turn is not sent with the next message." : "";
-    return `${message.error ?? "The response failed."}${left}`;
+    return `${(message.error ?? "The response failed.").replace(/([^.!?])$/, "$1.")}${left}`;
   }
-  const cut = message.state === "done" && message.finish === "length";
-  return cut ? "The response reached its maximum of tokens." : "";
+  if (message.state === "done" && message.finish === "length") return "The response reached its maximum of tokens.";
+  const empty = message.state === "done" && !message.text.trim() && !message.calls.length;
+  return empty ? "The model returned an empty response." : "";
 }
 
 /** @param {number} created */
@@ -318,6 +341,16 @@ const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle
 
 /** @param {number} value */
 const count = (value) => value.toLocaleString("en");
+
+/**
+ * Returns how much of a prompt is left: the tiles of pictures, because they take much longer than their tokens;
+ * else the time.
+ * @param {Progress} progress
+ */
+function rest(progress) {
+  const { tiles = 0, tiles_read: read = 0 } = progress;
+  return read < tiles ? `, ${count(read)} of ${count(tiles)} tiles of pictures` : remaining(progress);
+}
 
 /**
  * Returns how long the rest of the prompt takes if it goes on as before.

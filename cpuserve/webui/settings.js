@@ -123,6 +123,16 @@ export function requestFields(settings, options) {
   const stops = all.stop.split("\n").filter(Boolean);
   if (stops.length) fields.stop = stops;
   if (all.reasoning_effort) fields.reasoning_effort = all.reasoning_effort;
+  const tools = toolFields(settings);
+  if (tools) fields.tools = tools;
+  return { ...fields, ...(settings.extra.trim() ? JSON.parse(settings.extra) : {}) };
+}
+
+/**
+ * Returns the tools as requests name them; undefined if there are none.
+ * @param {Settings} settings
+ */
+export function toolFields(settings) {
   const own = parseTools(settings.ownTools);
   const names = new Set(own.map((tool) => tool.name));
   const builtIn = BUILT_IN.filter((tool) => settings.tools.includes(tool.name) && !names.has(tool.name));
@@ -130,8 +140,7 @@ export function requestFields(settings, options) {
     type: "function",
     function: { name, description, parameters },
   }));
-  if (tools.length) fields.tools = tools;
-  return { ...fields, ...(settings.extra.trim() ? JSON.parse(settings.extra) : {}) };
+  return tools.length ? tools : undefined;
 }
 
 /**

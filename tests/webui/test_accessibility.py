@@ -5,6 +5,7 @@ The checks are those of Lighthouse, made with the browser: contrast, names and r
 
 import pytest
 
+from tests.helpers.npm import npm_folder
 from tests.webui.visit import (
     BUSY,
     IDLE,
@@ -229,3 +230,56 @@ def test_everything_is_reached_with_the_keyboard(page):
     page.run("document.activeElement.blur()")
     page.press("/")
     assert page.run("document.activeElement.id") == "input"
+
+
+AXE = "axe.run().then(({violations}) => violations.map((v) => [v.id, v.nodes.map((n) => n.html)]))"
+DETAILS = "[[say # T\n\n<details><summary>S</summary>x</details>\n\nH<sub>2</sub> <kbd>C</kbd>]] "
+
+
+@pytest.mark.deep
+@pytest.mark.network
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing(page, dark, tmp_path):
+    script = npm_folder("axe-core@4.10.3") / "node_modules/axe-core/axe.min.js"
+    page.run(script.read_text(encoding="utf-8") + "; 0")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("Notes.", encoding="utf-8")
+    page.emulate(dark=dark, size=(1280, 900))
+    steps = {
+        "welcome": lambda: page.until("document.querySelector('.ideas button') !== null"),
+        "files": lambda: page.choose_files("#attach-file", notes),
+        "text": lambda: say(page, DETAILS + "word " * 300),
+        "edit": lambda: page.click(".message.user [aria-label='Edit the message']"),
+        "unsent": lambda: page.press("Escape"),
+        "settings": lambda: page.click("#open-settings"),
+        "phone": lambda: page.emulate(dark=dark, size=(390, 800)),
+        "menu": lambda: page.click("#menu"),
+        "machine": lambda: page.run("location.hash = '#machine'"),
+        "dead": lambda: page.run("window.fetch = () => Promise.reject(new Error('no'))"),
+        "stale": lambda: page.until("document.querySelector('.stale') !== null"),
+    }
+    found = {}
+    for name, step in steps.items():
+        step()
+        if bad := page.run(AXE):
+            found[name] = bad
+    page.run("location.hash = '#chat'")
+    page.emulate(size=(1280, 800))
+    assert found == {}
+
+
+def test_the_menu_of_a_phone_is_closed_by_a_touch_beside_it(page):
+    page.emulate(size=(390, 800))
+    page.click("#menu")
+    page.until("document.querySelector('#new').getClientRects().length > 0")
+    page.click("#veil")
+    page.until("document.querySelector('#new').getClientRects().length === 0")
+    page.emulate(size=(1280, 800))
+
+
+def test_a_dead_server_has_no_figures_of_now(page):
+    page.run("location.hash = '#machine'")
+    page.until("document.querySelectorAll('.core').length > 0")
+    page.run("window.fetch = () => Promise.reject(new Error('no'))")
+    page.until("document.querySelector('#machine .wrong').innerText.includes('the figures of')")
+    page.run("location.hash = '#chat'")

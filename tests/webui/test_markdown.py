@@ -54,6 +54,26 @@ MARKDOWN = [
     (r"\*no\* \# \\", r"<p>*no* # \</p>"),
     ("a  \nb", "<p>a  <br>b</p>"),
     ("a<br>b", "<p>a<br>b</p>"),
+    (
+        "R&amp;D &copy; &#960; &#x3c0; &eacute; a&b &none;",
+        "<p>R&amp;D \u00a9 \u03c0 \u03c0 \u00e9 a&amp;b &amp;none;</p>",
+    ),
+    ("&lt;b&gt; `&amp;`", "<p>&lt;b&gt; <code>&amp;amp;</code></p>"),
+    ("H<sub>2</sub>O x<sup>*n*</sup>", "<p>H<sub>2</sub>O x<sup><em>n</em></sup></p>"),
+    ("<kbd>Ctrl</kbd> <b>b</b> <sub>", "<p><kbd>Ctrl</kbd> <b>b</b> &lt;sub&gt;</p>"),
+    ("<b onclick=x>b</b>", "<p>&lt;b onclick=x&gt;b&lt;/b&gt;</p>"),
+    (
+        "<details>\n<summary>S *i*</summary>\n\n- a\n\n"
+        "<details>\nin\n</details>\n</details>\nafter",
+        "<details><summary>S <em>i</em></summary><ul><li>a</li></ul>"
+        "<details><summary>Details</summary><p>in</p></details></details><p>after</p>",
+    ),
+    ("<details open>\nx", '<details open=""><summary>Details</summary><p>x</p></details>'),
+    (
+        "a[^1] b[^n]\n\n[^1]: One *i*\n[^n]: Two",
+        '<p>a<sup>1</sup> b<sup>n</sup></p><p class="footnote"><sup>1</sup> One <em>i</em></p>'
+        '<p class="footnote"><sup>n</sup> Two</p>',
+    ),
     ("> q\n> r", "<blockquote><p>q\nr</p></blockquote>"),
     ("---", "<hr>"),
     ("- a\n- b", "<ul><li>a</li><li>b</li></ul>"),
@@ -88,7 +108,7 @@ MARKDOWN = [
     # Nothing that a model writes becomes markup, runs, or makes the browser send a request.
     (
         "<b>x</b> <script>alert(1)</script>",
-        "<p>&lt;b&gt;x&lt;/b&gt; &lt;script&gt;alert(1)&lt;/script&gt;</p>",
+        "<p><b>x</b> &lt;script&gt;alert(1)&lt;/script&gt;</p>",
     ),
     ("[t](javascript:alert(1))", "<p><span>t</span></p>"),
     ("[t](data:text/html,x)", "<p><span>t</span></p>"),
@@ -244,3 +264,27 @@ def test_other_expressions_are_refused(page, text):
     given = json.dumps(json.dumps({"expression": text}))
     script = f"import('/webui/tools.js').then((t) => t.runTool('calculate', {given}))"
     assert page.run(script).startswith("Error: ")
+
+
+def test_indented_code_keeps_its_lines_and_follows_a_blank_line(page):
+    code = "document.createElement('div')"
+    texts = page.run(
+        f"""(async () => {{
+          const {{ showMarkdown }} = await import('/webui/markdown.js');
+          const into = {code};
+          showMarkdown(into, 'a\\n    b\\n\\n    x = 1\\n\\n        y\\n\\nz');
+          const text = (e) => e.querySelector('pre')?.textContent ?? e.textContent;
+          return [...into.children].map(text);
+        }})()"""
+    )
+    assert texts == ["a\n    b", "x = 1\n\n    y", "z"]
+
+
+@pytest.mark.parametrize("name", ["align", "align*", "equation", "gather"])
+def test_formulas_in_an_environment_need_no_dollars(page, name):
+    text = f"A\n\\begin{{{name}}}\na &= b \\\\\n&= c\n\\end{{{name}}}\nB"
+    html = shown(page, text)
+    assert html.startswith("<p>A</p>")
+    assert html.endswith("<p>B</p>")
+    assert html.count('<mtable class="aligned"><mtr>') == 1
+    assert "</mtr><mtr>" in html

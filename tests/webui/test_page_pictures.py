@@ -1,5 +1,6 @@
 """Pictures and PDF documents on the chat page, of a model that reads them."""
 
+import asyncio
 import base64
 import io
 import json
@@ -7,6 +8,7 @@ import json
 import pytest
 from PIL import Image
 
+from cpuserve.engine.ipc import Output
 from tests.clients.scripted import scripted_server
 from tests.helpers.drawn import SMALL, document, encrypted_document, picture, png, saved
 from tests.webui.test_accessibility import check, tab_to
@@ -271,3 +273,26 @@ def test_a_keyboard_and_a_screen_reader_reach_pictures(page, server, dark, tmp_p
     tab_to(page, f"scan.pdf\n3 pages · {3 * tokens_of(server, *PAGE)} tokens", SHIFT)
     check(page)
     page.emulate()
+
+
+def test_the_progress_of_pictures_is_in_tiles(page, server, tmp_path):
+    real, go = server.engine.script, asyncio.Event()
+
+    def slowly(engine, number, prompt, params):
+        yield Output(number, [], cached_tokens=0, scheduled=1.0, processed=len(prompt) // 2)
+        yield go
+        yield from real(engine, number, prompt, params)
+
+    server.engine.script = slowly
+    try:
+        attach(page, *files_of(tmp_path)[:2])
+        write(page, "[[say Read.]]")
+        page.until(f"{LAST}?.querySelector('.progress')?.innerText.includes('tiles of pictures')")
+        shown = page.run(f"{LAST}.querySelector('.progress').innerText")
+        tiles = [len(SMALL.layout(*size).tiles) for size in ((100, 60), (2048, 1365))]
+        assert f"{tiles[0]} of {sum(tiles)} tiles" in shown
+        assert " left" not in shown
+    finally:
+        server.engine.script = real
+        go.set()
+    shows(page, "Read.")

@@ -264,3 +264,73 @@ def test_drafts_belong_to_their_conversations_and_survive_a_reload(page, server,
     say(page, " [[say Sent.]]")
     page.click("#new")
     assert page.run("document.querySelector('#input').value") == ""
+
+
+@pytest.fixture
+def small(browser):
+    """The page of a server with a context of 512 tokens."""
+    with scripted_server(max_model_len=512) as server:
+        browser.server = server
+        open_page(browser, server.url)
+        yield server
+
+
+DIALOG = "document.querySelector('#fit-dialog')"
+
+
+def fill(browser, turns=4):
+    for number in range(turns):
+        say(browser, f"[[say Reply {number}.]] " + "word " * 80)
+
+
+def test_a_message_that_does_not_fit_is_said_and_old_ones_can_be_left_out(browser, small):
+    fill(browser)
+    sent = len(chats(browser, small))
+    write(browser, "[[say Fits.]] " + "word " * 120)
+    browser.until(f"{DIALOG}.open")
+    assert "The context of the model has 512" in browser.run(f"{DIALOG}.innerText")
+    assert len(chats(browser, small)) == sent
+    browser.click("#fit-dialog button[value='']")
+    browser.until(f"!{DIALOG}.open")
+    assert browser.run("document.querySelector('#input').value").startswith("[[say Fits.]]")
+    browser.click("#input")
+    browser.press("Enter")
+    browser.until(f"{DIALOG}.open")
+    browser.click("#fit-dialog .primary")
+    shows(browser, "Fits.")
+    asked = chats(browser, small)[-1]["messages"]
+    assert 1 < len(asked) < 9
+    assert asked[0]["role"] == "user"
+    # The messages stay, and the line between them says so.
+    assert count_of(browser, ".message") == 10
+    browser.click(".left-out button")
+    browser.until("document.querySelector('.left-out') === null")
+
+
+@pytest.mark.deep
+def test_a_message_that_is_too_long_alone_is_said(browser, small):
+    write(browser, "word " * 700)
+    browser.until(f"{DIALOG}.open")
+    assert "The message alone is too long" in browser.run(f"{DIALOG}.innerText")
+    assert count_of(browser, "#fit-dialog button[value=shorten]") == 0
+    browser.press("Escape")
+    browser.until(f"!{DIALOG}.open")
+    assert len(browser.run("document.querySelector('#input').value")) > 3000
+    assert chats(browser, small) == []
+
+
+def test_a_full_context_says_what_to_do_and_an_empty_reply_too(browser, small):
+    fill(browser)
+    write(browser, "[[say Late.]] " + "word " * 300)
+    browser.until(f"{DIALOG}.open")
+    browser.click("#fit-dialog button[value=anyway]")
+    browser.until(f"{LAST}.innerText.includes('The context is full')")
+    browser.click(".trouble button")  # Leave out old messages
+    browser.until("document.querySelector('.left-out') !== null")
+    assert "The context is full" not in browser.run(f"{LAST}.innerText")
+    browser.click(".trouble button")  # Retry
+    shows(browser, "Late.")
+    browser.click("#new")
+    say(browser, "[[say ]]")
+    assert "The model returned an empty response." in browser.run(f"{LAST}.innerText")
+    assert "Retry" in browser.run(f"{LAST}.innerText")

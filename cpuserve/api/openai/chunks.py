@@ -90,11 +90,16 @@ class ChunkFormat:
 
 
 def progress_member(event: PromptProgress) -> bytes:
-    """Return the progress of the prompt as a JSON member of a chunk, in the llama-server format."""
+    """Return the progress of the prompt as a JSON member of a chunk, in the llama-server format.
+
+    With pictures it has their tiles too, which take much longer than their tokens.
+    """
     report = {
         "total": event.total,
         "cache": event.cached,
         "processed": event.processed,
         "time_ms": event.elapsed_ms,
     }
+    if event.tiles:
+        report |= {"tiles": event.tiles, "tiles_read": event.tiles_read}
     return b',"prompt_progress":' + to_json(report)

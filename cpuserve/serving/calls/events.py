@@ -31,13 +31,18 @@ REPETITION_FOUND = "repetition_detected"
 
 
 class PromptProgress(msgspec.Struct, gc=False):
-    """`processed` of the `total` prompt tokens are in the KV cache; `cached` were prefix hits."""
+    """`processed` of the `total` prompt tokens are in the KV cache; `cached` were prefix hits.
+
+    tiles, tiles_read: the tiles of all pictures in the prompt, and of those that are computed.
+    """
 
     index: int
     total: int
     cached: int
     processed: int
     elapsed_ms: int
+    tiles: int = 0
+    tiles_read: int = 0
 
 
 class PromptScores(msgspec.Struct):

@@ -103,7 +103,11 @@ class SequenceRequest:
         """Return the event of an output that only reports the prompt's progress."""
         elapsed_ms = round(1000 * (time.monotonic() - self.started))
         cached, done = output.cached_tokens, output.processed
-        return PromptProgress(self.index, len(self.prompt.ids), cached, done, elapsed_ms)
+        pictures = self.prompt.pictures
+        read = [len(each.tiles) for each in pictures if sum(each.spans[-1]) <= done]
+        tiles = sum(len(each.tiles) for each in pictures)
+        total = len(self.prompt.ids)
+        return PromptProgress(self.index, total, cached, done, elapsed_ms, tiles, sum(read))
 
 
 def fan_out(
