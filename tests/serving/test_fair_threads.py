@@ -10,6 +10,7 @@ import pytest
 
 from cpuserve.core.places import CallerPlaces
 from cpuserve.errors import TooManyRequests
+from cpuserve.media.sources import SourceRules
 from cpuserve.serving import pictures, threads
 from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.threads import WORKS_FOR, TurnThreads
@@ -163,7 +164,7 @@ def test_the_time_of_a_fetch_begins_with_its_thread(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pictures, "_FETCHING", pool)
     monkeypatch.setattr(pictures, "read_source", read)
     monkeypatch.setattr(asyncio, "wait_for", timed)
-    sources = pictures.SourceRules(timeout_s=PATIENCE_S)
+    sources = SourceRules(timeout_s=PATIENCE_S)
 
     async def main() -> None:
         slow = started(pool, "greedy", lambda: gate.wait(PATIENCE_S))
