@@ -301,6 +301,7 @@ async def _run(
     markdown: bool,
 ) -> None:
     from cpuserve.api.lifecycle.model_context import load_texts, make_context
+    from cpuserve.api.lifecycle.model_details import details_of
     from cpuserve.config.server import ServerOptions
     from cpuserve.engine.inline import InlineClient
 
@@ -311,7 +312,8 @@ async def _run(
     client = InlineClient(config, on_progress=show)
     is_interrupted = False
     try:
-        context, _ = make_context(client, [config], ServerOptions(), prepared.platform, 0)
+        details = details_of(prepared)
+        context, _ = make_context(client, [config], ServerOptions(), prepared.platform, 0, details)
         texts = load_texts(config)
         await client.wait_ready()
         context.set_ready(*texts)

@@ -6,8 +6,10 @@ import argparse
 import sys
 import time
 from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from cpuserve.cli.attachments import converted
 from cpuserve.cli.terminal import draws, note, say, whisper
@@ -104,7 +106,7 @@ class Session:
 
         served = Served(self.context, self.context.model_names[0], None, Lease())
         if call.messages is not None:
-            call = replace(call, messages=converted(call.messages))
+            call = msgspec.structs.replace(call, messages=converted(call.messages))
         generation = await prepare(served, call, num_bytes=0)
         printer = ReplyPrinter(markdown=self.markdown and call.messages is not None)
         with closing(printer):

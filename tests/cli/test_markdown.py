@@ -15,6 +15,9 @@ from cpuserve.cli.markdown import MarkdownStream, end_of_blocks
 from cpuserve.cli.session import ReplyPrinter
 from cpuserve.errors import ConfigError
 from cpuserve.tokenizer.conversation import MediaPart
+from tests.api.sees import write_served_model
+from tests.helpers.drawn import png
+from tests.helpers.tiny import tiny_model
 
 TEXT = "# Title\n\nSome **bold** words.\n\n```python\nx = 1\n\ny = 2\n```\n\n- one\n- two\n"
 PNG = base64.b64decode(
@@ -134,3 +137,27 @@ def test_a_chat_sends_its_files_with_the_next_message_only(tmp_path, capsys):
     assert [part["type"] for part in first] == ["image_url", "text"]
     assert second == "and now?"
     assert calls[1].messages[0]["content"] == first, "the model still sees the picture"
+
+
+@pytest.fixture(scope="module")
+def sees(tmp_path_factory):
+    """Return the path of a tiny model that reads pictures."""
+    return str(write_served_model(tmp_path_factory.mktemp("sees")).path)
+
+
+def test_a_model_here_reads_the_picture_of_a_message(sees, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(png())
+    words = ["chat", sees, "--message", "what is this", "--max-model-len=512", "--max-tokens=4"]
+    prompts = []
+    for more in ([], ["--image", str(tmp_path / "a.png")]):
+        assert cli.main([*words, *more]) == 0
+        prompts.append(capsys.readouterr().out)
+    assert all(prompts)
+    assert prompts[0] != prompts[1]
+
+
+def test_a_model_of_texts_refuses_a_picture_with_a_line(tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(png())
+    words = ["--message", "hi", "--image", str(tmp_path / "a.png"), "--max-tokens=4"]
+    assert cli.main(["chat", str(tiny_model("llama")), *words]) == 1
+    assert "this model reads text only" in capsys.readouterr().err
