@@ -180,7 +180,7 @@ def build_parser() -> Parser:
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
     _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
     _config(command("config", "commands:config", "Show every setting, its source and its reason."))
-    size = command("size", "size:size", "Show the memory and highest rates of a model here.")
+    size = command("size", "recommend:size", "Show the memory and highest rates of a model here.")
     add_options(size, server=False)
     size.add_argument("--json", action="store_true", help="print JSON instead of text")
     _size_formats(size.add_mutually_exclusive_group(), size)

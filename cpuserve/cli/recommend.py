@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 
 from cpuserve.cli.banner import line
-from cpuserve.cli.size import FormatSize, Instance, ModelWeights, count_weights, sizes_on
+from cpuserve.cli.size import (
+    FormatSize,
+    Instance,
+    ModelWeights,
+    count_weights,
+    instance_of,
+    refuse_options,
+    sizes_on,
+    this_machine,
+)
+from cpuserve.cli.size import size as show_size
 from cpuserve.cli.terminal import say
 from cpuserve.config.values import aligned, format_bytes
 
@@ -100,8 +110,12 @@ class Fit:
     format: FormatSize | None
 
 
-def recommend(machine: Instance, args: argparse.Namespace) -> int:
-    """Print which known models fit a machine, as a table or as JSON."""
+def size(args: argparse.Namespace) -> int:
+    """Run `cpuserve size`: show the size of a model, or with --recommend those of known ones."""
+    if not args.recommend:
+        return show_size(args)
+    refuse_options(args, set(), "--recommend")
+    machine = instance_of(args.instance) if args.instance else this_machine()
     fits = [fit_of(machine, weights_of(name)) for name in KNOWN]
     if args.json:
         rows = {"machine": asdict(machine), "models": [asdict(fit) for fit in fits]}

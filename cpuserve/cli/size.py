@@ -131,11 +131,6 @@ class ModelSize:
 
 def size(args: argparse.Namespace) -> int:
     """Print the memory and the upper bounds of the speed of a model, as lines or as JSON."""
-    if args.recommend:
-        from cpuserve.cli.recommend import recommend
-
-        _refuse_options(args, set(), "--recommend")
-        return recommend(instance_of(args.instance) if args.instance else _this_machine(), args)
     if args.formats or args.instance or args.instances:
         return compare(args)
     prepared, _ = prepared_start(flags.asked(args))
@@ -244,13 +239,13 @@ class FormatSize:
 
 def compare(args: argparse.Namespace) -> int:
     """Print the formats for this machine or an instance, or all instances, as lines or JSON."""
-    _refuse_options(args, _ALLOWED, "--formats, --instance and --instances")
+    refuse_options(args, _ALLOWED, "--formats, --instance and --instances")
     chosen = instance_of(args.instance) if args.instance else None
     weights = weights_of(args)
     if args.instances:
         say(_as_json(_all_instances(weights)) if args.json else render_instances(weights))
         return 0
-    machine = chosen or _this_machine()
+    machine = chosen or this_machine()
     found = sizes_on(machine, weights)
     if args.json:
         say(_as_json({"machine": asdict(machine), "formats": [asdict(each) for each in found]}))
@@ -259,7 +254,7 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_options(args: argparse.Namespace, allowed: set[str], what: str) -> None:
+def refuse_options(args: argparse.Namespace, allowed: set[str], what: str) -> None:
     """Raise ConfigError if an option was given that has no effect on `what`."""
     for name in sorted(set(args.given) - allowed):
         msg = f"flag {BY_NAME[name].flag} has no effect on {what}: remove it"
@@ -324,7 +319,12 @@ def sizes_on(machine: Instance, weights: ModelWeights) -> list[FormatSize]:
     return found
 
 
-def _this_machine() -> Instance:
+def this_machine() -> Instance:
+    """Return this machine with its free memory and its measured bandwidth.
+
+    Raises:
+        ConfigError: no kernels run on this CPU.
+    """
     from cpuserve.platforms.cpu import CpuPlatform
     from cpuserve.platforms.isa_level import default_level
     from cpuserve.platforms.placement import measured_cpus
