@@ -78,6 +78,7 @@ const chat = new Chat(generator, {
   changed: (one) => library.keep(one),
   reader,
   ownTools: () => preferences.ownTools(settings),
+  mayBeSent: (parent, text, attached) => fits(conversation, parent, text, attached),
   isFull,
   shorten,
   sendAll: () => leaveOut(conversation, ""),
@@ -204,12 +205,22 @@ function isFull(message) {
   return message.finish === CONTEXT || (message.finish === "length" && (message.figures?.context ?? 0) >= length - 1);
 }
 
+/**
+ * @param {Conversation} one
+ * @param {string | null} parent
+ * @param {string} text
+ * @param {import("./attachments.js").Attached} attached
+ */
+function fits(one, parent, text, attached) {
+  return mayBeSent(one, parent, text, attached, limitsOf(one), (from) => leaveOut(one, from));
+}
+
 /** @param {DraftMessage} draft */
 async function send(draft) {
   const one = conversation;
   const text = draft.text.trim();
   const { lists } = draft.files;
-  if (!(await mayBeSent(one, one.head, text, lists, limitsOf(one), (from) => leaveOut(one, from)))) return;
+  if (!(await fits(one, one.head, text, lists))) return;
   if (draft.sent || one !== conversation) return;
   drafts.delete(one);
   draft.send(() => chat.send(one.head, text, lists));

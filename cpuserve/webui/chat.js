@@ -33,6 +33,7 @@ export class Chat {
    *   changed: (conversation: Conversation) => Promise<boolean>,
    *   reader: import("./attached_files.js").Reader,
    *   ownTools: () => Set<string>,
+   *   mayBeSent: (parent: string | null, text: string, attached: Attached) => Promise<boolean>,
    *   isFull: (message: Message) => boolean,
    *   shorten: () => void,
    *   sendAll: () => void,
@@ -170,6 +171,7 @@ export class Chat {
   actions() {
     return {
       reader: this.page.reader,
+      mayBeSent: (message, text, attached) => this.page.mayBeSent(message.parent, text, attached),
       edit: (message, text, attached) => this.edit(message, text, attached),
       editReply: (message, text, more) => this.editReply(message, text, more),
       retry: (message) => this.respond(message.parent),

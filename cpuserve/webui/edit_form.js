@@ -17,6 +17,7 @@ export class EditForm {
    * @param {Message} message
    * @param {import("./attached_files.js").Reader} reader
    * @param {{
+   *   mayBeSent: (text: string, attached: Attached) => Promise<boolean>,
    *   send: (text: string, attached: Attached, more: boolean) => Promise<boolean>,
    *   close: () => void,
    *   open: () => void,
@@ -98,9 +99,12 @@ export class EditForm {
   async send(more = false) {
     await this.draft.settled();
     if (this.draft.sent) return;
+    const { lists } = this.draft.files;
+    if (!this.isReply && !(await this.page.mayBeSent(this.area.value, lists))) return;
+    if (this.draft.sent) return;
     this.draft.text = this.area.value;
     this.end();
-    this.draft.send(() => this.page.send(this.draft.text, this.draft.files.lists, more));
+    this.draft.send(() => this.page.send(this.draft.text, lists, more));
   }
 
   /** Closes the form; what has been changed stays for the next time. */

@@ -19,6 +19,8 @@ import { showMarkdown } from "./markdown.js";
  * @typedef {object} Actions
  * @property {import("./attached_files.js").Reader} reader of the files of an edit
  * @property {(message: Message, text: string, attached: import("./attachments.js").Attached) => Promise<boolean>} edit
+ * @property {(message: Message, text: string, attached: import("./attachments.js").Attached) => Promise<boolean>
+ *   } mayBeSent whether an edit fits into the context, or the user sends it anyway
  * @property {(message: Message, text: string, more: boolean) => Promise<boolean>} editReply
  * @property {(message: Message) => void} retry
  * @property {(message: Message) => void} resume
@@ -284,6 +286,7 @@ export class MessageView {
     if (this.form) return;
     const { actions, message } = this;
     this.form = new EditForm(message, actions.reader, {
+      mayBeSent: (text, attached) => actions.mayBeSent(message, text, attached),
       send: (text, attached, more) =>
         message.role === "assistant"
           ? actions.editReply(message, text, more)

@@ -308,6 +308,19 @@ def test_a_message_that_does_not_fit_is_said_and_old_ones_can_be_left_out(browse
 
 
 @pytest.mark.deep
+def test_an_edit_that_does_not_fit_is_said_and_stays(browser, small):
+    say(browser, "[[say Hi.]]")
+    browser.click(".message.user [aria-label='Edit the message']")
+    browser.type("word " * 700)
+    browser.press("Enter")
+    browser.until(f"{DIALOG}.open")
+    browser.click("#fit-dialog button[value='']")
+    browser.until(f"!{DIALOG}.open")
+    assert len(browser.run("document.querySelector('.edit textarea').value")) > 3000
+    assert len(chats(browser, small)) == 1
+
+
+@pytest.mark.deep
 def test_a_message_that_is_too_long_alone_is_said(browser, small):
     write(browser, "word " * 700)
     browser.until(f"{DIALOG}.open")
