@@ -107,7 +107,7 @@ class SamplerFields(msgspec.Struct, kw_only=True):
       with steps of mirostat_eta.
     post_sampling_probs: logprobs are computed from the probabilities after all samplers.
     no_repeat_ngram_size: no n-gram of so many tokens occurs twice in the output; 0 or -1 = off.
-    ngram_size, window_size: the same, within the last window_size tokens (100 if it is not set).
+    ngram_size, window_size: the same within the last window_size tokens (100 if not set); 0 = off.
     whitelist_token_ids: tokens that may complete such an n-gram all the same.
     """
 
@@ -138,7 +138,7 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     no_repeat_ngram_size: Annotated[
         int | None, Rule(-1, MAX_INT, f"-1 or 0 (off), or between 1 and {MAX_INT}")
     ] = None
-    ngram_size: Annotated[int | None, Rule(1, MAX_INT)] = None
+    ngram_size: Annotated[int | None, Rule(0, MAX_INT)] = None
     window_size: Annotated[int | None, Rule(1, MAX_INT, needs="ngram_size")] = None
     whitelist_token_ids: list[int] | None = None
 

@@ -49,7 +49,7 @@ def test_deepseek_ocrs_arguments_are_honoured_in_each_place(path, place):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"ngram_size": 0}, "ngram_size"),
+        ({"ngram_size": -1}, "ngram_size"),
         ({"ngram_size": "3"}, "ngram_size"),
         ({"no_repeat_ngram_size": 2**31}, "no_repeat_ngram_size"),
         ({"ngram_size": 3, "window_size": 0}, "window_size"),

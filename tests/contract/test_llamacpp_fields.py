@@ -34,7 +34,7 @@ GOOD = {
     "dry_base": (0, 1.75),
     "dry_sequence_breakers": ([], ["\n", "a"]),
     "no_repeat_ngram_size": (-1, 0, 1, 2**31 - 1),
-    "ngram_size": (1, 2**31 - 1),
+    "ngram_size": (0, 1, 2**31 - 1),
     "window_size": (-1, 5),  # it is not read without ngram_size
     "whitelist_token_ids": ([], [5]),
     "mirostat": (0, 1, 2),
@@ -64,7 +64,7 @@ BAD = {
     "dry_penalty_last_n": NO_COUNT,
     "dry_sequence_breakers": ("x", 1, [1], {}),
     "no_repeat_ngram_size": (-2, 2**31, *NO_COUNT),
-    "ngram_size": (0, 2**31, *NO_COUNT),
+    "ngram_size": (-1, 2**31, *NO_COUNT),
     "window_size": NO_COUNT,
     "whitelist_token_ids": ("x", 1, ["a"], {}),
     "mirostat": (-1, 3, *NO_COUNT),

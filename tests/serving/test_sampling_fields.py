@@ -114,13 +114,17 @@ def test_a_chain_has_every_parameter_of_its_samplers():
         name: rule.unset for name, rule in CHAINED.items()
     }
     others = {"samplers", "repeat_last_n", "dry_sequence_breakers", "post_sampling_probs"}
+    others |= {"no_repeat_ngram_size", "ngram_size", "window_size", "whitelist_token_ids"}
     assert {*SamplerFields.__struct_fields__} - others == {*CHAINED}
 
 
 @pytest.mark.parametrize(("name", "switch"), OF_SAMPLERS.items())
 def test_parameters_of_a_sampler_that_is_off_may_have_any_value(name, switch):
     off = SamplingParams(**{name: -(10**40), switch: 0, "typical_p": 0.5})
-    assert getattr(off.chain, name) == CHAINED[name].unset
+    if name in CHAINED:
+        assert getattr(off.chain, name) == CHAINED[name].unset
+    else:
+        assert (name, off.banned_ngram_size) == ("window_size", 0)
     encode_frame(AddRequest(1, b"", off, 0.0))
     with pytest.raises(InvalidRequest, match=name):
         SamplingParams(**{name: -(10**40), switch: 1})
