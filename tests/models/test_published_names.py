@@ -13,6 +13,7 @@ from cpuserve.models.base import SAVED_AS
 from cpuserve.models.text_parts import TEXT_TYPES
 from tests.helpers.depth import deep_but
 from tests.helpers.pictures import write_picture_model
+from tests.helpers.quantized import quantized_copy
 from tests.helpers.saved_forms import (
     FORMS,
     output_of,
@@ -88,3 +89,16 @@ def test_files_saved_as_another_class_are_of_the_family_of_their_model_type(save
     assert config["architectures"] == [saved]
     assert architecture_of(config) == tiny_config(family)["architectures"][0]
     assert architecture_of({**config, "model_type": "llama"}) == saved
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+@pytest.mark.parametrize("family", ["exaone-moe", "kolibri1"])
+def test_quantized_files_have_the_published_names_as_well(family, method, tmp_path):
+    sizes = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64)
+    plain = save(random_model(family, **sizes), "published", tmp_path / "plain")
+    _, published = weights_of(plain)
+    _, quantized = weights_of(quantized_copy(plain, method, tmp_path / method))
+    # Vectors, such as the biases of routers and the norms, stay as they are.
+    vectors = [name for name, value in published.items() if value.ndim == 1]
+    assert vectors
+    assert all(np.array_equal(published[name], quantized[name]) for name in vectors)
