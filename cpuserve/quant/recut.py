@@ -167,14 +167,11 @@ def _rows(tensor: QuantTensor) -> int:
 
 def _fit(one: QuantTensor, other: QuantTensor) -> bool:
     """Whether the rows of two tensors have the same columns and the same form."""
-    orders = one.column_order, other.column_order
-    same = orders[0] is orders[1] or all(order is not None for order in orders)
-    return (
-        one.shape[1:] == other.shape[1:]
-        and one.source == other.source
-        and same
-        and (orders[0] is None or np.array_equal(orders[0], orders[1]))
-    )
+    if one.shape[1:] != other.shape[1:] or one.source != other.source:
+        return False
+    if one.column_order is None or other.column_order is None:
+        return one.column_order is other.column_order
+    return np.array_equal(one.column_order, other.column_order)
 
 
 def _read(tensor: QuantTensor, rows: npt.NDArray[np.int64], row_bytes: int) -> Bytes:
