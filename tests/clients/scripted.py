@@ -60,7 +60,7 @@ def seeing_tokenizer() -> Tokenizer:
     from tokenizers import Tokenizer as Core
 
     plain = tokenizer()
-    core = Core.from_str(plain._core.to_str())
+    core = Core.from_str(plain._coder._core.to_str())
     core.add_special_tokens([AddedToken(each, normalized=False) for each in _PICTURE_TOKENS])
     size = core.get_vocab_size(with_added_tokens=True)
     known = dict(plain.special_tokens)
