@@ -1,6 +1,6 @@
 """The files of the chat page, read and compressed into memory once, with their response headers.
 
-The digest of all files names the folder from which the page loads them. So a browser keeps them
+The page loads them from a folder with the digest of all files as its name. So a browser keeps them
 without asking again, and never mixes the files of two versions.
 """
 

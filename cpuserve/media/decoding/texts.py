@@ -22,7 +22,7 @@ _ZIP = b"PK\x03\x04"
 _CONTENT = "word/document.xml"
 _WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _LINES = ("br", "cr")
-# What the library raises for archives and XML that it cannot read.
+# Errors of the libraries for archives and XML that they cannot read.
 _DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, ElementTree.ParseError),
     *(NotImplementedError, RuntimeError, EOFError, ValueError, OSError),
