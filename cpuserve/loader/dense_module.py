@@ -150,6 +150,27 @@ class FirstColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class LargestValues:
+    """Keeps the largest values of a sparse embedding, and sets all others to 0 (max_active_dims).
+
+    Of equal values, the first ones are kept.
+    """
+
+    count: int
+
+    def __call__(self, x: Float64) -> Float64:
+        """Return the vector with at most `count` values."""
+        kept = np.argsort(-x, kind="stable")[: self.count]
+        y = np.zeros_like(x)
+        y[kept] = x[kept]
+        return y
+
+    def width_after(self, width: int) -> int | None:
+        """Return `width`."""
+        return width
+
+
+@dataclass(frozen=True, slots=True)
 class Activation:
     """Applies an activation, a key of ACTIVATIONS, to a vector."""
 
@@ -164,7 +185,9 @@ class Activation:
         return width
 
 
-Layer: TypeAlias = Dense | Residual | VectorNorm | UnitLength | FirstColumns | Activation
+Layer: TypeAlias = (
+    Dense | Residual | VectorNorm | UnitLength | FirstColumns | LargestValues | Activation
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

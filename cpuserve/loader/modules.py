@@ -115,7 +115,8 @@ def read_stack(path: Path) -> Stack:
     first, *rest = _listed(path) or [None]
     if first is None:
         return Stack()
-    kind = str(settings_of(path).get("model_type") or "")
+    settings = settings_of(path)
+    kind = str(settings.get("model_type") or "")
     if kind == "MultiVectorEncoder":
         msg = f"{path / SETTINGS}: models of the type MultiVectorEncoder are not supported"
         raise ModelError(msg)
@@ -128,6 +129,9 @@ def read_stack(path: Path) -> Stack:
         stack = _with_module(stack, module)
     if stack.task == "text-generation" and stack.answers is None:
         first.refuse("computes logits of tokens, and no LogitScore follows")
+    prompts, named = settings.get("prompts"), settings.get("default_prompt_name")
+    if kind == "CrossEncoder" and isinstance(prompts, Mapping) and prompts.get(named):
+        first.refuse("has a default prompt, which is not supported for scores of pairs")
     if kind == "CrossEncoder" and rest and not (stack.scores or stack.answers):
         rest[-1].refuse("is the last one of a CrossEncoder, but computes no scores")
     if rest and not (stack.pooling or stack.splade or stack.answers):

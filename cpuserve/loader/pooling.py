@@ -86,18 +86,18 @@ def module_head(path: Path, pooling: str) -> Head:
     layers = layers_of(stack.of_text)
     while layers and isinstance(layers[-1], UnitLength):  # a request may ask for other lengths
         layers = layers[:-1]
-    if (width := _truncate_dim(path)) is not None:
+    if (width := _count_of(path, "truncate_dim")) is not None:
         layers = (*layers, FirstColumns(width))
     return Head(pooling, layers, of_tokens=layers_of(stack.of_tokens))
 
 
-def _truncate_dim(path: Path) -> int | None:
-    """Return how many values of an embedding the settings keep; None = all."""
-    width = settings_of(path).get("truncate_dim")
-    if width is not None and (type(width) is not int or width < 1):
-        msg = f"{path / SETTINGS}: truncate_dim is {str(width)[:40]}, but it must be at least 1"
+def _count_of(path: Path, key: str) -> int | None:
+    """Return the number of values that a setting of the whole model keeps; None = all."""
+    count = settings_of(path).get(key)
+    if count is not None and (type(count) is not int or count < 1):
+        msg = f"{path / SETTINGS}: {key} is {str(count)[:40]}, but it must be at least 1"
         raise ModelError(msg)
-    return width
+    return count
 
 
 def splade_head(path: Path) -> Head:
@@ -106,11 +106,13 @@ def splade_head(path: Path) -> Head:
     Raises:
         ModelError: its pooling settings are not supported.
     """
-    from cpuserve.loader.dense_module import Head
+    from cpuserve.loader.dense_module import Head, LargestValues
 
     module = read_stack(path).splade if path.is_dir() else None
     strategy, activation = ("max", "relu") if module is None else _splade_settings(module)
-    return Head(STRATEGIES[strategy], unit=False, logs=LOGS[activation])
+    most = _count_of(path, "max_active_dims") if path.is_dir() else None
+    layers = () if most is None else (LargestValues(most),)
+    return Head(STRATEGIES[strategy], layers, unit=False, logs=LOGS[activation])
 
 
 def lowers_case(path: Path) -> bool:

@@ -12,6 +12,7 @@ from cpuserve.models.config import (
     read_float,
     read_ids,
     read_int,
+    read_kinds,
     refuse,
 )
 from cpuserve.models.opt import ACTIVATIONS
@@ -69,18 +70,25 @@ class GptNeo:
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Return the window of each layer from attention_types, a list of [kinds, repetitions]."""
+    """Return the window of each layer from attention_types, a list of [kinds, repetitions].
+
+    attention_layers, a list of the kind of each layer, goes before.
+    """
     window = read_int(config, "window_size", 256)
+    if config.get("attention_layers") is not None:
+        counted = {**config, "num_hidden_layers": layers}
+        kinds = read_kinds(counted, "attention_layers", ("global", "local"), lambda _: "global")
+        return tuple(window if kind == "local" else 0 for kind in kinds)
     types = config.get("attention_types")
     if types is None:
         types = [[["global", "local"], layers // 2]]
     try:
-        kinds = [kind for names, count in types for _ in range(count) for kind in names]
+        expanded = [kind for names, count in types for _ in range(count) for kind in names]
     except (TypeError, ValueError):
-        kinds = []
-    if len(kinds) != layers or {*kinds} - {"global", "local"}:
+        expanded = []
+    if len(expanded) != layers or {*expanded} - {"global", "local"}:
         refuse("attention_types", types, f"lists of global and local for {layers} layers")
-    return tuple(window if kind == "local" else 0 for kind in kinds)
+    return tuple(window if kind == "local" else 0 for kind in expanded)
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

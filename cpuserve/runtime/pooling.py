@@ -173,7 +173,8 @@ class LargestLogits(EachToken):
         """Return the sparse embedding [vocab]; None if a value is not finite."""
         if self._largest is None or not np.all(np.isfinite(self._largest)):
             return None
-        return _logs_of(self._largest, self._head.logs).astype("<f4").tobytes()
+        values = _logs_of(self._largest, self._head.logs)
+        return _applied(self._head.layers, values).astype("<f4").tobytes()
 
 
 class SummedLogits(EachToken):
@@ -196,7 +197,7 @@ class SummedLogits(EachToken):
         """Return the sparse embedding [vocab]; None if a value is not finite."""
         if self._sum is None or not np.all(np.isfinite(self._sum)):
             return None
-        return self._sum.astype("<f4").tobytes()
+        return _applied(self._head.layers, self._sum).astype("<f4").tobytes()
 
 
 def _logs_of(logits: Float32, times: int) -> Float32:

@@ -130,6 +130,13 @@ def test_a_module_that_is_not_supported_refuses_the_start_with_its_name(kind, tm
             [pooling("mean"), dense(64, 1, **SCORES), NORMALIZE],
             "Normalize is not supported after the module that computes the result",
         ),
+        (
+            Made(
+                [pooling("mean"), dense(64, 1, **SCORES)],
+                settings={**CROSS, **PROMPTS, "default_prompt_name": "query"},
+            ),
+            "Transformer has a default prompt, which is not supported for scores of pairs",
+        ),
         (Made(EMBEDDER, settings=CROSS), "Normalize is the last one of a CrossEncoder"),
         (Made(EMBEDDER, settings={"model_type": "MultiVectorEncoder"}), "MultiVectorEncoder"),
         (Made(EMBEDDER, settings={"truncate_dim": 0}), "truncate_dim is 0, but it must be"),

@@ -115,6 +115,20 @@ def test_the_settings_of_sentence_transformers_are_honoured(tmp_path, strategy, 
         assert [words(llm, [prompt])[0] for prompt in FEW] == got
 
 
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_max_active_dims_keeps_the_largest_values(tmp_path, strategy):
+    path = with_pooling(tmp_path / "m", {"pooling_strategy": strategy})
+    with make(path) as llm:
+        (whole,) = words(llm, FEW[:1])
+    settings = {"model_type": "SparseEncoder", "max_active_dims": 5}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with make(path) as llm:
+        (got,) = words(llm, FEW[:1])
+    least = sorted(whole)[-5]
+    assert got == [value if value >= least else 0.0 for value in whole]
+    assert sum(value > 0 for value in got) == 5
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

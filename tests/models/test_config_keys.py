@@ -73,6 +73,31 @@ def test_a_key_that_would_change_results_without_notice_is_refused(family, chang
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "second", "first"),
+    [
+        (
+            "gpt-neo",
+            {"attention_layers": ["local", "local", "global", "global"]},
+            {"attention_types": [[["local"], 2], [["global"], 2]]},
+        ),
+        ("lfm3", {"rms_norm_eps": 0.05}, {"norm_eps": 0.05}),
+        ("modernbert", {"sliding_window": 30}, {"local_attention": 60}),
+        ("modernbert-decoder", {"sliding_window": 30}, {"local_attention": 60}),
+        ("t5", {"dense_act_fn": "silu"}, {"feed_forward_proj": "gated-silu"}),
+        (
+            "t5",
+            {"dense_act_fn": "relu", "is_gated_act": False},
+            {"feed_forward_proj": "relu"},
+        ),
+    ],
+)
+def test_a_second_key_goes_before_the_first_as_in_transformers(family, second, first):
+    config = tiny_config(family)
+    other = spec_from_config({**config, **first})
+    assert spec_from_config({**config, **second}) == other != spec_from_config(config)
+
+
 # transformers counts the tokens of a window, or of positions, in another way.
 COUNTED = {("embeddinggemma", "sliding_window"), ("jina-v3", "max_position_embeddings")}
 
