@@ -238,7 +238,7 @@ def known_pooling(options: EngineOptions) -> str | None:
         return None
     try:
         files = _ModelFiles(find_model(path))
-        config, _, _ = _read(files)
+        config, *_ = _read(files)
         spec, _ = read_spec(config)
         return _pooling(options, files, config, encoder=spec.encoder)[0]
     except StartupError:

@@ -112,9 +112,10 @@ def read_stack(path: Path) -> Stack:
     Raises:
         ModelError: a module, or one of its settings, is not supported.
     """
-    first, *rest = _listed(path) or [None]
-    if first is None:
+    modules = _listed(path)
+    if not modules:
         return Stack()
+    first, rest = modules[0], modules[1:]
     settings = settings_of(path)
     kind = str(settings.get("model_type") or "")
     if kind == "MultiVectorEncoder":

@@ -177,6 +177,11 @@ def _check_shared(config: Mapping[str, Any], architecture: str, spec: ModelSpec)
     """
     if config.get("is_causal") is False and not spec.encoder:
         refuse("is_causal", False, "true: tokens attend to no later tokens in this family")
+    if config.get("use_bidirectional_attention") is True and not spec.encoder:
+        refuse("use_bidirectional_attention", True, "false in this family")
+    chosen = config.get("moe_topk")
+    if type(chosen) is int and config.get("num_experts_per_tok", chosen) != chosen:
+        refuse("num_experts_per_tok", config["num_experts_per_tok"], f"{chosen}, as moe_topk says")
     # transformers writes what Step 3.5 says in other keys there as well.
     if config.get("per_layer_config") and not architecture.startswith(("Gemma4", "Step3p5")):
         refuse("per_layer_config", config["per_layer_config"], "null in this family")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
@@ -130,7 +131,7 @@ class SqrtMean(Mean):
 
     def pooled(self) -> Float64:
         """Return this quotient."""
-        return self._sum / np.sqrt(max(self._weight, 1))
+        return self._sum / math.sqrt(max(self._weight, 1))
 
 
 class Largest(EachToken):

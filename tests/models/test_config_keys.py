@@ -61,6 +61,8 @@ def test_each_changed_key_changes_the_results_as_in_transformers_or_is_refused(f
             "rope_scaling",
         ),
         *((f, {"num_attention_heads": 2}, "num_attention_heads") for f in ("gpt2", "mpt", "xglm")),
+        ("step3.5", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("longcat", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
         ("gpt-neox", {"head_dim": 8}, "head_dim"),
         ("xglm", {"pad_token_id": 2}, "pad_token_id"),
         ("t5", {"dense_act_fn": "relu"}, "dense_act_fn"),
