@@ -26,6 +26,7 @@ from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.quantized import quantized_copy
+from tests.helpers.saved_forms import random_model, save
 from tests.helpers.tiny import tiny_model
 
 SCHEMES = ("int8", "int8_fine", "w8a8", "int4", "int4_fine", "int4_mixed", "int4_mixed_fine")
@@ -443,13 +444,18 @@ def test_a_place_that_is_taken_is_one_line_and_exit_2(capsys, name, tmp_path):
         (gguf, [], "is a GGUF file, which has no config.json; give the original"),
         (lambda _: tiny_model("granite-moe"), [], "stores the matrices of all experts as one"),
         (
+            lambda at: save(random_model("gte"), "modules", at / "m"),
+            [],
+            "divides its matrices in another way than published files (encoder.layer.0.attention",
+        ),
+        (
             lambda _: tiny_model("gpt2"),
             ["--scheme", "w8a8"],
             "stores matrices transposed (transformer.h.0.attn",
         ),
         (lambda at: at / "nowhere", [], "does not exist"),
     ],
-    ids=["scheme", "quantized", "gguf", "stacks", "transposed", "missing"],
+    ids=["scheme", "quantized", "gguf", "stacks", "divided", "transposed", "missing"],
 )
 def test_what_cannot_be_written_is_one_line_and_exit_2(capsys, model, more, needle, tmp_path):
     given = model(tmp_path)

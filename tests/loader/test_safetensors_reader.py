@@ -226,6 +226,13 @@ def test_a_tensor_in_two_shards_without_an_index_is_refused(sharded):
         SafetensorsStore(sharded)
 
 
+def test_an_index_and_its_files_are_compared_without_ignored_tensors(sharded):
+    """Tensors of Qwen-Omni that are ignored under the name without "thinker."."""
+    shard(sharded, S2, ["c", "thinker.audio_tower.x"])
+    write_index(sharded, {"a": S1, "b": S1, "c": S2, "thinker.audio_tower.x": S2})
+    assert SafetensorsStore(sharded).names() == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize(
     "name", ["../x.safetensors", "/etc/passwd", "sub/x.safetensors", "x.bin", "..", "", 3, None]
 )

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import transformers
 
-from cpuserve.models import BUILTIN, SAME, architecture_of
+from cpuserve.loader.load import open_checkpoint
+from cpuserve.loader.lora import AdapterReader
+from cpuserve.models import BUILTIN, SAME, architecture_of, build_program, spec_from_config
 from cpuserve.models.base import SAVED_AS
 from cpuserve.models.text_parts import TEXT_TYPES
+from tests.helpers.adapter import adapter_of
 from tests.helpers.depth import deep_but
 from tests.helpers.pictures import write_picture_model
 from tests.helpers.quantized import quantized_copy
@@ -102,3 +105,16 @@ def test_quantized_files_have_the_published_names_as_well(family, method, tmp_pa
     vectors = [name for name, value in published.items() if value.ndim == 1]
     assert vectors
     assert all(np.array_equal(published[name], quantized[name]) for name in vectors)
+
+
+def test_adapters_are_read_by_the_names_of_modules_and_by_published_ones(tmp_path):
+    """PEFT calls the linears of EXAONE 3 as the Llama that transformers makes of it."""
+    parts = ("q_proj", "v_proj", "o_proj", "out_proj", "down_proj", "c_proj")
+    read = []
+    for form in FORMS:
+        path = save(random_model("exaone"), form, tmp_path / form)
+        spec = spec_from_config(open_checkpoint(path).config)
+        adapter = adapter_of(path, parts)
+        read.append(AdapterReader(spec, build_program(spec)).open("a", adapter).modules)
+    assert read[0] == read[1]
+    assert len(read[0]) == 4 * spec.layers
