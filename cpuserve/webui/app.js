@@ -5,7 +5,7 @@ import { announce, Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { firstThatFits, mostTokens } from "./context_fit.js";
 import { branch, isEmptyFailure, newConversation, optionChanged, setField, setOption } from "./conversation.js";
-import { byId, h, icon } from "./dom.js";
+import { byId, composes, h, icon } from "./dom.js";
 import { mayBeSent } from "./fit_dialog.js";
 import { DraftMessage } from "./draft_message.js";
 import { draftOf, tidyDrafts } from "./drafts.js";
@@ -408,7 +408,7 @@ function showView() {
 
 /** @param {KeyboardEvent} event */
 function onKey(event) {
-  if (document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open]") || composes(event)) return;
   if (event.key === "Escape") {
     if (chat.running) chat.stop();
     else {

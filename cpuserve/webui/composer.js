@@ -1,6 +1,6 @@
 /** The input field for messages: its size, the files of the draft, and the button that sends or stops. */
 
-import { byId, icon } from "./dom.js";
+import { byId, composes, icon } from "./dom.js";
 
 /** @typedef {import("./draft_message.js").DraftMessage} DraftMessage */
 
@@ -97,7 +97,7 @@ export class Composer {
   /** @param {KeyboardEvent} event */
   onKey(event) {
     // While an input method composes a character, Enter selects it.
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (event.key !== "Enter" || event.shiftKey || composes(event)) return;
     event.preventDefault();
     if (!this.running) this.submit();
   }

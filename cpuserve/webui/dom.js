@@ -16,6 +16,13 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/**
+ * Returns whether a key belongs to an input method, which composes a character with it.
+ * Safari tells the Enter that ends the composition after its end, and only with this code.
+ * @param {KeyboardEvent} event
+ */
+export const composes = (event) => event.isComposing || event.keyCode === 229;
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /**

@@ -1,6 +1,6 @@
 /** The form in which a message is edited: its text, and the files of a message of the user. */
 
-import { h, icon } from "./dom.js";
+import { composes, h, icon } from "./dom.js";
 import { DraftMessage } from "./draft_message.js";
 import { notify } from "./notice.js";
 
@@ -87,13 +87,14 @@ export class EditForm {
 
   /** @param {KeyboardEvent} event */
   onKey(event) {
+    event.stopPropagation();
+    if (composes(event)) return;
     if (event.key === "Escape") this.close();
     // In a response, Enter is a new line: responses have many.
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !this.isReply) {
+    if (event.key === "Enter" && !event.shiftKey && !this.isReply) {
       event.preventDefault();
       this.send();
     }
-    event.stopPropagation();
   }
 
   async send(more = false) {

@@ -402,14 +402,27 @@ function escape(text, at) {
 /** @type {Mark} */
 function dollars(text, at) {
   if (text[at + 1] === "$") {
-    const end = text.indexOf("$$", at + 2);
+    const end = closingDollars(text, "$$", at + 2);
     return end < 0 ? null : { node: formula(text.slice(at + 2, end), true), end: end + 2 };
   }
   // As in Pandoc, prices are no formulas: no space after "$" or before the last "$", and no digit after it.
-  const end = text.indexOf("$", at + 1);
+  const end = closingDollars(text, "$", at + 1);
   const inner = text.slice(at + 1, end);
   if (end < 0 || !inner.trim() || /^\s|\s$|\n\n/.test(inner)) return null;
   return /\d/.test(text[end + 1] ?? "") ? null : { node: formula(inner, false), end: end + 1 };
+}
+
+/**
+ * Returns the index of the next dollars that no backslash escapes, or -1.
+ * @param {string} text
+ * @param {string} dollars
+ * @param {number} begin
+ */
+function closingDollars(text, dollars, begin) {
+  let end = text.indexOf(dollars, begin);
+  // Two backslashes begin a line of the formula.
+  while (text[end - 1] === "\\" && text[end - 2] !== "\\") end = text.indexOf(dollars, end + 1);
+  return end;
 }
 
 /** @type {Mark} */

@@ -1,6 +1,6 @@
 /** The list of conversations: search, selection, names, pins, deletion, export and import. */
 
-import { byId, h, iconButton } from "./dom.js";
+import { byId, composes, h, iconButton } from "./dom.js";
 import { notify } from "./notice.js";
 import { asMarkdown, exported, fileName, imported } from "./transfer.js";
 
@@ -149,13 +149,14 @@ export class Sidebar {
       this.drawAndFocus(conversation, ".more");
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.isComposing) {
+      event.stopPropagation();
+      if (composes(event)) return;
+      if (event.key === "Enter") {
         // Else the same key would click the button that gets the focus.
         event.preventDefault();
         end(true);
       }
       if (event.key === "Escape") end(false);
-      event.stopPropagation();
     });
     field.addEventListener("blur", () => end(true));
     this.renaming = true;

@@ -234,6 +234,14 @@ def test_prices_are_no_formulas(page, text):
     assert shown(page, text) == f"<p>{text}</p>"
 
 
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [(r"costs $\$0.60$ or $\$5$ now", "0.60"), (r"$$\$7$$", "7"), (r"$x = \$3$", "3")],
+)
+def test_an_escaped_dollar_does_not_end_a_formula(page, text, amount):
+    assert f"<mtext>$</mtext><mn>{amount}</mn>" in shown(page, text)
+
+
 def test_a_deep_formula_ends(page):
     assert "<mtext>" in math(page, "{" * 2000)
 
