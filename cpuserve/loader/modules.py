@@ -1,4 +1,4 @@
-"""The modules of sentence-transformers in a checkpoint, in the order in which vectors pass them.
+"""The modules of sentence-transformers in a checkpoint; vectors pass them in their order.
 
 modules.json lists them: a Transformer, then most often Pooling, Dense and Normalize. A module that
 cannot be computed is an error with its name, because vectors without it would be wrong.
@@ -57,7 +57,7 @@ KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-# What a Transformer is loaded as, with the name of its result: vectors or logits of tokens,
+# The tasks of a Transformer, each with the name of its result: vectors or logits of tokens,
 # the logits of a classifier, or the logits of the next token.
 TASKS = {
     "feature-extraction": "token_embeddings",
@@ -86,10 +86,10 @@ class Module:
 class Stack:
     """The modules after the Transformer.
 
-    task: what the Transformer is loaded as, a key of TASKS; "" without a modules.json.
+    task: the task of the Transformer, a key of TASKS; "" without a modules.json.
     of_tokens: the modules before the pooling. pooling: the Pooling; None = there is none.
     of_text: the modules after it. scores: whether the last one computes scores of pairs.
-    splade: the SpladePooling. answers: the LogitScore.
+    splade: the SpladePooling. answers: the LogitScore, which scores a token.
     """
 
     task: str = ""
@@ -176,7 +176,7 @@ def _with_module(stack: Stack, module: Module) -> Stack:
 
 
 def _task(path: Path, first: Module) -> str:
-    """Return what the Transformer is loaded as; ModelError if its settings are not supported."""
+    """Return the task of the Transformer; ModelError if its settings are not supported."""
     settings = transformer_settings(path)
     usual = "fill-mask" if first.kind == "MLMTransformer" else "feature-extraction"
     task = settings.get("transformer_task") or usual

@@ -41,7 +41,7 @@ class Files(Protocol):
 
 @dataclass
 class ModelKind:
-    """What the files of a model say about its results; encoder: as ModelSpec.encoder."""
+    """The results of a model, as its files say; encoder: as ModelSpec.encoder."""
 
     files: Files
     config: Mapping[str, Any]
@@ -71,7 +71,7 @@ class ModelKind:
         """Return (pooling, reason); see EngineConfig.pooling. wanted: the value of --pooling.
 
         Raises:
-            ConfigError: the model cannot do what --pooling says.
+            ConfigError: the model has no such pooling.
             ModelError: a setting of the files is not supported.
         """
         if wanted in (None, "auto"):

@@ -1,4 +1,4 @@
-"""The keys of a config.json that transformers reads, and what a change of one does in both models.
+"""The keys of a config.json that transformers reads, and the effect of a change in both models.
 
 A `Walk` has a tiny checkpoint of a family. `changes()` yields its config with one key changed at a
 time; `outcome()` says whether the logits of both models change alike.
@@ -197,7 +197,7 @@ class Walk:
             yield key, new, {**self.config, key: new}
 
     def outcome(self, key: str, config: dict[str, Any], *, ignored: bool = False) -> str:
-        """Return what the change does: one of the words below, or "DIFFERENT ...".
+        """Return the effect of a change: one of the words below, or "DIFFERENT ...".
 
         ignored: look only for keys that cpuserve ignores; a key that it reads is "read".
         """
