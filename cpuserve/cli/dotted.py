@@ -54,10 +54,11 @@ def _put(target: dict[str, Any], keys: list[str], value: Any, word: str) -> None
         raise ConfigError(msg)
     *outer, last = keys
     for key in outer:
-        target = target.setdefault(key, {})
-        if not isinstance(target, dict):
+        inner: Any = target.setdefault(key, {})
+        if not isinstance(inner, dict):
             msg = f"flag {word[:80]} needs an object at {key!r}, which has another value"
             raise ConfigError(msg)
+        target = inner
     if last.endswith("+") and isinstance(target.setdefault(last[:-1], []), list):
         target[last[:-1]].append(value)
     else:
@@ -85,6 +86,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     found = dict(one)
     for key, value in other.items():
         before = found.get(key)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        found[key] = _joined(before, value) if both else value
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _joined(before, value)
+        found[key] = value
     return found

@@ -14,10 +14,11 @@ from typing import Any, NoReturn, cast
 
 from cpuserve.cli.dotted import without_dots
 from cpuserve.config.field import GROUPS, SERVER, Field
-from cpuserve.config.fields import BY_NAME, FIELDS, NoOp, no_op_flags
+from cpuserve.config.fields import BY_NAME, FIELDS, no_op_flags
 from cpuserve.config.load import Asked, Given, flag_given, load_options, no_op_note
 from cpuserve.config.missing import why_missing
 from cpuserve.config.nearest import nearest
+from cpuserve.config.no_op import NoOp
 from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN, DEFAULT
 

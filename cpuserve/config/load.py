@@ -17,13 +17,13 @@ from cpuserve.config.field import Field
 from cpuserve.config.fields import (
     BY_NAME,
     FIELDS,
-    NoOp,
     argument_name,
     keywords,
     no_op_flags,
 )
 from cpuserve.config.missing import why_missing
 from cpuserve.config.nearest import nearest
+from cpuserve.config.no_op import NoOp
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError

@@ -149,23 +149,13 @@ def test_no_ngram_occurs_twice_and_numpy_and_kernels_agree(model, fields):
     """Three likely tokens repeat soon, so that most steps ban one of them."""
     params = SamplingParams(temperature=0, logit_bias=LIKELY, **fields)
     size, window = params.banned_ngram_size, params.banned_ngram_window
-    tokens, rows, _ = Native(model).run(
-        lambda m: decode(m, 24, logit_bias=LIKELY, **native_ngrams(params))
-    )
+    tokens, rows, _ = Native(model).run(lambda m: decode(m, 24, logit_bias=LIKELY, **fields))
     slot = SlotSampler(SlotRequest(params, 1, [], [], []), len(rows[0]))
     for at, row in enumerate(rows):
         want = row.copy()
         want[[*LIKELY]] += np.float32(list(LIKELY.values()))
         want[list(ends(tokens[:at], size, window, params.exempt_ids))] = -np.inf
         assert tokens[at] == int(want.argmax()) == slot.sample(row, at)
-
-
-def native_ngrams(params):
-    return {
-        "banned_ngram_size": params.banned_ngram_size,
-        "banned_ngram_window": params.banned_ngram_window,
-        "exempt_ids": np.asarray(params.exempt_ids, np.int32),
-    }
 
 
 @pytest.mark.parametrize("fields", NGRAMS, ids=str)
@@ -179,14 +169,14 @@ def test_numpy_bans_the_ends_of_ngrams(fields):
 
 
 def test_ngrams_are_known_after_a_preemption(model):
-    params = SamplingParams(no_repeat_ngram_size=2)
+    fields = {"no_repeat_ngram_size": 2}
     bias = {3: 400.0, 4: 390.0}
-    free, _, _ = Native(model).run(lambda m: decode(m, 4, logit_bias=bias, **native_ngrams(params)))
+    free, _, _ = Native(model).run(lambda m: decode(m, 4, logit_bias=bias, **fields))
     assert free[:3] == [3, 3, 4]  # another 3 would be the pair (3, 3) again
 
     def after(m):
         output = np.asarray(free[:2], np.int32)
-        request = greedy(logit_bias=bias, output=output, **native_ngrams(params))
+        request = greedy(logit_bias=bias, output=output, **fields)
         m.executor.admit(0, request)
         ids = [*PROMPT[:20], *free[:2]]
         m.executor.step(words(Chunk(ids, 0, blocks_for(64), [(len(ids) - 1, -1, 0)])))

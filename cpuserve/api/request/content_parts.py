@@ -62,7 +62,7 @@ def media_part(type_: str, where: str, **given: Any) -> MediaPart:
     out without an error, because parts of earlier turns are never refused.
     """
     kind = _kind_of(type_)[0]
-    texts = {name: value for name, value in given.items() if isinstance(value, str)}
+    texts: dict[str, Any] = {n: value for n, value in given.items() if isinstance(value, str)}
     if is_data_url(texts.get("data", "")):
         texts["url"] = texts.pop("data")
     url = texts.get("url", "")
