@@ -1,10 +1,11 @@
-"""MLX directories (mlx-community): codes of 2 to 8 bits with scales and biases, MXFP4 and NVFP4.
+"""MLX directories (mlx-community): codes of 2 to 8 bits with scales and biases, MXFP4, 8 and NVFP4.
 
 A matrix of n outputs and k inputs is stored as weight uint32 [n, k * bits / 32]
 (codes of consecutive inputs, lowest bits first), scales [n, groups] and biases [n, groups];
-w = scale * q + bias. In the modes mxfp4 and nvfp4 the codes are E2M1, there are no biases,
-and scales are uint8: 2^(scale - 127) for 32 inputs, or E4M3 for 16 inputs.
-config.json has the settings under "quantization", some for single matrices.
+w = scale * q + bias. In the modes mxfp4, mxfp8 and nvfp4 the codes are E2M1 (mxfp8: E4M3), there
+are no biases, and scales are uint8: 2^(scale - 127) for 32 inputs, or E4M3 for 16 inputs (nvfp4).
+config.json has the settings under "quantization", some for single matrices. As in MLX, these stand
+alone: settings of a matrix without a mode mean affine codes, whatever the mode of the others is.
 Embeddings and output heads are quantized as well.
 
 The matrices of all experts are a stack, `switch_mlp.up_proj` of 3 dimensions.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
+from cpuserve.quant.float_rows import MX_TYPES, SMALL, WHOLE, e4m3, mx_values, nvfp4_rows
 from cpuserve.quant.fp8 import matrix_shape
 from cpuserve.quant.packed import PackedWeights, floats, rebuilt, shown, some_floats
 from cpuserve.quant.registry import weight_format
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-BITS = (2, 3, 4, 5, 6, 8)
 OFFSET_NORMS = ("qwen3_next", "qwen3_5")  # the beginnings of model types
 NORMS = (
     *(".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight"),
@@ -47,11 +47,18 @@ NORMS = (
 # Hugging Face files of Mixtral and of Nemotron call the matrices of experts like this.
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
-GROUPS = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,)}
+# The bits of a code and the inputs of a group that each mode may have, the usual ones first.
+MODES = {
+    "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
+    "mxfp4": ((4,), (32,)),
+    "mxfp8": ((8,), (32,)),
+    "nvfp4": ((4,), (16,)),
+}
+FP8_VALUES = MX_TYPES["fp8_e4m3"][1]
 
 
 class MlxMode(NamedTuple):
-    """How a matrix is stored: a key of GROUPS, the bits of a code, and the inputs of a group."""
+    """How a matrix is stored: a key of MODES, the bits of a code, and the inputs of a group."""
 
     name: str
     bits: int
@@ -67,21 +74,20 @@ def mlx_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     return MlxWeights(MlxStore(store, offset_norms=offset), settings)
 
 
-def _read_mode(settings: Mapping[str, Any], default: Mapping[str, Any]) -> MlxMode:
+def _read_mode(settings: Mapping[str, Any]) -> MlxMode:
     """Return how a matrix with these settings is stored; ModelError if it is not supported."""
-    name = settings.get("mode", default.get("mode", "affine"))
-    bits, group = (settings.get(key, default.get(key)) for key in ("bits", "group_size"))
-    sizes = GROUPS.get(name, ()) if isinstance(name, str) else ()
-    if sizes:
-        bits = 4 if bits is None else bits
-        group = (64 if name == "affine" else sizes[0]) if group is None else group
-    known = BITS if name == "affine" else (4,)
+    name = settings.get("mode", "affine")
+    known, sizes = MODES.get(name, ((), ())) if isinstance(name, str) else ((), ())
+    bits, group = settings.get("bits"), settings.get("group_size")
+    if known:
+        bits = known[0] if bits is None else bits
+        group = sizes[0] if group is None else group
     whole = type(bits) is int and type(group) is int
     if not whole or bits not in known or group not in sizes:
         msg = (
             f"an MLX matrix of mode {shown(name, 20)} with {shown(bits, 20)} bits in groups of "
             f"{shown(group, 20)} is not supported; supported are affine codes of 2 to 8 bits in "
-            "groups of 32, 64 or 128, mxfp4 and nvfp4"
+            "groups of 32, 64 or 128, mxfp4, mxfp8 and nvfp4"
         )
         raise ModelError(msg)
     return MlxMode(name, bits, group)
@@ -142,7 +148,7 @@ class MlxWeights(PackedWeights):
         super().__init__(store)
         self._tensors = store
         self._settings = settings
-        _read_mode(settings, {})
+        _read_mode(settings)
 
     def part(self, stem: str, suffix: str) -> StoredTensor:
         """Return a stored tensor; the rows of a stack's matrices follow each other as one matrix.
@@ -158,7 +164,7 @@ class MlxWeights(PackedWeights):
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """Return the matrix; codes of 4 bits are kept, and others are converted to int8."""
         own = self._settings.get(self._settings_key(stem))
-        mode = _read_mode(own if isinstance(own, Mapping) else {}, self._settings)
+        mode = _read_mode(own if isinstance(own, Mapping) else self._settings)
         n, k = self._shape(stem, mode)
         shape = (*super().part(stem, "weight").shape[:-1], k)
         if mode.name == "affine":
@@ -174,9 +180,13 @@ class MlxWeights(PackedWeights):
             return nvfp4_rows(pairs, scales(rows), np.ones(1, np.float32))
 
         def values(rows: slice) -> Float32:
+            if mode.name == "mxfp8":
+                return mx_values(FP8_VALUES[self._codes(stem, rows)], scales(rows))
             found = E2M1[spread_bits(self._codes(stem, rows), 4)].reshape(-1, k // SMALL, SMALL)
             return (found * e4m3(scales(rows))[..., None]).reshape(-1, k)
 
+        if mode.name == "mxfp8":
+            return self.converted(name, stem, shape, values, "MX scales of FP8 codes")
         if mode.name == "nvfp4" and k % WHOLE:
             why = f"NVFP4 weights of a number of inputs that {WHOLE} does not divide"
             return self.converted(name, stem, shape, values, why)

@@ -54,6 +54,31 @@ def test_mlx_reads_the_settings_of_single_matrices():
     check(weights, values, "w8_g32", 1e-6, packed=1)
 
 
+@pytest.mark.parametrize(
+    "usual",
+    [
+        {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+        {"bits": 8, "group_size": 32, "mode": "mxfp8"},
+        {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+    ],
+)
+def test_mlx_settings_of_a_matrix_without_a_mode_mean_affine_codes(usual):
+    """Blaizzy/mlx-vlm#1703, waybarrios/vllm-mlx#783: experts in MXFP4 beside attention in Q8."""
+    values, store = mlx_store(8, 64)
+    weights = mlx_opened(store, **usual, q={"bits": 8, "group_size": 64})
+    check(weights, values, "w8_g32", 1e-6, packed=1)
+    values, store = mlx_store(4, 64)
+    check(mlx_opened(store, **usual, q={}), values, "w4m_g32", 0)
+
+
+def test_mlx_reads_mxfp8():
+    codes = Fp8(STREAM.uniform(-3, 3, (N, K)))
+    exponents = STREAM.integers(110, 130, (N, K // 32), np.uint8)
+    store = Store(norm__weight=NORM, q__weight=codes.bytes.view(np.uint32), q__scales=exponents)
+    values = codes.values * np.repeat(2.0 ** (exponents.astype(np.float32) - 127), 32, axis=1)
+    check(mlx_opened(store, bits=8, group_size=32, mode="mxfp8"), values, "w8_g32", 1e-6, packed=1)
+
+
 def test_mlx_reads_mxfp4_and_nvfp4():
     codes = STREAM.integers(0, 16, (N, K), np.uint8)
     exponents = STREAM.integers(110, 130, (N, K // 32), np.uint8)
@@ -106,7 +131,8 @@ def test_mlx_subtracts_the_one_that_it_has_added_to_norms():
     [
         ({"bits": 7, "group_size": 64}, {}, "with 7 bits in groups of 64 is not supported"),
         ({"bits": 4, "group_size": 48}, {}, "in groups of 48 is not supported"),
-        ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, {}, "of mode mxfp8"),
+        ({"bits": 6, "group_size": 32, "mode": "mxfp6"}, {}, "of mode mxfp6"),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp8"}, {}, "of mode mxfp8 with 4 bits"),
         ({"bits": 4, "group_size": 32}, {}, "does not fit its scales"),
         ({"bits": 4, "group_size": 64}, {"biases": np.zeros((N, 1), np.float16)}, "or its biases"),
         ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, {"scales": NORM}, "does not fit its"),
