@@ -36,6 +36,8 @@ _MEDIA: dict[str, tuple[str, ...]] = {
     "input_file": ("file_data", "file_url"),
 }
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+# Modes that no file has: premultiplied alpha, and hues.
+_NO_FILE_MODES = {"La": "LA", "RGBa": "RGBA", "HSV": "RGB"}
 # The arguments of tokenization_kwargs, and the values of those that must have one of a few.
 _TOKENIZATION: dict[str, tuple[object, ...] | None] = {
     "truncate_prompt_tokens": None,
@@ -199,10 +201,7 @@ def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart
     elif isinstance(getattr(given, "shape", None), tuple):
         given = _png_of(given, where)
     elif callable(getattr(given, "save", None)) and hasattr(given, "mode"):
-        file = BytesIO()
-        # TIFF has the modes that PNG does not have.
-        given.save(file, "PNG" if given.mode in _PNG_MODES else "TIFF")
-        given = file.getvalue()
+        given = _file_of(given, where)
     if not isinstance(given, bytes):
         msg = (
             f"{where} is {type(given).__name__}: a picture must be an image of Pillow, an array, "
@@ -210,6 +209,26 @@ def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart
         )
         raise InvalidRequest(msg, param="messages")
     return replace(made, data=b64encode(given).decode())
+
+
+def _file_of(image: Any, where: str) -> bytes:
+    """Return an image of Pillow as the bytes of a file, turned as its EXIF says.
+
+    Raises InvalidRequest if its pixels cannot be read.
+    """
+    from PIL import ImageOps
+
+    try:
+        image = ImageOps.exif_transpose(image)
+        if image.mode in _NO_FILE_MODES:
+            image = image.convert(_NO_FILE_MODES[image.mode])
+        file = BytesIO()
+        # TIFF has the modes that PNG does not have.
+        image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")
+    except (OSError, SyntaxError, ValueError) as error:
+        msg = f"{where} cannot be read by Pillow: {error}"
+        raise InvalidRequest(msg, param="messages") from None
+    return file.getvalue()
 
 
 def _png_of(array: Any, where: str) -> bytes:

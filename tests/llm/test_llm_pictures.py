@@ -1,9 +1,15 @@
 """LLM with pictures: images of Pillow, bytes, paths and URLs, as in the API and as transformers."""
 
+from io import BytesIO
+
+import numpy as np
 import pytest
+from PIL import Image
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import InvalidRequest
+from cpuserve.llm_arguments import picture_part
+from cpuserve.media.decoding.formats import rgb
 from tests.api.sees import write_served_model
 from tests.helpers.drawn import data_url, document, picture, saved
 from tests.helpers.mmproj import write_ggufs
@@ -195,3 +201,37 @@ def test_a_beam_search_says_that_it_reads_no_pictures(llm):
         llm.beam_search([given], BeamSearchParams(beam_width=2, max_tokens=4))
     with pytest.raises(InvalidRequest, match="multi_modal_uuids"):
         llm.generate({"prompt": "<image>", "multi_modal_uuids": {"image": ["a"]}}, GREEDY)
+
+
+def pixels_of(given):
+    """Return the pixels that the model reads of a picture of a program."""
+    data = picture_part(given, "prompts[0]").read(1 << 20).data
+    return np.asarray(rgb(Image.open(BytesIO(data))))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("RGB", "JPEG"), ("CMYK", "JPEG"), ("RGBA", "PNG"), ("RGB", "TIFF")]
+)
+def test_an_image_of_pillow_is_turned_as_its_file_is(mode, kind, orientation):
+    """vllm-project/vllm#47566: its pixels went to the model as the camera had stored them."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), np.uint8)
+    image = Image.fromarray(pixels).convert(mode)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    file = BytesIO()
+    image.save(file, kind, exif=exif)
+    np.testing.assert_array_equal(pixels_of(Image.open(file)), pixels_of(file.getvalue()))
+
+
+@pytest.mark.parametrize(("mode", "like"), [("La", "LA"), ("RGBa", "RGBA"), ("HSV", "RGB")])
+def test_an_image_of_pillow_may_have_a_mode_that_no_file_has(mode, like):
+    image = Image.new(like, (4, 4), 128 if like == "LA" else "red").convert(mode)
+    np.testing.assert_array_equal(pixels_of(image), pixels_of(image.convert(like)))
+
+
+def test_an_image_of_pillow_whose_file_is_cut_is_refused():
+    file = BytesIO()
+    Image.effect_noise((64, 64), 90).save(file, "PNG")
+    with pytest.raises(InvalidRequest, match=r"prompts\[0\] cannot be read by Pillow"):
+        picture_part(Image.open(BytesIO(file.getvalue()[:500])), "prompts[0]")
