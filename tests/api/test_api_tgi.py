@@ -196,6 +196,7 @@ def test_a_wrong_best_of_is_refused(given, param):
         ("/generate", {"grammar": {"type": "json_object"}, "stop": "a"}, "stop must be a list"),
         ("/generate", {"grammar": "x"}, "grammar must be"),
         ("/generate", {"grammar": {"type": "regex"}}, "grammar of the type regex needs"),
+        ("/generate", {"grammar": {"type": "json", "vlaue": {}}}, "unknown field 'vlaue'"),
         ("/generate", {"grammar": {"type": "json", "value": 1}}, "grammar json must be"),
         ("/generate_stream", {"best_of": 2}, "best_of is not possible in a stream"),
         ("/generate_stream", {"decoder_input_details": True}, "decoder_input_details is not"),

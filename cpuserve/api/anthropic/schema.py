@@ -20,6 +20,7 @@ from cpuserve.serving.calls.call import (
     unsupported,
 )
 from cpuserve.serving.calls.extras import extra_values
+from cpuserve.serving.calls.response_format import check_known
 
 _CLEAR_THINKING = "clear_thinking_20251015"
 MODEL_DECIDES = ("adaptive", "between_tools")
@@ -263,4 +264,5 @@ def _form(request: MessagesRequest) -> StructuredOutputs | None:
     if kind is None or not isinstance(schema, dict):
         msg = f'{field} must be {{"type": "json_schema", "schema": a JSON schema}}'
         raise InvalidRequest(msg, param=field)
+    check_known(members, field)
     return StructuredOutputs(json=schema)

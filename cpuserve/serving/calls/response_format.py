@@ -46,9 +46,7 @@ def _response_format(value: Any) -> StructuredOutputs | None:
     if kind == "structural_tag":
         return StructuredOutputs(structural_tag=value)
     if isinstance(value, dict) and isinstance(kind, str):
-        _check_known(value, _FIELD, _KNOWN)
-        if isinstance(inner := value.get("json_schema"), dict):
-            _check_known(inner, f"{_FIELD}.json_schema", _KNOWN_OF_SCHEMA)
+        check_known(value, _FIELD)
     if kind == "text":
         return None
     if (form := _form(value, kind, _FIELD)) is not None:
@@ -66,6 +64,8 @@ def grammar_of(value: Any, field: str = "grammar") -> StructuredOutputs | None:
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str):
+        check_known(value, field)
     if (form := _form(value, kind, field)) is not None:
         return form
     msg = f'{field} must be {{"type": "json", "json_schema" or "regex", "value": ...}}'
@@ -94,12 +94,21 @@ _KNOWN_OF_SCHEMA = ("name", "description", "schema", "strict")
 _KNOWN = ("type", "json_schema", "value", "regex", "pattern", "grammar", *_KNOWN_OF_SCHEMA)
 
 
-def _check_known(value: dict[str, Any], field: str, known: tuple[str, ...]) -> None:
-    """Raise InvalidRequest for a member without a meaning: it may be a known one, misspelt."""
+def check_known(value: dict[str, Any], field: str) -> None:
+    """Raise InvalidRequest for a member without a meaning: it may be a known one, misspelt.
+
+    value: a format with a type. `json_schema` is its inner object in chat and completions.
+    """
+    _check_names(value, field, _KNOWN, field)
+    if isinstance(inner := value.get("json_schema"), dict):
+        _check_names(inner, f"{field}.json_schema", _KNOWN_OF_SCHEMA, field)
+
+
+def _check_names(value: dict[str, Any], where: str, known: tuple[str, ...], field: str) -> None:
     for name, given in value.items():
         if name not in known and given is not None:
-            msg = f"{field} has the unknown field {name[:80]!r}: known are {', '.join(known)}"
-            raise InvalidRequest(msg, param=_FIELD)
+            msg = f"{where} has the unknown field {name[:80]!r}: known are {', '.join(known)}"
+            raise InvalidRequest(msg, param=field)
 
 
 # Members of a value that ask for a structure. Each type has some of them.

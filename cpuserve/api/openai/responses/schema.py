@@ -20,7 +20,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.calls.params import check_logprobs
-from cpuserve.serving.calls.response_format import grammar_of
+from cpuserve.serving.calls.response_format import check_known, grammar_of
 from cpuserve.serving.calls.tool_catalog import ToolSearch
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -232,6 +232,7 @@ def _form(request: ResponsesRequest) -> StructuredOutputs | None:
     field, given = "text.format", (request.text or TextConfig()).format or {"type": "text"}
     kind, schema = given.get("type"), given.get("schema")
     if kind == "text":
+        check_known(given, field)
         return None
     if is_set(structure_of(request)):
         msg = f"{field} and structured_outputs exclude each other: set one of them"
@@ -239,6 +240,7 @@ def _form(request: ResponsesRequest) -> StructuredOutputs | None:
     if kind in ("json_object", "json", "regex"):
         return grammar_of(given, field)
     if kind == "json_schema" and isinstance(schema, dict):
+        check_known(given, field)
         return StructuredOutputs(json=schema)
     msg = (
         f'{field} must have the type text, json_object or json_schema; the latter as {{"type": '
