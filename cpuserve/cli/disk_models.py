@@ -112,16 +112,16 @@ def show(args: argparse.Namespace) -> int:
     if args.template:
         say(_template(path)[0] or "")
         return 0
-    shown = {
+    size = facts.weight_bytes
+    shown: dict[str, Any] = {
         "Model": _model(spec, facts),
         "Capabilities": _capabilities(facts, path),
         "Parameters": dict(facts.generation),
-        "Files": {"path": str(path), "size": facts.weight_bytes},
+        "Files": {"path": str(path), "size": size if args.json else format_bytes(size)},
     }
     if args.json:
         say(msgspec.json.encode(shown).decode())
         return 0
-    shown["Files"]["size"] = format_bytes(facts.weight_bytes)
     for title, found in shown.items():
         items = found.items() if isinstance(found, dict) else [(name, "") for name in found]
         rows = [(name, str(value)) for name, value in items]

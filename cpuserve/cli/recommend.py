@@ -73,7 +73,7 @@ def _sizes(width: int, inner: int, layers: int, heads: int, kv: int) -> dict[str
     }
 
 
-_MIXTURE = {
+_MIXTURE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "num_experts": 128,

@@ -121,8 +121,8 @@ def find_stored(name: str, revision: str | None = None) -> Path:
     _refuse_traps(name)
     if (path := _local(name)) is not None:
         return path
-    if name in BUILTIN and (path := cache_dir() / BUILTIN[name].file_name).is_file():
-        return path
+    if name in BUILTIN and (file_path := cache_dir() / BUILTIN[name].file_name).is_file():
+        return file_path
     repo, file = _repo_and_file(name)
     if name in BUILTIN or not _is_id(repo):
         advice = f"cpuserve pull {name}" if name in BUILTIN else "cpuserve list"

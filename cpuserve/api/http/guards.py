@@ -130,7 +130,8 @@ class CallersWithinLimits:
 
 def _ends_work(scope: Scope) -> bool:
     """Return whether a request cancels or deletes something, and runs no model itself."""
-    return scope["method"] == "DELETE" or scope["path"].endswith("/cancel")
+    method, path = str(scope["method"]), str(scope["path"])
+    return method == "DELETE" or path.endswith("/cancel")
 
 
 # Containers reach their host by host.docker.internal (Docker) or host.containers.internal (Podman).

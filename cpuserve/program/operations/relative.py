@@ -56,7 +56,7 @@ class Distances(msgspec.Struct, frozen=True):
 
         middle = self.rows // 4
         away = np.maximum(np.abs(back), middle).astype(np.float32)
-        whole = logarithm(np.float32((self.reach - 1) / middle))
+        whole = np.float32(math.log((self.reach - 1) / middle))
         steps = np.ceil(logarithm(away / np.float32(middle)) / whole * np.float32(middle - 1))
         far = (steps.astype(np.int64) + middle) * np.sign(back)
         return np.where(np.abs(back) <= middle, back, far)
