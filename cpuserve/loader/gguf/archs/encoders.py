@@ -26,6 +26,7 @@ def _modern_bert(keys: Keys) -> dict[str, Any]:
     """
     return {
         "local_attention": keys.count("attention.sliding_window", 128),
+        "sliding_window": None,  # it would count one side only
         "hidden_activation": keys.raw("hidden_activation") or "gelu",
         "global_attn_every_n_layers": keys.count("attention.sliding_window_pattern", 3),
         "global_rope_theta": keys.real("rope.freq_base", 160000.0),
