@@ -61,6 +61,7 @@ def open_checkpoint(
         from cpuserve.loader.heads import with_own_head
         from cpuserve.loader.safetensors import SafetensorsStore
         from cpuserve.models import stored_names
+        from cpuserve.models.deepseek import with_split_heads
         from cpuserve.models.rwkv import with_stacked_shift
 
         config = read_config(path)
@@ -69,7 +70,8 @@ def open_checkpoint(
         names = tower.names if tower else ()
         store = SafetensorsStore(path, tower=(*names, *parts), names=stored_names(config))
         weights = with_divided(open_weights(method, store, config), config)
-        config = with_stacked_shift(with_own_head(config, weights), weights)
+        config = with_split_heads(with_own_head(config, weights), weights.names())
+        config = with_stacked_shift(config, weights)
         return Checkpoint(config, with_built(weights, config), path)
     from cpuserve.loader.gguf.model import GgufStore, gguf_config
     from cpuserve.loader.gguf.parts import open_gguf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,6 +38,8 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import Rope, RouterScore, ValueId
 
+# A key of configs: k_b_proj and v_b_proj are stored instead of kv_b_proj (GGUF, MLX).
+SPLIT = "kv_b_split"
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
 
@@ -411,6 +413,12 @@ def _read_mixture(
     }
 
 
+def with_split_heads(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the config with SPLIT if these tensors have the matrices of keys and values apart."""
+    split = any(name.endswith(".k_b_proj.weight") for name in names)
+    return {**config, SPLIT: True} if split else config
+
+
 def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str, object]:
     """Return keys of ModelSpec.extra: the widths of the parts of queries, keys and values."""
     nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
@@ -418,7 +426,7 @@ def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str,
     return {
         "q_rank": read_int(config, "q_lora_rank", 1536) if has_q_rank else 0,
         "nope": nope,
-        "split": read_bool(config, "kv_b_split", False),  # a key of GGUF configs
+        "split": read_bool(config, SPLIT, False),
         "rank": rank,
         "values": read_int(config, "v_head_dim", high=1 << 16),
         "query_scale": read_query_scale(config),

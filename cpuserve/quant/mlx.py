@@ -10,7 +10,9 @@ Embeddings and output heads are quantized as well.
 
 The matrices of all experts are a stack, `switch_mlp.up_proj` of 3 dimensions.
 Weights of Qwen3-Next and Qwen3.5 norms are stored with 1 added. Weights of convolutions are
-[channels, taps, 1]. Source: sanitize() of the models of mlx-lm.
+[channels, taps, 1]. Latent attention has kv_b_proj, or instead, as stacks of one matrix for each
+head, embed_q [heads, rank, keys] and unembed_out [heads, values, rank].
+Source: sanitize() of the models of mlx-lm.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ NORMS = (
 # Hugging Face files of Mixtral and of Nemotron call the matrices of experts like this.
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
+# The matrices of latent attention; here, as in GGUF files, they have the rows of all heads.
+HEADS = {".embed_q.": ".k_b_proj.", ".unembed_out.": ".v_b_proj."}
 # The bits of a code and the inputs of a group that each mode may have, the usual ones first.
 MODES = {
     "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
@@ -123,11 +127,15 @@ class MlxStore:
         shape = stored.shape
         if name.endswith("conv1d.weight") and len(shape) == 3 and shape[2] == 1:
             shape = (shape[0], 1, shape[1])
+        if any(own in name for own in HEADS.values()) and len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])
         return replace(stored, name=name, shape=shape)
 
 
 def _hf_name(name: str) -> str:
     """Return the name that a tensor has in Hugging Face files: experts are below `experts`."""
+    for given, own in HEADS.items():
+        name = name.replace(given, own)
     at, found, part = name.partition(".switch_mlp.")
     if not found:
         return name
