@@ -9,10 +9,11 @@ alone: settings of a matrix without a mode mean affine codes, whatever the mode 
 Embeddings and output heads are quantized as well.
 
 The matrices of all experts are a stack, `switch_mlp.up_proj` of 3 dimensions.
-Weights of Qwen3-Next and Qwen3.5 norms are stored with 1 added. Weights of convolutions are
-[channels, taps, 1]. Latent attention has kv_b_proj, or instead, as stacks of one matrix for each
-head, embed_q [heads, rank, keys] and unembed_out [heads, values, rank].
-Source: sanitize() of the models of mlx-lm.
+Weights of Qwen3-Next and Qwen3.5 norms are stored with 1 added, and weights of convolutions are
+[channels, taps, 1]. Other tools (AutoRound) quantize for MLX without these two changes; as in
+mlx-lm, convolutions of [channels, 1, taps] tell that the norms are plain, too. Latent attention has
+kv_b_proj, or instead, as stacks of one matrix for each head, embed_q [heads, rank, keys] and
+unembed_out [heads, values, rank]. Source: sanitize() of the models of mlx-lm.
 """
 
 from __future__ import annotations
@@ -104,11 +105,19 @@ class MlxStore:
         """offset_norms: 1 is subtracted from the weights of norms, which the model adds again."""
         self._store = store
         self._stored = {_hf_name(name): name for name in store.names()}
-        self._offsets = {n for n in self._stored if offset_norms and n.endswith(NORMS)}
+        added = offset_norms and not any(map(self._is_plain_conv, self._stored))
+        self._offsets = {n for n in self._stored if added and n.endswith(NORMS)}
 
     def names(self) -> set[str]:
         """Return the name of each tensor, after renaming."""
         return set(self._stored)
+
+    def _is_plain_conv(self, name: str) -> bool:
+        """Whether a tensor is a convolution [channels, 1, taps], as in files of transformers."""
+        if not name.endswith("conv1d.weight"):
+            return False
+        shape = self._store.get(self._stored[name]).shape
+        return len(shape) == 3 and shape[1] == 1 < shape[2]
 
     def stored_name(self, name: str) -> str:
         """Return the name of a tensor in its file."""

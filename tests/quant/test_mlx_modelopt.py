@@ -126,6 +126,16 @@ def test_mlx_subtracts_the_one_that_it_has_added_to_norms():
     np.testing.assert_array_equal(dequantize(plain.get("model.norm.weight"))[0], NORM)
 
 
+def test_norms_beside_plain_convolutions_are_plain_in_mlx():
+    """ml-explore/mlx-lm#1197: a wrong sign of the format shifted each norm by 1."""
+    taps = STREAM.uniform(-1, 1, (6, 1, 4)).astype(np.float16)
+    store = Store(**{"model.norm.weight": NORM, "linear_attn.conv1d.weight": taps})
+    kind = {"model_type": "qwen3_5", "quantization": {}}
+    weights = open_weights("mlx", store, kind)
+    np.testing.assert_array_equal(dequantize(weights.get("model.norm.weight"))[0], NORM)
+    np.testing.assert_array_equal(dequantize(weights.get("linear_attn.conv1d.weight")), taps)
+
+
 @pytest.mark.parametrize(
     ("settings", "more", "message"),
     [
