@@ -132,7 +132,9 @@ def test_pages_of_an_allowed_origin_may_ask_before_they_have_sent_a_key(origins)
     facts, kinds = ("limit", "remaining", "reset"), ("requests", "tokens")
     limits = {f"x-ratelimit-{fact}-{kind}" for fact in facts for kind in kinds}
     limits |= {f"anthropic-ratelimit-{kind}-{fact}" for fact in facts for kind in kinds}
-    assert sorted(exposed) == sorted({"x-request-id", "request-id", "retry-after"} | limits)
+    assert sorted(exposed) == sorted(
+        {"x-request-id", "request-id", "retry-after", "warning"} | limits
+    )
 
 
 def test_public_pages_of_an_allowed_origin_may_use_a_server_in_a_private_network():

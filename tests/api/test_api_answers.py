@@ -266,18 +266,18 @@ def test_a_call_that_max_tokens_cuts_off_is_no_text(dialect, stream, text, sourc
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_required_calls_end_when_the_model_repeats_one(stream):
-    """As small models do: a grammar of calls allows no text after them."""
+    """As small models do: a grammar of calls allows no text after them. The repeat is dropped."""
     text = "\n".join([CALL] * 33)
     api = tool_api(says(text.removeprefix('<tool_call>\n{"name": "')))
     response = api.chat(tools=[WEATHER], tool_choice="required", stream=stream)
     if stream:
         chunks = events_of(response)
         parts = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
-        assert len([part for part in parts if part.get("id")]) == 2
+        assert len([part for part in parts if part.get("id")]) == 1
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
         return
     (choice,) = response.json()["choices"]
-    assert len(choice["message"]["tool_calls"]) == 2
+    assert len(choice["message"]["tool_calls"]) == 1
     assert choice["finish_reason"] == "tool_calls"
     assert response.json()["usage"]["completion_tokens"] <= 100
     assert len(tokenizer().encode(text)) > 1500

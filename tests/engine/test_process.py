@@ -209,7 +209,7 @@ def test_a_closed_stderr_does_not_close_the_engines(monkeypatch):
         def write(self, text):
             raise BrokenPipeError
 
-    monkeypatch.setattr("cpuserve.engine.process.sys.stderr", Closed())
+    monkeypatch.setattr("cpuserve.log.sys.stderr", Closed())
 
     async def body(client):
         with pytest.raises(EngineDead, match="exit code 7: going down with code 7"):
