@@ -2,7 +2,8 @@
 
 The checkpoint has a convolution over patches: W [n, channels, patch, patch] and a bias b, which may
 be missing. A convolution over frames of a video as well, W [n, channels, frames, patch, patch], is
-the sum over its frames, because all frames of a picture are the same. Or it has a matrix
+the sum over its frames, because all frames of a picture are the same. MLX directories have the
+channels of convolutions last: [n, patch, patch, channels]. Or the checkpoint has a matrix
 [n, numbers of a patch], with the axes of its columns in any order. It takes normalized pixels
 (scale p - mean) / sd. The program takes rows of p - 128 in the order (y, x, channel), so the matrix
 has the columns in this order, times scale / sd, and the bias makes up for the mean and for 128.
@@ -89,7 +90,7 @@ class PatchWeights:
 
         whole = self._weights.get(self._matrix)
         values = dequantize(whole)[rows]
-        axes = self._axes or ("cyx" if len(whole.shape) == 4 else "ctyx")
+        axes = self._axes or _axes_of(whole.shape)
         sizes = {"c": _CHANNELS, "t": -1, "y": self._patch, "x": self._patch}
         values = values.reshape(len(values), *(sizes[axis] for axis in axes))
         if "t" in axes:
@@ -118,8 +119,17 @@ class PatchWeights:
         return shifted
 
 
+def _axes_of(shape: tuple[int, ...]) -> str:
+    """Return the axes of a convolution over patches after the first: "cyx", "yxc" and so on."""
+    places = "yx" if len(shape) == 4 else "tyx"
+    last = shape[-1] == _CHANNELS != shape[1]
+    return f"{places}c" if last else f"c{places}"
+
+
 def _by_place(whole: QuantTensor, block: int) -> QuantTensor:
-    """Return a convolution [n, width, y, x] as a matrix [n, y * x * width].
+    """Return a convolution [n, width, y, x], or MLX's [n, y, x, width], as a matrix.
+
+    The matrix is [n, y * x * width].
 
     block: y and x, for a convolution that is stored as a matrix [n, width * y * x].
     """
@@ -128,10 +138,11 @@ def _by_place(whole: QuantTensor, block: int) -> QuantTensor:
     n, *sides = whole.shape
     if len(sides) == 1:
         sides = [sides[0] // block**2, block, block]
-    k = int(np.prod(sides))
+    k, last = int(np.prod(sides)), sides[:2] == [block, block] != sides[1:]
 
     def build(some: slice) -> npt.NDArray[np.uint8]:
-        values = dequantize(whole)[some].reshape(-1, *sides).transpose(0, 2, 3, 1)
+        values = dequantize(whole)[some].reshape(-1, *sides)
+        values = values if last else values.transpose(0, 2, 3, 1)
         return np.ascontiguousarray(values, np.float32).reshape(-1, k).view(np.uint8)
 
     return BuiltTensor(whole.name, (n, k), "f32", n * k * 4, build, whole.release)
