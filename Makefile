@@ -19,7 +19,7 @@ quick:  ## tests of config, platforms, quant, serving, tokenizer: about a minute
 test:  ## all tests that a pull request runs
 	pytest
 
-lint:  ## formatting, ruff, mypy, clang-format, shell, Dockerfile, workflows
+lint:  ## formatting, ruff, mypy, clang-format, shell, Dockerfile, workflows, spelling
 	ruff check .
 	ruff format --check .
 	mypy
@@ -27,6 +27,7 @@ lint:  ## formatting, ruff, mypy, clang-format, shell, Dockerfile, workflows
 	shellcheck --severity=warning .ci/run deploy/bundle.sh
 	hadolint Dockerfile.cpu
 	actionlint .github/workflows/*.yml
+	git ls-files -z ':!tests' | xargs -0 codespell
 
 format:  ## format Python and C++
 	ruff format .
