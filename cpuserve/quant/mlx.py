@@ -19,7 +19,7 @@ unembed_out [heads, values, rank]. Source: sanitize() of the models of mlx-lm.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,9 +74,19 @@ class MlxMode(NamedTuple):
 def mlx_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Return the weights of an MLX directory; ModelError for settings that are not supported."""
     settings = config.get("quantization") or config.get("quantization_config") or {}
+    named = getattr(store, "named", None)  # files call the text part of a model as they like
+    if named is not None and isinstance(settings, Mapping):
+        settings = {_as_named(key, value, named): value for key, value in settings.items()}
     text = config.get("text_config") or config
     offset = str(text.get("model_type", "")).startswith(OFFSET_NORMS)
     return MlxWeights(MlxStore(store, offset_norms=offset), settings)
+
+
+def _as_named(key: str, value: Any, named: Callable[[str], str]) -> str:
+    """Return a key of the settings with the name that a matrix has here; others are unchanged."""
+    if not isinstance(value, Mapping | bool):
+        return key
+    return named(f"{key}.weight").removesuffix(".weight")
 
 
 def _read_mode(settings: Mapping[str, Any]) -> MlxMode:

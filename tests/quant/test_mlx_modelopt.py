@@ -12,7 +12,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, quant_method, read_config
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.quant import dequantize, open_weights
-from tests.helpers.quantized import quantized_copy
+from tests.helpers.quantized import mlx, quantized_copy
 from tests.helpers.tiny import tiny_model
 from tests.quant.checkpoints import NORM, STREAM, Fp8, K, N, Store, check, opened, pack
 
@@ -438,3 +438,26 @@ def test_matrices_that_a_quantizer_left_alone_are_plain(tmp_path):
     assert weights.kind(at, "bfloat16") == "dense_bf16"
     assert weights.kind(at.replace("down", "up"), "bfloat16") == "w8_channel"
     np.testing.assert_array_equal(dequantize(weights.get(at)), plain[at].float().numpy())
+
+
+@pytest.mark.parametrize("at", ["model.", "language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("keyed", ["model.", "language_model.model.", "model.language_model."])
+def test_mlx_settings_of_a_matrix_are_found_however_the_text_part_is_called(tmp_path, at, keyed):
+    """Epistates/pmetal#26, Blaizzy/mlx-vlm#1079: matrices of 8 bits were read as of 4."""
+    source = tiny_model("llama")
+    shutil.copytree(source, tmp_path / "m")
+    tensors = load_file(source / "model.safetensors")
+    name = "layers.0.self_attn.q_proj"
+    parts = mlx(tensors.pop(f"model.{name}.weight").float(), 8, 64)
+    tensors = {key.replace("model.", at, 1): value for key, value in tensors.items()}
+    tensors |= {f"{at}{name}.{part}": value for part, value in parts.items()}
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    own = {f"{keyed}{name}": {"bits": 8, "group_size": 64}}
+    config["quantization"] = {"bits": 4, "group_size": 64, "mode": "affine", **own}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path / "m")
+    check_weights(build_program(spec_from_config(checkpoint.config)), checkpoint.weights)
+    got = dequantize(checkpoint.weights.get(f"model.{name}.weight"))
+    want = load_file(source / "model.safetensors")[f"model.{name}.weight"].float().numpy()
+    assert np.abs(got - want).max() < 0.01 * np.abs(want).max()
