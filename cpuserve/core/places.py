@@ -27,6 +27,14 @@ class CallerPlaces(Generic[T]):
         """Let an item wait for a place. work: how much work it is, in any unit."""
         self._turns.put(caller, item, work)
 
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def num_callers(self) -> int:
+        """Number of callers with items that wait."""
+        return self._turns.num_callers
+
     def waiting(self, caller: str) -> int:
         """Return how many items of a caller wait."""
         return self._turns.count(caller)

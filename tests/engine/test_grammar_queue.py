@@ -1,5 +1,6 @@
 """Which grammars are compiled, in which order, and how many of them are kept."""
 
+import queue
 import sys
 import threading
 
@@ -61,13 +62,19 @@ def words(texts):
     return [text.strip('["]') for text in texts]
 
 
+def taken_and_compiled(jobs):
+    caller, job = jobs.take()
+    jobs.took(caller, 0.0)
+    return job
+
+
 def test_callers_take_turns_and_the_grammars_of_each_keep_their_order():
     jobs = GrammarQueue()
     for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
         jobs.put(name, name[0])
     assert jobs.drop("a2")
     assert not jobs.drop("a2")
-    assert [jobs.take() for _ in range(5)] == ["a1", "b1", "c1", "a3", "b2"]
+    assert [taken_and_compiled(jobs) for _ in range(5)] == ["a1", "b1", "c1", "a3", "b2"]
     jobs.close()
     assert jobs.take() is None
 
@@ -80,9 +87,24 @@ def test_a_turn_costs_the_time_of_its_compilation():
         jobs.put(f"quick{number}", "quick")
     order = []
     for _ in range(9):
-        order.append(jobs.take())
-        jobs.took(3.0 if order[-1].startswith("slow") else 1.0)
+        caller, job = jobs.take()
+        order.append(job)
+        jobs.took(caller, 3.0 if caller == "slow" else 1.0)
     assert [name[0] for name in order] == list("sqqqsqqqs")
+
+
+def test_a_caller_whose_grammar_compiles_leaves_the_other_place_to_others():
+    jobs, taken = GrammarQueue(), queue.SimpleQueue()
+    for name in ("a1", "a2"):
+        jobs.put(name, "a")
+    assert jobs.take() == ("a", "a1")
+    other = threading.Thread(target=lambda: taken.put(jobs.take()))
+    other.start()  # waits: the last free place is not for caller a
+    jobs.put("b1", "b")
+    assert taken.get() == ("b", "b1")
+    other.join()
+    jobs.took("a", 0.0)
+    assert jobs.take() == ("a", "a2")
 
 
 def test_the_queue_and_the_share_of_a_caller_are_bounded():
@@ -135,12 +157,29 @@ def test_the_grammar_that_compiles_is_dropped_too_and_may_come_back(engine, gate
     engine.check_idle()
 
 
+# A schema that needs all of the CPU time of a compilation.
+ENDLESS = {
+    "type": "string",
+    "allOf": [{"pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"],
+}
+
+
+def test_a_modest_callers_grammar_is_ready_while_a_greedy_ones_compiles(engine):
+    greedy = [engine.json({**ENDLESS, "title": str(i)}, caller="greedy") for i in range(2)]
+    wait_until(lambda: len(engine.core._grammars._queue) == 1)
+    modest = choice(engine, "modest", caller="modest")
+    engine.run(lambda: modest in engine.outputs and engine.last(modest).finish)
+    assert engine.text(modest) == "modest"
+    assert not set(greedy) & set(engine.outputs), "its compilation has ended first"
+    engine.core.handle(Abort(greedy))
+    engine.step()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the CPU time of children")
 @pytest.mark.parametrize("begun", deep_but([True], [False, True]))
 def test_a_compilation_for_nobody_ends(engine, begun):
     """Others would wait for all of its CPU time."""
-    all_of = [{"pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
-    left = engine.json({"type": "string", "allOf": all_of})
+    left = engine.json(ENDLESS)
     grammars = engine.core._grammars
     wait_until(lambda: grammars._process is not None and not grammars._queue)
     wait_until(lambda: psutil.Process(engine.process.pid).children() or not begun)
@@ -156,8 +195,8 @@ def test_a_compilation_for_nobody_ends(engine, begun):
 
 def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate, monkeypatch):
     monkeypatch.setattr(grammar_queue, "MAX_WAITING", 12)
-    taken = choice(engine, "taken")
-    wait_until(lambda: gate.texts)
+    taken = [choice(engine, f"taken{i}", caller=f"first{i}") for i in range(2)]
+    wait_until(lambda: len(gate.texts) == 2)
     waiting = [choice(engine, f"w{i}", caller=str(i % 3)) for i in range(12)]
     full = choice(engine, "one too many", caller="0")
     known = choice(engine, "w0", caller="another")
@@ -167,7 +206,7 @@ def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate, monkeypa
     assert output.error.startswith("The queue is full: ")
     gate.opened.set()
     engine.run()
-    assert {engine.last(n).finish for n in (taken, known, *waiting)} == {"stop"}
+    assert {engine.last(n).finish for n in (*taken, known, *waiting)} == {"stop"}
     engine.check_idle()
 
 

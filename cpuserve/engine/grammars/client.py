@@ -2,7 +2,7 @@
 
 The process, the library and the bitmasks are created for the first request with a grammar.
 
-`add` decides whether a request is ready. A thread starts the process and waits for compilations,
+`add` decides whether a request is ready. Threads start the process and wait for compilations,
 and `collect` returns the results so far. Each request slot has a bitmask for the next token,
 and one after each draft token. Right after a step, `begin_fill` asks for the bitmasks of the
 running requests; `begin_step` takes them before the next step, with the tokens that the grammars
@@ -24,7 +24,7 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Delta, Request
-from cpuserve.engine.grammars.grammar_queue import GrammarQueue
+from cpuserve.engine.grammars.grammar_queue import AT_A_TIME, GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Guessed, Row, Start
 from cpuserve.engine.grammars.process import GrammarInterrupted, GrammarProcessLost, Process
 from cpuserve.errors import LIMITS, SourceChanged
@@ -146,9 +146,10 @@ class Grammars:
         self._room = threading.Event()
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
-        self._thread: threading.Thread | None = None
-        # The grammar process; only the thread that compiles sets it.
+        self._threads: list[threading.Thread] = []
+        # The grammar process; only the threads that compile set it, one at a time.
         self._process: Process | None = None
+        self._starting = threading.Lock()
         self._closing = False
         self._live: Process | None = None  # the grammar process that has the grammars in use
         self._again: set[int] = set()  # numbers of the used grammars that are compiled again
@@ -187,50 +188,64 @@ class Grammars:
         self._num_grammars += 1
         grammar = _Grammar(self._num_grammars, key, salt)
         self._known[grammar.place] = grammar
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run_queue, name="cpuserve-grammars", daemon=True
-            )
-            self._thread.start()
+        if len(self._threads) < AT_A_TIME:
+            name = f"cpuserve-grammars-{len(self._threads)}"
+            thread = threading.Thread(target=self._run_queue, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
         self._queue.put(grammar, caller)
         return grammar
 
     def _run_queue(self) -> None:
-        """Compile the waiting grammars one after another; the thread runs this method."""
-        while (grammar := self._queue.take()) is not None:
+        """Compile waiting grammars one after another; the threads run this method."""
+        while (taken := self._queue.take()) is not None:
+            caller, grammar = taken
             self._room.wait()
-            if grammar.dropped:
-                continue
             began = time.monotonic()
-            error, fault = self._compiled(grammar)
-            self._queue.took(time.monotonic() - began)
-            self._done.append((grammar, self._process, error, fault))
+            if not grammar.dropped:
+                self._done.append((grammar, *self._compiled(grammar)))
+            self._queue.took(caller, time.monotonic() - began)
             self._wake()
 
-    def _compiled(self, grammar: _Grammar) -> tuple[str, bool]:
-        """Compile a grammar; return (the error or "", whether the grammar itself is the cause)."""
-        error = ""
+    def _compiled(self, grammar: _Grammar) -> tuple[Process | None, str, bool]:
+        """Compile a grammar.
+
+        Returns (the process that has compiled it, the error or "", whether the grammar is the
+        cause of the error).
+        """
+        process, error = None, ""
         for _ in range(1 + MAX_LOSSES):
             if self._closing:
                 break
             try:
-                if self._process is None or self._process.lost:
-                    check_same(self._sources)  # the process reads the tokenizer
-                    self._process = Process(self._start)
-                return self._process.compile(Compile(grammar.number, *grammar.key)), True
+                process = self._started()
+                return process, process.compile(Compile(grammar.number, *grammar.key)), True
             except GrammarInterrupted as interrupted:
                 error = str(interrupted)
             except GrammarProcessLost as lost:
                 error = str(lost)
-                if self._process is not None:
-                    self._process.end()
+                if process is not None:
+                    process.end()
             except SourceChanged as changed:
                 error = str(changed)
                 break
             except (OSError, RuntimeError) as refused:
                 error = f"the process for grammars cannot be started: {refused} ({LIMITS})"
                 break
-        return error, False
+        return process, error, False
+
+    def _started(self) -> Process:
+        """Return the grammar process, and start one if there is none.
+
+        Raises:
+            SourceChanged: the files of the tokenizer are others.
+            GrammarProcessLost, OSError, RuntimeError: it cannot be started.
+        """
+        with self._starting:
+            if self._process is None or self._process.lost:
+                check_same(self._sources)  # the process reads the tokenizer
+                self._process = Process(self._start)
+            return self._process
 
     @property
     def has_done(self) -> bool:
@@ -245,6 +260,9 @@ class Grammars:
         while self._done:
             grammar, process, error, fault = self._done.popleft()
             self._look_for_loss()
+            if not (error or grammar.dropped) and process is not None and process.lost:
+                self._queue.put(grammar, "")  # another thread has seen the end of the process
+                continue
             self._again.discard(grammar.number)
             if grammar.dropped:
                 self._drop_from(process, [grammar.number])
@@ -525,13 +543,14 @@ class Grammars:
         return request.id in self._ended
 
     def close(self) -> None:
-        """End the process and the thread that compiles."""
+        """End the process and the threads that compile."""
         self._closing = True
         self._queue.close()
         self._room.set()
-        while self._thread is not None and self._thread.is_alive():
-            if self._process is not None:
-                self._process.end()  # this also ends a compilation that the thread waits for
-            self._thread.join(0.05)
+        for thread in self._threads:
+            while thread.is_alive():
+                if self._process is not None:
+                    self._process.end()  # this also ends a compilation that the thread waits for
+                thread.join(0.05)
         if self._process is not None:
             self._process.end()

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -91,6 +92,11 @@ class Process:
         self._messages: dict[socket.socket, deque[Outbound]]
         self._messages = {sock: deque() for sock in self._frames}
         self._patience_s = START_S
+        self._sending = threading.Lock()
+        # Replies to Compile by number. One of the threads that wait receives for all of them.
+        self._compiled: dict[int, Compiled] = {}
+        self._arrived = threading.Condition()
+        self._is_receiving = False
         try:
             self._send(self._compiling, start, START_S)
         except BaseException:
@@ -103,21 +109,45 @@ class Process:
         return self._process.pid
 
     def compile(self, grammar: Compile) -> str:
-        """Return why a grammar does not compile, or "" if it is ready.
+        """Return why a grammar does not compile, or "" if it is ready; for any number of threads.
 
         Raises:
             GrammarProcessLost: the process does not reply.
             GrammarInterrupted: the grammar was not compiled; its text is not the cause.
         """
-        self._send(self._compiling, grammar, self._patience_s)
-        while isinstance(reply := self._receive(self._compiling, self._patience_s), Alive):
-            self._patience_s = REPLY_S  # the process has started
-        assert isinstance(reply, Compiled), f"{reply} is no reply to Compile"
-        assert reply.number == grammar.number, "a reply to another Compile"
+        with self._sending:
+            self._send(self._compiling, grammar, self._patience_s)
+        reply = self._reply_to(grammar.number)
         self.memory = reply.memory
         if reply.error and not reply.fault:
             raise GrammarInterrupted(reply.error)
         return reply.error
+
+    def _reply_to(self, number: int) -> Compiled:
+        """Wait for the reply to a Compile message, and receive those of other threads meanwhile."""
+        with self._arrived:
+            while number not in self._compiled:
+                if self._is_receiving:
+                    self._arrived.wait()
+                else:
+                    self._receive_compiled()
+            return self._compiled.pop(number)
+
+    def _receive_compiled(self) -> None:
+        """Receive the next message about compilations; the condition is held, but not meanwhile."""
+        self._is_receiving = True
+        self._arrived.release()
+        try:
+            reply = self._receive(self._compiling, self._patience_s)
+        finally:
+            self._arrived.acquire()
+            self._is_receiving = False
+            self._arrived.notify_all()
+        if isinstance(reply, Alive):
+            self._patience_s = REPLY_S  # the process has started
+        else:
+            assert isinstance(reply, Compiled), f"{reply} is no reply to Compile"
+            self._compiled[reply.number] = reply
 
     def drop(self, numbers: list[int], gone: list[int]) -> None:
         """Delete these grammars, and the matchers of the requests in `gone`.

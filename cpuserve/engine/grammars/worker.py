@@ -8,6 +8,8 @@ Each grammar is compiled twice, first in a fork with limits of CPU time and memo
 that stays below these limits is compiled again on a thread of this process, and kept. Meanwhile the
 main thread fills bitmasks. This process forks only while its other threads do nothing: the threads
 of llguidance, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
+All grammars that the engine sends are compiled at the same time. Forks begin before threads:
+a fork has to wait for the threads that compile, and a thread for no fork.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ def _pages(field: int) -> int:
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 1 << 12
 # Limits for the compilation of one grammar; a schema of 200 properties takes 50 ms. The time is
-# limited because other clients wait, and the memory so that containers of 1 GiB are enough.
+# limited because other clients wait, and the memory so that containers of 1 GiB are enough for the
+# largest grammar of one caller; two that large are rare, and the system ends this process first.
 MAX_CPU_S = 3
 MAX_WAIT_S = 30.0  # seconds of wall-clock time, as other processes may use the CPU
 MAX_GROWTH_BYTES = 512 << 20  # bytes of address space, while the fork compiles
@@ -132,7 +135,8 @@ class Worker:
         self._compiling, self._filling = compiling, filling
         self._memory = memory
         self._jobs: deque[Compile] = deque()
-        self._job: _Trial | _Compilation | None = None
+        self._running: dict[int, _Trial | _Compilation] = {}
+        self._passed: deque[tuple[int, str]] = deque()  # grammars that wait for their thread
         self._grammars: dict[int, Any] = {}
         # Grammars for texts with JSON values, by number: whether the whole text is one.
         self._in_json: dict[int, bool] = {}
@@ -145,7 +149,7 @@ class Worker:
         for sock in frames:
             self._selector.register(sock, selectors.EVENT_READ)
         while True:
-            wait = None if self._job is None else ALIVE_S
+            wait = ALIVE_S if self._running else None
             ready = {key.fileobj for key, _ in self._selector.select(wait)}
             for sock in [sock for sock in frames if sock in ready]:
                 fault("grammar_process.receive")
@@ -154,8 +158,8 @@ class Worker:
                     return
                 for message in frames[sock].arrived(size):
                     self._handle(message)
-            self._advance_job()
-            if self._job is not None and time.monotonic() - self._alive_at > ALIVE_S:
+            self._advance_jobs()
+            if self._running and time.monotonic() - self._alive_at > ALIVE_S:
                 self._say_alive()
 
     def _handle(self, message: Start | Compile | Drop | Fill) -> None:
@@ -197,47 +201,58 @@ class Worker:
         for number in message.numbers:
             self._in_json.pop(number, None)
             self._grammars.pop(number, None)
-            if self._job is not None and self._job.number == number:
-                self._job.cancel()
+            if (job := self._running.get(number)) is not None:
+                job.cancel()
         for wanted in [job for job in self._jobs if job.number in message.numbers]:
             self._jobs.remove(wanted)
             self._reply(wanted.number, NOT_WANTED)
+        for passed in [passed for passed in self._passed if passed[0] in message.numbers]:
+            self._passed.remove(passed)
+            self._reply(passed[0], NOT_WANTED)
         for number in message.gone:
             self._matchers.pop(number, None)
         give_back()  # glibc would keep the memory of these grammars
 
     # --- compilation --------------------------------------------------------------------------
 
-    def _advance_job(self) -> None:
-        """Continue to compile the current grammar, or begin with the next one."""
-        job = self._job
-        if isinstance(job, _Trial) and job.is_over():
-            self._unwatch(job.pipe)
+    def _advance_jobs(self) -> None:
+        """Continue to compile the current grammars, and begin with those that wait."""
+        for job in list(self._running.values()):
+            if job.is_over():
+                self._unwatch(job)
+                self._end(job)
+        if not any(isinstance(job, _Compilation) for job in self._running.values()):
+            while self._jobs:
+                self._try(self._jobs.popleft())
+        while self._passed and not self._jobs:
+            self._compile(*self._passed.popleft())
+
+    def _end(self, job: _Trial | _Compilation) -> None:
+        """Reply to the engine after a compilation that is over, or let the second one wait."""
+        if isinstance(job, _Trial):
             outcome = job.result()
-            self._job = None
             if outcome.error:
                 self._reply(job.number, outcome.error, fault=outcome.fault)
             else:
-                self._compile(job.number, outcome.prepared)
-        elif isinstance(job, _Compilation) and job.is_over():
-            self._unwatch(job.pipe)
-            self._job = None
-            if job.matcher is not None:
-                self._grammars[job.number] = job.matcher
-            self._reply(job.number, job.error)
-        while self._job is None and self._jobs:
-            wanted = self._jobs.popleft()
-            if self._error:
-                self._reply(wanted.number, self._error)
-            else:
-                if is_json(wanted.kind, wanted.text):
-                    self._in_json[wanted.number] = wanted.kind in (JSON, OPEN_JSON)
-                held = (self._compiling, self._filling)
-                try:
-                    self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
-                except OSError as refused:
-                    error = f"no process can be forked to compile it: {refused} ({LIMITS})"
-                    self._reply(wanted.number, error, fault=False)
+                self._passed.append((job.number, outcome.prepared))
+            return
+        if job.matcher is not None:
+            self._grammars[job.number] = job.matcher
+        self._reply(job.number, job.error)
+
+    def _try(self, wanted: Compile) -> None:
+        """Begin the first compilation of a grammar, in a fork."""
+        if self._error:
+            self._reply(wanted.number, self._error)
+            return
+        if is_json(wanted.kind, wanted.text):
+            self._in_json[wanted.number] = wanted.kind in (JSON, OPEN_JSON)
+        held = (self._compiling, self._filling)
+        try:
+            self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
+        except OSError as refused:
+            error = f"no process can be forked to compile it: {refused} ({LIMITS})"
+            self._reply(wanted.number, error, fault=False)
 
     def _compile(self, number: int, prepared: str) -> None:
         """Begin the second compilation of a grammar, on a thread."""
@@ -248,11 +263,12 @@ class Worker:
             self._reply(number, error, fault=False)
 
     def _watch(self, job: _Trial | _Compilation) -> None:
-        self._job = job
+        self._running[job.number] = job
         self._selector.register(job.pipe, selectors.EVENT_READ)
 
-    def _unwatch(self, pipe: int) -> None:
-        self._selector.unregister(pipe)
+    def _unwatch(self, job: _Trial | _Compilation) -> None:
+        del self._running[job.number]
+        self._selector.unregister(job.pipe)
 
     def _reply(self, number: int, error: str, *, fault: bool = True) -> None:
         memory = self._memory_of.grown()
