@@ -22,11 +22,13 @@ def b64(text: str) -> str:
 
 
 PNG, PDF, WAV = b64("\x89PNG picture"), b64("%PDF-1.7"), b64("RIFF sound")
+# A model of texts reads the text of a document, and PDF has none.
+DAMAGED = "is a damaged PDF document (Failed to load document (PDFium: Data format error).)"
 LINES = {
     "image": "[An image was left out: you can read text only.]",
     "sound": "[A sound was left out: you can read text only.]",
     "video": "[A video was left out: you can read text only.]",
-    "pdf": "[A PDF document (plan.pdf) was left out: you can read text only.]",
+    "pdf": f"[A PDF document (plan.pdf) was left out: it {DAMAGED}: save it again.]",
     "file": "[A file was left out: you can read text only.]",
     "unknown": "[A part of the type hologram was left out: you can read text only.]",
 }
@@ -99,6 +101,11 @@ MESSAGE_PARTS = [
      f"Notes\nhttps://n.example\n{NOTE}"),
 ]  # fmt: skip
 OLLAMA_PARTS = [("image", PNG, "image"), ("no text", {"a": 1}, "image")]
+
+
+def seen(dialect: Any, line: str) -> str:
+    """The text of a turn with a part; Ollama's images come before the text."""
+    return f"{line}\nsee:" if dialect is OLLAMA else f"see:\n{line}"
 
 
 def chat_call() -> list[dict[str, Any]]:
@@ -218,6 +225,7 @@ def test_a_part_in_the_own_turn_is_read_or_refused(api, dialect, part, shown, st
         assert f"{dialect.field}[2]" in response.text.replace("messages.2", "messages[2]")
         # A document may be text, so its file is looked for.
         why = "--files-dir" if "file-1" in str(part) and shown == "file" else "reads text only"
+        why = DAMAGED if shown == "pdf" else why
         assert why in response.text
         assert len(api.engine.asked) == asked
     else:
@@ -230,7 +238,7 @@ def test_a_part_in_the_own_turn_is_read_or_refused(api, dialect, part, shown, st
 def test_a_part_in_the_history_is_text(api, dialect, part, shown, stream):
     response = dialect.ask(api, [dialect.user(part), SAID, HI], stream=stream)
     assert response.status_code == 200, response.text
-    assert f"user\nsee:\n{LINES.get(shown, shown)}<|im_end|>" in prompt_of(api)
+    assert f"user\n{seen(dialect, LINES.get(shown, shown))}<|im_end|>" in prompt_of(api)
 
 
 @pytest.mark.matrix
@@ -243,7 +251,8 @@ def test_a_part_in_the_result_of_a_tool_is_text(api, dialect, part, shown, strea
         response = dialect.ask(api, [*turns, *later], stream=stream)
         assert response.status_code == 200, response.text
         prompts.append(prompt_of(api))
-    assert all(f"tool\nsee:\n{LINES.get(shown, shown)}<|im_end|>" in p for p in prompts)
+    line = seen(dialect, LINES.get(shown, shown))
+    assert all(f"tool\n{line}<|im_end|>" in p for p in prompts)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens",

@@ -331,7 +331,9 @@ def test_results_of_a_tool_say_what_the_model_cannot_see():
                      [*block_call({}), by_user({}) | {"content": [
                          *block_result("read")[0]["content"], blocks[0]]}]):  # fmt: skip
         assert MESSAGES.ask(api, [HI, *messages]).status_code == 200
-    lines = ["[A PDF document (Plan) was left out: you can read text only.]", f"part\n{LINE}",
+    damaged = "Failed to load document (PDFium: Data format error)."
+    lines = ["[A PDF document (Plan) was left out: it is a damaged PDF document "
+             f"({damaged}): save it again.]", f"part\n{LINE}",
              "[The tool Edit is not available any more.]", "end"]  # fmt: skip
     assert "<|im_start|>tool\n" + "\n".join(lines) + "<|im_end|>" in prompt_of(api, 0)
     assert f"tool\nread<|im_end|>\n<|im_start|>user\n{lines[0]}<|im_end|>" in prompt_of(api, 1)
