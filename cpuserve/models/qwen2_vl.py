@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from cpuserve.models.config import read_choice, read_dtype, read_int, read_object, refuse
 from cpuserve.models.opt import ACTIVATIONS, GATED
-from cpuserve.models.qwen_vl import NORM_EPS, gated_mlp, read_sections, tower_attention
+from cpuserve.models.qwen_vl import MLX_NAMES, NORM_EPS, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
@@ -23,6 +23,8 @@ _SECTIONS = (16, 24, 24)
 
 class Qwen2VLTower:
     """The vision model of Qwen2-VL."""
+
+    stored = MLX_NAMES
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
@@ -51,6 +53,8 @@ class Qwen2VLTower:
 
 class Qwen25VLTower:
     """The vision model of Qwen2.5-VL: in most layers, a patch sees only its window."""
+
+    stored = MLX_NAMES
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:

@@ -19,6 +19,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.text_parts import KEYS
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
@@ -26,6 +27,7 @@ from cpuserve.program.ops import Rope, Then, ValueId
 
 _AT = "model.visual"
 PATCHES = f"{_AT}.patch_embed.proj"
+MLX_NAMES = StoredNames({r"^vision_tower\.": f"{_AT}."})  # what mlx-vlm calls the tensors
 NORM_EPS = 1e-6  # their configs have no key for it
 # The parts of a merger, its norm first, and the beginnings of the mergers of levels.
 _MERGER = ("norm", "linear_fc1", "linear_fc2")
@@ -35,6 +37,8 @@ _OMNI_MERGER = ("ln_q", "mlp.0", "mlp.2")
 
 class Qwen3VLTower:
     """The vision model of Qwen3-VL, with features of earlier layers (DeepStack)."""
+
+    stored = MLX_NAMES
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
@@ -66,6 +70,8 @@ class Qwen3OmniTower:
 
 class Qwen35Tower:
     """The vision model of Qwen3.5: as in Qwen3-VL, without DeepStack."""
+
+    stored = MLX_NAMES
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
