@@ -73,6 +73,7 @@ STORED = {
 MX = "e8m0"  # the scale_format of powers of two
 ONLY_MX = ("fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e5m2")  # types that have no other scales
 WORD = 8  # codes of 4 bits in a word
+TEXT_PART = re.compile(r"model\.language_model\.|language_model\.model\.")
 # Rotations of activations, which the model would have to compute in every step.
 ROTATED = ("r3", "r4", "online_r1_rotation", "online_had")
 
@@ -111,7 +112,7 @@ class QuarkWeights(IntWeights):
         own = settings.get("layer_quant_config")
         # Programs call the text part of a model of images as a model of its own.
         self._own = [
-            (re.compile(translate(pattern.replace("model.language_model.", "model."))), each)
+            (re.compile(translate(TEXT_PART.sub("model.", pattern))), each)
             for pattern, each in (own.items() if isinstance(own, Mapping) else ())
         ]
         self._specs: dict[str, Settings] = {}

@@ -120,7 +120,8 @@ def test_mxfp6_and_mxfp8_have_the_values_of_their_codes(dtype, convert):
     check(weights, values.numpy(), "w8_g32", 0, packed=1)
 
 
-def test_layers_may_have_settings_of_their_own():
+@pytest.mark.parametrize("at", ["model.", "model.language_model.", "language_model.model."])
+def test_layers_may_have_settings_of_their_own(at):
     codes, zeros, scales, values = integers("int4", K // 32)
     order = ORDERS["reorder"]
     words = [pack((x & 15).astype(np.uint8).T, order) for x in (codes, zeros)]
@@ -128,7 +129,7 @@ def test_layers_may_have_settings_of_their_own():
     store = Store(**{f"model.a.{name}": part for name, part in parts.items()})
     settings = quark_settings("int8", "per_channel", ch_axis=0)
     own = quark_settings("int4", "per_group", group_size=32)["global_quant_config"]
-    settings["layer_quant_config"] = {"model.b*": {}, "model.language_model.a*": own}
+    settings["layer_quant_config"] = {"model.b*": {}, f"{at}a*": own}
     weights = opened("quark", store, **settings)
     np.testing.assert_allclose(dequantize(weights.get("model.a.weight")), values, atol=2e-4)
 
