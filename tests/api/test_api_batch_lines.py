@@ -13,15 +13,16 @@ import pytest
 
 from cpuserve.api.app import create_app
 from cpuserve.api.batches.line_runner import LineRunner
-from cpuserve.api.batches.line_slots import LineSlots
-from cpuserve.api.batches.lines import read_lines
+from cpuserve.api.batches.lines import BatchLine, read_lines
 from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead, ServiceUnavailable
 from cpuserve.serving.callers.caller import Caller
+from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.models.registry import ModelRegistry
+from cpuserve.serving.threads import WORKS_FOR
 from tests.api.fakes import FakeEngine, make_context, speak
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -191,53 +192,31 @@ def engine_of(pid):
     return int(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def test_lines_of_several_batches_share_the_slots_by_their_bytes():
-    slots, order, running = LineSlots(2), [], []
-
-    async def run_line(batch, number, size):
-        async with slots.hold(batch, size):
-            running.append(number)
-            assert len(running) <= 2
-            await asyncio.sleep(0)
-            running.remove(number)
-            order.append(batch)
+def test_lines_of_several_callers_take_turns_by_their_bytes(monkeypatch):
+    slots, order, go = TurnSlots(3), [], asyncio.Event()
 
     async def main():
-        lines = [run_line("large", number, 300) for number in range(6)]
-        lines += [run_line("small", number, 100) for number in range(10, 16)]
-        tasks = [asyncio.create_task(one) for one in lines]
-        gone = asyncio.create_task(run_line("small", 99, 100))
-        await asyncio.sleep(0)  # two lines run, and the others wait
-        gone.cancel()
-        await asyncio.gather(*tasks)
-        assert not slots._waiting
-        async with slots.hold("a", 1), slots.hold("b", 1):
-            pass
+        async def app(scope, receive, send):
+            body = (await receive())["body"]
+            order.append(len(body))
+            await go.wait()
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+        async def run(caller, size):
+            WORKS_FOR.set(caller)
+            lines = [BatchLine(n, str(n), "/x", b"a" * size) for n in range(4)]
+            runner = LineRunner(app, lambda: Caller.of_address(caller), caller, slots=slots)
+            await runner.run(lines, lambda _: None, most=4)
+
+        many = asyncio.create_task(run("greedy", 300))
+        await until(lambda: order == [300, 300])
+        # The lines of the greedy caller go on, and one of another caller begins.
+        few = asyncio.create_task(run("modest", 100))
+        await until(lambda: len(order) == 3)
+        go.set()
+        await asyncio.gather(many, few)
 
     asyncio.run(main())
-    assert order[:2] == ["large", "large"]  # they came first
-    assert order[2:6].count("small") >= 3
-    assert sorted(order) == ["large"] * 6 + ["small"] * 6
-
-
-def test_a_line_that_is_cancelled_when_it_gets_its_slot_gives_it_back():
-    async def main():
-        slots = LineSlots(1)
-        started, entered = asyncio.Event(), []
-
-        async def hold(name):
-            async with slots.hold(name, 1):
-                entered.append(name)
-                await started.wait()
-
-        first, second = (asyncio.create_task(hold(name)) for name in "ab")
-        await asyncio.sleep(0)
-        started.set()
-        await first
-        second.cancel()  # it has been granted the slot, and has not run since
-        await asyncio.wait([second])
-        async with slots.hold("c", 1):
-            entered.append("c")
-        return entered
-
-    assert asyncio.run(main()) in (["a", "c"], ["a", "b", "c"])
+    assert order[:3] == [300, 300, 100]
+    assert sorted(order) == [100] * 4 + [300] * 4

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from cpuserve.api.batches.line_slots import LineSlots
 from cpuserve.api.batches.lines import (
     ENDPOINTS,
     BatchLine,
@@ -32,6 +31,8 @@ from cpuserve.api.request.headers import CALLER, LOW_PRIORITY
 from cpuserve.errors import ConfigError, EngineDead, NotServing, ServiceUnavailable
 from cpuserve.serving.callers.allowance import LimitReached
 from cpuserve.serving.callers.caller import Caller
+from cpuserve.serving.callers.slots import TurnSlots
+from cpuserve.serving.threads import WORKS_FOR
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
@@ -90,14 +91,15 @@ class LineRunner:
         batch: str,
         *,
         until: float = math.inf,
-        slots: LineSlots | None = None,
+        slots: TurnSlots | None = None,
     ) -> None:
         """app: the ASGI app that serves the endpoints.
 
         sender: returns who owns the batch; a reload of --api-key-file may change its limits.
         batch: the id of the batch.
         until: the end of the completion window, as time.time(): lines that still wait then expire.
-        slots: the slots that the lines of all batches share; None = as many as run() may use.
+        slots: the slots that the lines of all batches share, in turns of WORKS_FOR that cost the
+          bytes of a line; None = as many as run() may use.
         """
         self._app = app
         self._sender = sender
@@ -116,8 +118,8 @@ class LineRunner:
 
         async def work() -> None:
             for line in source:
-                size = len(line.body)
-                async with self._slots.hold(self._batch, size) if self._slots else nullcontext():
+                size, slots = float(len(line.body)), self._slots
+                async with slots.slot(WORKS_FOR.get(), size) if slots else nullcontext():
                     result = await self._result(line)
                 write(result)
 

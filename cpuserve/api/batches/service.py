@@ -18,7 +18,6 @@ import msgspec
 
 from cpuserve.api.batches.directory import FileDirectory, UploadFacts, open_plain, write_all
 from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
-from cpuserve.api.batches.line_slots import LineSlots
 from cpuserve.api.batches.lines import (
     EXPIRED,
     BatchLine,
@@ -34,6 +33,7 @@ from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.fault_points import fault
 from cpuserve.ids import guarding_id
 from cpuserve.log import get_logger
+from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.threads import WORKS_FOR, run_on_disk, run_waiting
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 
 WINDOW_S = 24 * 3600
-# How many lines of all batches run at the same time: few, so that other requests are not delayed.
-# At most as many batches run side by side.
+# How many lines of one caller's batches run at the same time: few, so that other requests are not
+# delayed. At most as many batches run side by side, each of another caller.
 MOST_RUNNING = 8
 _ENDED = ("completed", "failed", "cancelled", "expired")
 # Changes of the status that come too late: the batch is being cancelled, or has no lines left.
@@ -163,7 +163,7 @@ class BatchService:
         self._recounting = asyncio.Lock()
         self._waiting = asyncio.Event()
         self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}  # by owner
-        self._slots = LineSlots(MOST_RUNNING)
+        self._slots = TurnSlots(2 * MOST_RUNNING - 1)  # a single caller has MOST_RUNNING
 
     async def create(
         self,

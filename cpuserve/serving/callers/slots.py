@@ -16,10 +16,13 @@ class TurnSlots:
         self._places: CallerPlaces[asyncio.Future[None]] = CallerPlaces(count)
 
     @asynccontextmanager
-    async def slot(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a slot in the turn of a caller, and hold it inside of the context."""
+    async def slot(self, caller: str, work: float = 1.0) -> AsyncIterator[None]:
+        """Wait for a slot in the turn of a caller, and hold it inside of the context.
+
+        work: what the turn costs, in any unit that is the same for all slots.
+        """
         mine = asyncio.get_running_loop().create_future()
-        self._places.put(caller, mine, 1.0)
+        self._places.put(caller, mine, work)
         self._give()
         try:
             await mine
