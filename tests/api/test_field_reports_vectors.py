@@ -70,6 +70,22 @@ def test_truncate_counts_for_a_list_with_one_long_text(embedder, truncate):
         assert [len(vector) for vector in answer.json()["embeddings"]] == [64, 64]
 
 
+def test_texts_that_are_cut_may_follow_short_ones(embedder):
+    """vllm-project/vllm#55427: a text as long as the context waited for a place for ever."""
+    texts = ["a", "word " * 500, "b", "other " * 500]
+
+    def ask(given):
+        body = {"model": "tiny", "input": given, "truncate_prompt_tokens": -1}
+        answer = embedder.post("/v1/embeddings", json=body).json()
+        return [item["embedding"] for item in answer["data"]], answer["usage"]["prompt_tokens"]
+
+    together, tokens = ask(texts)
+    alone = [ask(text) for text in texts]
+    assert together == [vector for (vector,), _ in alone]
+    # modelscope/ms-swift#10094: padding was counted as tokens of the shorter texts.
+    assert tokens == sum(count for _, count in alone)
+
+
 ROUTES = {
     "/v1/embeddings": {"input": ["a", "b"]},
     "/api/embed": {"input": "a"},

@@ -199,6 +199,21 @@ def test_stop_strings_end_an_answer_within_the_accepted_tokens(eager):
     assert "stop" in found
 
 
+def test_logprobs_of_a_prompt_in_chunks_beside_drafts_change_no_bit(eager):
+    """vllm-project/vllm#53488: they were those of other rows, for some requests."""
+    params = [params_of(n).clone() for n in range(8)]
+    for own in params:
+        own.prompt_logprobs = 1
+    found = []
+    for asked in (None, NGRAM):
+        with make(speculative_config=asked, max_num_batched_tokens=36) as llm:
+            for _ in range(2):  # the second time, prefixes are cached
+                outputs = llm.generate(PROMPTS[16:24], params)
+                found.append([(answer(o), o.prompt_logprobs) for o in outputs])
+            assert (llm._client.stats.draft_tokens > 20) == (asked is not None)
+    assert found == found[:1] * 4
+
+
 WORD = {"const": "the same word again and again"}
 FORMS = [
     {"json": {"type": "array", "items": WORD, "minItems": 3, "maxItems": 5}},
