@@ -16,6 +16,7 @@ from cpuserve.tokenizer.parts import (
     Parts,
     Scheme,
     byte_level_bytes,
+    check_vocabulary,
     guarded,
     special_ids_of,
 )
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.vocabulary import Vocabulary
 
 MAX_TOKENIZER_BYTES = 200_000_000
+# Python needs up to 150 bytes for each value. XLM-V's million of pieces has 2.7 million values.
+MAX_VALUES = 1 << 22
+MAX_LINES = 1 << 21  # of merges and of tokens: Gemma has 514,906 merges
 MAX_TEMPLATE_BYTES = 1_000_000
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TEMPLATES = 64
@@ -51,6 +55,8 @@ def directory_parts(path: Path) -> Parts:
     else:
         core, found = _from_pieces(path, settings)
         texts, add_bos = {**found, **texts}, bool(settings.get("add_bos_token", True))
+    if not (path / "tokenizer.json").exists():
+        guarded(str(path), lambda: check_vocabulary(core))
     if lowers_case(path):
         _lower_case(core)
     scheme, strips = _scheme(core)
@@ -90,7 +96,28 @@ def why_limited(path: Path) -> str | None:
         return None
     from cpuserve.tokenizer.plain import why_not_plain
 
-    return why_not_plain(read_small(path / "tokenizer.json", "tokenizer", MAX_TOKENIZER_BYTES))
+    return why_not_plain(read_values(path / "tokenizer.json", "tokenizer"))
+
+
+def read_values(path: Path, what: str) -> bytes:
+    """Return the content of a JSON file of a tokenizer; ModelError if it has too many values."""
+    data = read_small(path, what, MAX_TOKENIZER_BYTES)
+    number = data.count(b",") + data.count(b"[") + data.count(b"{")
+    _check_number(path, what, number, MAX_VALUES, "values")
+    return data
+
+
+def _read_lines(path: Path, what: str) -> bytes:
+    """Return the content of a file of a tokenizer; ModelError if it has too many lines."""
+    data = read_small(path, what, MAX_TOKENIZER_BYTES)
+    _check_number(path, what, data.count(b"\n") + data.count(b"\r"), MAX_LINES, "lines")
+    return data
+
+
+def _check_number(path: Path, what: str, number: int, most: int, of: str) -> None:
+    if number > most:
+        msg = f"{what} {path} has {number} {of}; at most {most} are accepted"
+        raise ModelError(msg)
 
 
 def find_tokenizer(path: Path) -> Path:
@@ -163,12 +190,18 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 def _from_json(path: Path) -> Core:
     from tokenizers import Tokenizer
 
-    data = read_small(path, "tokenizer", MAX_TOKENIZER_BYTES)
+    data = read_values(path, "tokenizer")
     core = guarded(str(path), lambda: Tokenizer.from_buffer(data))
     # Some files contain settings from training, but a server must not truncate or pad prompts.
     core.no_truncation()
     core.no_padding()
     return core
+
+
+def read_vocab(path: Path) -> dict[str, Any]:
+    """Return {text: id} of the vocab.json in a directory; ModelError if it is broken."""
+    read_values(path / "vocab.json", "vocabulary")  # counts its values
+    return read_json(path / "vocab.json", "vocabulary", MAX_TOKENIZER_BYTES)
 
 
 def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
@@ -177,8 +210,8 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
 
     from cpuserve.tokenizer.splits import PreTokenizer, splitter
 
-    vocab = read_json(path / "vocab.json", "vocabulary", MAX_TOKENIZER_BYTES)
-    raw = read_small(path / "merges.txt", "merges", MAX_TOKENIZER_BYTES)
+    vocab = read_vocab(path)
+    raw = _read_lines(path / "merges.txt", "merges")
     lines = guarded_text(raw, path / "merges.txt").split("\n")
     rules = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#version")]
 
@@ -204,7 +237,7 @@ def _from_world(path: Path, settings: dict[str, Any]) -> Core:
     from cpuserve.tokenizer.greedy import END_TEXT, longest_match, read_vocabulary
     from cpuserve.tokenizer.ranks import control_tokens
 
-    text = guarded_text(read_small(path, "vocabulary", MAX_TOKENIZER_BYTES), path)
+    text = guarded_text(_read_lines(path, "vocabulary"), path)
 
     def build() -> Core:
         tokens = read_vocabulary(text.split("\n"))
@@ -231,7 +264,7 @@ def _from_ranks(path: Path, settings: dict[str, Any]) -> Core:
             "split texts as Kimi does. Add a tokenizer.json of the model"
         )
         raise ModelError(msg)
-    data = read_small(path, "vocabulary", MAX_TOKENIZER_BYTES)
+    data = _read_lines(path, "vocabulary")
     return guarded(str(path), lambda: by_rank(read_ranks(data), dict(control_tokens(settings))))
 
 

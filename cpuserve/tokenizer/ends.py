@@ -9,13 +9,12 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
-from cpuserve.loader.load import read_json
-from cpuserve.loader.mapped import read_small
 from cpuserve.tokenizer.directory import (
-    MAX_TOKENIZER_BYTES,
     PIECES,
     find_tokenizer,
     piece_ids,
+    read_values,
+    read_vocab,
     special_tokens,
 )
 from cpuserve.tokenizer.vocabulary import ENDS
@@ -65,7 +64,7 @@ def _in_directory(path: Path) -> dict[str, int]:
     """Return {text: id} of the end tokens in the tokenizer of a model directory."""
     file = path / "tokenizer.json"
     if file.exists():
-        data = read_small(file, "tokenizer", MAX_TOKENIZER_BYTES)
+        data = read_values(file, "tokenizer")
         try:
             added = msgspec.json.decode(data, type=_TokenizerFile).added_tokens or []
         except (msgspec.MsgspecError, ValueError) as error:
@@ -73,7 +72,7 @@ def _in_directory(path: Path) -> dict[str, int]:
             raise ModelError(msg) from error
         ids = {token.content: token.id for token in added if token.id >= 0}
     elif (path / "vocab.json").exists():
-        vocab = read_json(path / "vocab.json", "vocabulary", MAX_TOKENIZER_BYTES)
+        vocab = read_vocab(path)
         ids = {text: i for text, i in vocab.items() if type(i) is int and i >= 0}
     elif (path / PIECES).exists():
         ids = piece_ids(path)

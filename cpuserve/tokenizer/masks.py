@@ -37,6 +37,8 @@ _PRIVATE = f"[{chr(_FIRST)}-{ESCAPE}]"
 _HAS_PRIVATE = re.compile(_PRIVATE)
 # How many random characters replace a control text for `PlainCore`: clients cannot guess them.
 _NONCE_CHARS = 4
+# Of the expression with all control texts, which takes a second to compile for a million.
+MAX_CONTROL_CHARS = 1 << 21
 # A regular expression does not release the GIL, so longer texts are searched in pieces.
 _PIECE_CHARS = 1 << 16
 # Tokens of markup that models read in ordinary texts: tags of HTML, which Gemma's vocabulary has.
@@ -77,6 +79,12 @@ class Masks:
         control = {token.content: i for i, token in sorted(added.items()) if is_control(token)}
         listed = list(control)[: _LAST - _FIRST + 1]
         self.ids: Mapping[str, int] = {text: control[text] for text in listed}
+        if (size := sum(map(len, listed))) > MAX_CONTROL_CHARS:
+            msg = (
+                f"the control tokens of the tokenizer have {size} characters together; at most "
+                f"{MAX_CONTROL_CHARS} are accepted"
+            )
+            raise ValueError(msg)
         self._masks = {text: chr(_FIRST + at) for at, text in enumerate(listed)}
         self._texts = {mask: text for text, mask in self._masks.items()}
         branches = [_any_of(listed)] if listed else []

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
 Built = TypeVar("Built")
+MAX_TOKENS = 1 << 21  # the vocabulary of XLM-V has about 1 << 20
+MAX_TOKEN_CHARS = 1024  # each place of an unknown token has its text, and responses have it
 # How the text of a token becomes bytes:
 #   byte_level      the alphabet of GPT-2, a character for each byte
 #   byte_fallback   SentencePiece, where U+2581 is a space and <0xNN> a byte
@@ -59,6 +61,21 @@ def reason_of(error: BaseException) -> str:
     """Return the error's message on one line; it may quote a file, so it is escaped."""
     words = " ".join(str(error).split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)[:300]
+
+
+def check_vocabulary(core: Core) -> None:
+    """Raise ValueError if a tokenizer has too many tokens, or one with too long a text.
+
+    Responses consist of these texts, and each process has a copy of them.
+    """
+    texts: dict[str, int] = core.get_vocab(with_added_tokens=True)
+    longest = max(map(len, texts), default=0)
+    if len(texts) > MAX_TOKENS or longest > MAX_TOKEN_CHARS:
+        msg = (
+            f"it has {len(texts)} tokens of up to {longest} characters; at most {MAX_TOKENS} of "
+            f"{MAX_TOKEN_CHARS} are accepted"
+        )
+        raise ValueError(msg)
 
 
 def special_ids_of(core: Core) -> frozenset[int]:

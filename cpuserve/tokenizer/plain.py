@@ -19,17 +19,18 @@ from typing import Any
 import msgspec
 
 from cpuserve.tokenizer.charsmap import spreads
+from cpuserve.tokenizer.parts import MAX_TOKEN_CHARS, MAX_TOKENS
 from cpuserve.tokenizer.splits import PRE_TOKENIZERS
 from cpuserve.tokenizer.vocabulary import (
     MAX_PIECE,
     MAX_PIECES_CHARS,
-    MAX_TOKEN_CHARS,
     SPACE,
 )
 
 MAX_BYTES = 64 << 20  # the largest known tokenizer.json has 36 MB (Gemma 4)
 MAX_STEPS = 32  # of normalizers, of pre-tokenizers
 MAX_ADDED = 1 << 17  # tokens of sounds: 65,536 in Llasa
+MAX_ADDED_CHARS = 1 << 20  # of all added tokens: they are made to an automaton (0.8 M in Llasa)
 MAX_PREPENDED = 16  # characters of a text before each text
 MAX_AFFIX = 64  # characters of a prefix or suffix that many tokens get, or of the unknown token
 MAX_WORD_CHARS = 200  # WordPiece looks up n^2 / 2 pieces of an unknown word of n characters
@@ -119,6 +120,7 @@ class _Piece(msgspec.Struct, frozen=True):
 
 class _Special(msgspec.Struct, frozen=True):
     ids: list[int]
+    tokens: list[str]
 
 
 class _Template(msgspec.Struct, frozen=True):
@@ -162,6 +164,8 @@ def _check_added(tokens: list[_AddedContent]) -> None:
     if len(tokens) > MAX_ADDED:
         msg = f"it has {len(tokens)} added tokens, more than {MAX_ADDED}"
         raise _NotPlain(msg)
+    chars = sum(len(token.content) for token in tokens)
+    _check_length("the added tokens together", chars, MAX_ADDED_CHARS)
     _check_length("an added token", max((len(t.content) for t in tokens), default=0))
 
 
@@ -272,6 +276,9 @@ def _check_around(part: Mapping[str, Any] | None) -> None:
         if step.get("type") not in _POST:
             msg = f"its post_processor has {str(step.get('type'))[:40]!r}"
             raise _NotPlain(msg)
+        for end in (step.get("sep"), step.get("cls")):
+            if isinstance(end, list) and end and isinstance(end[0], str):
+                _check_length("a token around a text", len(end[0]))
         if step["type"] == "TemplateProcessing" and not _adds_few(step):
             msg = f"its template adds more than {MAX_ADDED_TO_TEXT} tokens, or repeats a text"
             raise _NotPlain(msg)
@@ -287,9 +294,11 @@ def _adds_few(step: Mapping[str, Any]) -> bool:
             return False
         texts = [piece.text.id for piece in pieces if piece.text is not None]
         names = [piece.special.id for piece in pieces if piece.special is not None]
-        ids = [len(template.special_tokens[n].ids) for n in names if n in template.special_tokens]
-        if len(set(texts)) < len(texts) or sum(ids) > MAX_ADDED_TO_TEXT:
+        special = [template.special_tokens[n] for n in names if n in template.special_tokens]
+        if len(set(texts)) < len(texts) or sum(len(s.ids) for s in special) > MAX_ADDED_TO_TEXT:
             return False
+        longest = max((len(token) for s in special for token in s.tokens), default=0)
+        _check_length("a token around a text", longest)
     return True
 
 
@@ -302,6 +311,9 @@ def _check_model(model: _TokenizerModel) -> None:
     _check_length("a prefix or suffix, or the unknown token,", longest, MAX_AFFIX)
     if model.dropout or not 0 <= model.max_input_chars_per_word <= MAX_WORD_CHARS:
         msg = f"its model has dropout, or looks up words of more than {MAX_WORD_CHARS} characters"
+        raise _NotPlain(msg)
+    if len(model.vocab) > MAX_TOKENS:
+        msg = f"it has {len(model.vocab)} tokens, more than {MAX_TOKENS}"
         raise _NotPlain(msg)
     if isinstance(model.vocab, dict):
         _check_length("a token", max(map(len, model.vocab), default=0))

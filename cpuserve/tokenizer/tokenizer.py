@@ -162,6 +162,8 @@ class Tokenizer:
         """
         try:
             return Masks(self._coder.added())
+        except ValueError as error:
+            raise ModelError(str(error)) from None
         except (RecursionError, OverflowError, re.error):
             msg = "the control tokens of the tokenizer begin alike in too many ways to be searched"
             raise ModelError(msg) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.tokenizer.charsmap import spreads
 from cpuserve.tokenizer.greedy import longest_match, unescaped
+from cpuserve.tokenizer.parts import MAX_TOKEN_CHARS
 from cpuserve.tokenizer.splits import PreTokenizer, splitter
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ SPACE = "\u2581"  # what SentencePiece writes for a space
 # The longest piece of Llama 2 has 16 characters, the longest piece of Gemma 31.
 MAX_PIECE = 512
 MAX_PIECES_CHARS = 1 << 24  # of all pieces, which the same time and memory depends on
-MAX_TOKEN_CHARS = 1024  # each place of an unknown token has its text
 # Spaces at the ends of a text; without (?<! ), each rest of a run of spaces would be searched.
 _AT_ENDS = r"\A +|(?<! ) +\z"
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")

@@ -76,14 +76,14 @@ def split_text(text):
     return {**step, "pattern": {"String": text}}
 
 
-def template(pieces, ids=1, texts=1):
+def template(pieces, ids=1, texts=1, text="a"):
     """A post-processor that puts `pieces` special tokens of `ids` ids before a text."""
-    text = {"Sequence": {"id": "A", "type_id": 0}}
+    token, text = text, {"Sequence": {"id": "A", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces + [text] * texts,
         "pair": [text, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {"a": {"id": "a", "ids": [1] * ids, "tokens": ["a"] * ids}},
+        "special_tokens": {"a": {"id": "a", "ids": [1] * ids, "tokens": [token] * ids}},
     }
 
 
@@ -176,6 +176,17 @@ HOSTILE = {
         {"post_processor": template(20_000, ids=20_000)}, "hi", "refused",
     ),
     "20,000 special tokens": ({"post_processor": template(20_000)}, "hi", "served"),
+    "64 special tokens of 30 MB": (
+        {"post_processor": template(60, text="x" * 30_000_000)}, "hi", "refused",
+    ),
+    "a separator of 10 MB": (
+        {
+            "post_processor": {
+                "type": "BertProcessing", "sep": ["x" * 10**7, 1], "cls": ["a", 2],
+            },
+        },
+        *("hi", "served"),
+    ),
     "a text 32 times, eight times": (
         {"post_processor": processors(*[template(0, texts=32)] * 8)}, "hi", "refused",
     ),
@@ -201,14 +212,14 @@ HOSTILE = {
             "model": word_level(vocab={"hi": 0, "u" * 10**7: 1}, unk_token="u" * 10**7),
             "pre_tokenizer": {"type": "WhitespaceSplit"},
         },
-        *("y " * 1000, "stopped"),
+        *("y " * 1000, "refused"),
     ),
-    "a token of 10 MB": ({"model": bpe(vocab={**ALPHABET, "u" * 10**7: 256})}, "hi", "served"),
+    "a token of 10 MB": ({"model": bpe(vocab={**ALPHABET, "u" * 10**7: 256})}, "hi", "refused"),
     "a piece of 10 MB": (
         {"model": unigram(["hi", "x" * 10**7]), "pre_tokenizer": None}, "hi", "refused",
     ),
     "pieces of each length": (
-        {"model": unigram(["x" * n for n in range(1, 3000)]), "pre_tokenizer": None},
+        {"model": unigram(["x" * n for n in range(1, 1000)]), "pre_tokenizer": None},
         *("x" * 30_000, "stopped"),
     ),
     "an added token of 10 MB": ({"added_tokens": [added(256, "u" * 10**7)]}, "hi", "refused"),

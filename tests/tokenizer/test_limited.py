@@ -1,5 +1,6 @@
 """A tokenizer.json that may take much time or memory is used in processes with limits."""
 
+import json
 import resource
 import threading
 import time
@@ -10,11 +11,20 @@ import pytest
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.limited.child import address_space
 from cpuserve.tokenizer.directory import why_limited
+from cpuserve.tokenizer.ends import end_ids
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.depth import deep_but
-from tests.helpers.hostile_tokenizers import HOSTILE, PLAIN, tokenizer, written
+from tests.helpers.hostile_tokenizers import (
+    ALPHABET,
+    HOSTILE,
+    PLAIN,
+    added,
+    tokenizer,
+    written,
+)
 
-FEW = ("nine replacements", "20,000 special tokens of 20,000 ids", "an unknown expression",
+FEW = ("nine replacements", "a token of 10 MB", "64 special tokens of 30 MB",
+       "20,000 special tokens of 20,000 ids", "an unknown expression",
        "padding to 10^9", "no object")  # fmt: skip
 MEMORY = 1 << 30  # this process may grow by so much: each hostile text takes more
 
@@ -142,6 +152,71 @@ def test_a_file_of_200_mb_is_not_read(tmp_path):
         file.truncate(200_000_001)
     with pytest.raises(ModelError, match="200000001 bytes; at most"):
         Tokenizer.load(folder)
+
+
+def _with_values(folder):
+    text = json.dumps(tokenizer(normalizer={"type": "NFC", "x": "@"}))
+    (folder / "tokenizer.json").write_text(text.replace('"@"', f"[{'[],' * 5_000_000}0]"))
+
+
+def _with_merges(folder):
+    text = json.dumps(tokenizer())
+    merges = f'"merges": [{"[0]," * 3_000_000}0]'
+    (folder / "tokenizer.json").write_text(text.replace('"merges": []', merges))
+
+
+def _with_vocab(folder):
+    entries = ",".join(f'"{i:x}":{i}' for i in range(4_300_000))
+    (folder / "vocab.json").write_text(f"{{{entries}}}")
+    (folder / "merges.txt").write_text("")
+
+
+def _with_lines_of_merges(folder):
+    (folder / "vocab.json").write_text(json.dumps(ALPHABET))
+    (folder / "merges.txt").write_text("a b\n" * 3_000_000)
+
+
+def _with_ranks(folder):
+    (folder / "tiktoken.model").write_text("YQ== 1\n" * 3_000_000)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "TikTokenTokenizer"}')
+
+
+def _with_world(folder):
+    (folder / "rwkv_vocab_v1.txt").write_text("1 'a' 1\n" * 3_000_000)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [_with_values, _with_merges, _with_vocab, _with_lines_of_merges, _with_ranks, _with_world],
+)
+def test_files_of_too_many_values_are_not_read(write, tmp_path):
+    write(tmp_path)
+    with pytest.raises(ModelError, match=r"has \d+ (values|lines); at most"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("write", [_with_values, _with_vocab])
+def test_end_tokens_are_not_read_from_files_of_too_many_values(write, tmp_path):
+    write(tmp_path)
+    with pytest.raises(ModelError, match=r"has \d+ values; at most"):
+        end_ids((), tmp_path, 512)
+
+
+def test_long_tokens_are_refused_as_responses_consist_of_them(tmp_path):
+    vocab = {**ALPHABET, "u" * 1025: 256}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(ModelError, match="tokens of up to 1025 characters; at most"):
+        Tokenizer.load(tmp_path)
+
+
+def test_control_tokens_that_take_long_to_search_are_refused(tmp_path):
+    many = [added(256 + i, f"<{i:01000}>", special=True) for i in range(2100)]
+    folder = written(tmp_path / "model", {"added_tokens": many})
+    assert "the added tokens together" in why_limited(folder)
+    loaded = Tokenizer.load(folder)
+    with pytest.raises(ModelError, match=r"have \d+ characters together; at most"):
+        loaded.prepare_masks()
 
 
 def test_the_members_of_the_table_are_what_the_library_reads(tmp_path):

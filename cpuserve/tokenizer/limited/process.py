@@ -34,7 +34,7 @@ from cpuserve.tokenizer.limited.wire import (
     packed_tokens,
 )
 from cpuserve.tokenizer.masks import Masks, PlainCore
-from cpuserve.tokenizer.parts import Parts, reason_of
+from cpuserve.tokenizer.parts import Parts, check_vocabulary, reason_of
 
 # Every text has some of these: a letter, a space, a digit, a character of two bytes, of four bytes.
 TRIED = "a b 1\n\u00e9\U0001f600"
@@ -52,6 +52,7 @@ class _Loaded:
         """Load a tokenizer, or keep the error message."""
         try:
             parts = directory_parts(path)
+            check_vocabulary(parts.core)
             coder = self.coder = LibraryCoder(parts.core, parts.scheme)
             coder.encode(TRIED, add_special_tokens=True, unlocked=False)
         except (KeyboardInterrupt, SystemExit):
