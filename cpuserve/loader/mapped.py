@@ -75,6 +75,14 @@ def read_small(path: Path, what: str, max_bytes: int) -> bytes:
         raise ModelError(msg) from error
 
 
+def most_values(data: bytes) -> int:
+    """Return a number that a JSON text has no more values than, without reading it.
+
+    Python needs up to 150 bytes for each value, which may have two bytes in the text.
+    """
+    return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
 class MappedFile:
     """A read-only mapping of one weight file.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.mapped import AnyFile, MappedFile, read_small, regular_file
+from cpuserve.loader.mapped import AnyFile, MappedFile, most_values, read_small, regular_file
 from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.quant.stored import StoredTensor
@@ -36,6 +36,7 @@ MAX_INDEX_BYTES = 100_000_000
 MAX_FILE_TENSORS = 1 << 17
 MAX_TENSORS = 1 << 19
 MAX_DIMS = 8
+MAX_VALUES = 1 << 21  # of a header or an index: a tensor has some 10
 _OFFSETS = b'"data_offsets"'  # each tensor has this key, without escapes
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
@@ -84,6 +85,8 @@ class SafetensorsFile:
             self._fail("the header is not a JSON object")
         if (count := header.count(_OFFSETS)) > MAX_FILE_TENSORS:
             self._fail(f"its header has {count} tensors; at most {MAX_FILE_TENSORS} are accepted")
+        if (count := most_values(header)) > MAX_VALUES:
+            self._fail(f"its header has {count} values; at most {MAX_VALUES} are accepted")
         try:
             entries = json.loads(header, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
@@ -270,8 +273,12 @@ def _weight_map(directory: Path) -> dict[str, str]:
     """Return {tensor name: file name} of the index; ModelError for a file outside the directory."""
     path = directory / INDEX
     check_file(directory, path)
+    data = read_small(path, "index", MAX_INDEX_BYTES)
+    if (count := most_values(data)) > MAX_VALUES:
+        msg = f"{path} has {count} values; at most {MAX_VALUES} are accepted"
+        raise ModelError(msg)
     try:
-        index = json.loads(read_small(path, "index", MAX_INDEX_BYTES), object_pairs_hook=_unique)
+        index = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         msg = f"{path} is not valid JSON: {error}"
         raise ModelError(msg) from error

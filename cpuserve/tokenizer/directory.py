@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import find_model, read_json
-from cpuserve.loader.mapped import read_small
+from cpuserve.loader.mapped import most_values, read_small
 from cpuserve.loader.pooling import lowers_case, prompts_of
 from cpuserve.tokenizer.parts import (
     Parts,
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.vocabulary import Vocabulary
 
 MAX_TOKENIZER_BYTES = 200_000_000
-# Python needs up to 150 bytes for each value. XLM-V's million of pieces has 2.7 million values.
-MAX_VALUES = 1 << 22
+MAX_VALUES = 1 << 22  # XLM-V's million of pieces has 2.7 million values
 MAX_LINES = 1 << 21  # of merges and of tokens: Gemma has 514,906 merges
 MAX_TEMPLATE_BYTES = 1_000_000
 TEMPLATE_FOLDER = "additional_chat_templates"
@@ -102,8 +101,7 @@ def why_limited(path: Path) -> str | None:
 def read_values(path: Path, what: str) -> bytes:
     """Return the content of a JSON file of a tokenizer; ModelError if it has too many values."""
     data = read_small(path, what, MAX_TOKENIZER_BYTES)
-    number = data.count(b",") + data.count(b"[") + data.count(b"{")
-    _check_number(path, what, number, MAX_VALUES, "values")
+    _check_number(path, what, most_values(data), MAX_VALUES, "values")
     return data
 
 

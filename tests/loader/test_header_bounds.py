@@ -42,6 +42,23 @@ def test_entries_that_are_no_tensors_are_counted_too(tmp_path):
         SafetensorsFile(path)
 
 
+@pytest.mark.parametrize("values", ["[[],@0]", "{@}"])
+def test_a_header_of_millions_of_values_is_refused_before_it_is_read(values, tmp_path):
+    each = "[]," if "[]" in values else '"":0,'
+    header = f'{{"__metadata__":{values.replace("@", each * 3_000_000)}}}'.encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ModelError, match=r"has [36]\d+ values; at most"):
+        SafetensorsFile(path)
+
+
+def test_an_index_of_millions_of_values_is_refused_before_it_is_read(tmp_path):
+    text = f'{{"weight_map":{{}},"x":[{"[]," * 3_000_000}0]}}'
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError, match=r"has 6\d+ values; at most"):
+        SafetensorsStore(tmp_path)
+
+
 def test_a_tensor_of_a_million_dimensions_is_refused(tmp_path):
     shape = {**EMPTY, "shape": [2**62] * 1_000_000}
     path = safetensors(tmp_path / "model.safetensors", {"t": shape})
