@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from cpuserve.core.pictures import Picture
 from cpuserve.core.request import Request
 from cpuserve.core.step import SeqChunk
+from cpuserve.core.tower_turns import TowerTurns
 from cpuserve.ids import RequestId
 
 # How many pictures may have patches here at least: the one that is encoded, and the next one.
@@ -28,6 +29,7 @@ MOST_PATCHES = 2
 class WantedPicture:
     """A picture that is not encoded. requests: the requests that wait for it, and its index there.
 
+    callers: the caller of each of these requests.
     patches: its pixels, None = they have not come.
     asked: the request that has been asked for them; None = nobody.
     stored: whether its rows are on disk, so that nobody needs its pixels.
@@ -37,6 +39,7 @@ class WantedPicture:
     key: bytes
     picture: Picture
     requests: dict[RequestId, int] = field(default_factory=dict)
+    callers: dict[RequestId, str] = field(default_factory=dict)
     patches: bytes | None = None
     asked: RequestId | None = None
     stored: bool = False
@@ -58,7 +61,8 @@ class EncodedPictures:
       all of them, from the first token on that has to run.
     queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
     num_spans: how many steps had a picture that was longer than their time or share of tokens.
-    wanted: the pictures that are not encoded, in the order of their encoding.
+    wanted: the pictures that are not encoded, in the order of arrival; for the order of their
+      encoding see TowerTurns.
     is_stored: returns whether the rows of a picture are on disk.
     blocked: the requests that wait for one of them. Steps without pictures
       look only at `wanted` and `blocked`, which are then empty, and call no method.
@@ -82,6 +86,7 @@ class EncodedPictures:
         self._held: dict[RequestId, bytes] = {}
         self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
         self._running: list[WantedPicture] = []
+        self._turns = TowerTurns()
         self._took_turn = False
 
     # --- for the scheduler --------------------------------------------------------------------
@@ -101,7 +106,7 @@ class EncodedPictures:
             self._held.setdefault(number, key)
             self._count(number, run.index, is_hit=key in self._encoded)
             if key not in self._encoded:
-                self._want(number, run.index, key, picture)
+                self._want(request, run.index, key, picture)
                 if run.begin == start:
                     self.blocked.add(number)
                 return run.begin - start
@@ -194,7 +199,7 @@ class EncodedPictures:
         """Return (request, index) of each picture, if its patches are to be sent now."""
         found: list[tuple[RequestId, int]] = []
         patches = 0
-        for count, wanted in enumerate(self.wanted.values()):
+        for count, wanted in enumerate(self._in_turns()):
             patches += wanted.picture.num_patches
             if count >= MOST_PATCHES and patches > 2 * self._together:
                 break
@@ -216,7 +221,7 @@ class EncodedPictures:
         `refused`, but a picture leaves it if nobody waits for it any more.
         """
         patches = 0
-        for wanted in () if self._running else list(self.wanted.values()):
+        for wanted in () if self._running else list(self._in_turns()):
             patches += wanted.picture.num_patches
             if self._running and patches > self._together:
                 break
@@ -230,6 +235,8 @@ class EncodedPictures:
         """Record that the rows of a picture of `next()` are in the media buffer."""
         self._encoded[wanted.key] = wanted.rows
         self._running.remove(wanted)
+        for caller in {*wanted.callers.values()}:
+            self._turns.encoded(caller, wanted.picture.num_patches)
         self._close(wanted)
 
     def lost(self, wanted: WantedPicture) -> None:
@@ -251,21 +258,35 @@ class EncodedPictures:
             self.queries += 1
             self.hits += is_hit
 
-    def _want(self, request: RequestId, index: int, key: bytes, picture: Picture) -> None:
-        if self._picture_of.get(request) != key:
-            self._stop_waiting(request)
+    def _in_turns(self) -> Iterable[WantedPicture]:
+        """The wanted pictures in the order in which they are to be encoded."""
+        pictures = self.wanted.values()
+        callers = ({*each.callers.values()} for each in pictures)
+        sizes = (each.picture.num_patches for each in pictures)
+        return self._turns.order(zip(pictures, sizes, callers, strict=True))
+
+    def _want(self, request: Request, index: int, key: bytes, picture: Picture) -> None:
+        number, caller = request.id, request.params.caller
+        if self._picture_of.get(number) == key:
+            self.wanted[key].requests[number] = index
+            return
+        self._stop_waiting(number)
+        waiting = {name for each in self.wanted.values() for name in each.callers.values()}
+        if caller not in waiting:
+            self._turns.came(caller, waiting)
         if key not in self.wanted:
             stored = self.is_stored(picture)
             self.wanted[key] = WantedPicture(key, picture, patches=picture.patches, stored=stored)
-        self._picture_of[request] = key
-        self.wanted[key].requests[request] = index
+        self._picture_of[number] = key
+        self.wanted[key].requests[number] = index
+        self.wanted[key].callers[number] = caller
 
     def _stop_waiting(self, request: RequestId) -> None:
         self.blocked.discard(request)
         wanted = self.wanted.get(self._picture_of.pop(request, b""))
         if wanted is None:
             return
-        del wanted.requests[request]
+        del wanted.requests[request], wanted.callers[request]
         if not wanted.requests:
             self._give_back(wanted)
             del self.wanted[wanted.key]

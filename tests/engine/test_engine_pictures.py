@@ -219,6 +219,29 @@ def test_small_pictures_of_several_callers_are_encoded_together():
     assert core.encoder.num_encoded == 7
 
 
+def test_a_picture_of_a_modest_caller_is_encoded_before_many_of_a_greedy_one():
+    """In the order of arrival, it would wait for the pictures of all requests of the other."""
+    core, _ = make(FakeTower(together=10, rows_a_slice=1), media_rows=40)
+    for number in range(4):
+        add(core, number, *prompt_with(7, (number + 1, 11), 4), caller="greedy")
+    while len(core.scheduler.pictures.wanted) < 4:
+        turn(core)
+    add(core, 4, *prompt_with(7, (5, 3), 4), caller="modest")
+    found = run(core)
+    assert len(found) == 5
+    assert list(found).index(4) <= 1, "it waits for the picture that is encoded, and no other"
+    # Its next one is in turn as well, and a picture that both want is encoded once.
+    both = prompt_with(7, (9, 11), 4)
+    for number in range(5, 9):
+        shown = prompt_with(8, (number + 6, 11), 4) if number < 8 else both
+        add(core, number, *shown, caller="greedy")
+    while len(core.scheduler.pictures.wanted) < 4:
+        turn(core)
+    add(core, 9, *both, caller="modest")
+    found = run(core)
+    assert max(list(found).index(number) for number in (8, 9)) <= 2
+
+
 def test_a_large_picture_is_encoded_alone():
     core, tower = make(FakeTower(together=10), media_rows=40)
     for number, count in enumerate((11, 3, 11, 4, 4)):
