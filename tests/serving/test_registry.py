@@ -6,7 +6,13 @@ import errno
 import pytest
 
 from cpuserve.errors import ModelError, NotFound, ServiceUnavailable, TooLittleMemory
-from cpuserve.serving.models.registry import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelRegistry
+from cpuserve.serving.models.preset import Preset
+from cpuserve.serving.models.registry import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MAX_CREATED_LOADED,
+    ModelRegistry,
+)
 from tests.api.fakes import FakeEngine, make_context
 
 GIB = 1 << 30
@@ -95,6 +101,17 @@ def test_the_first_model_answers_for_no_name_and_for_its_own():
     ]  # fmt: skip
     assert machine.log == []
     assert registry.names == ("tiny", "alias", "b")
+
+
+def test_created_models_have_a_bounded_number_of_engines():
+    machine = Machine(100)
+    registry = machine.registry("b")
+    names = [f"made-{i}" for i in range(MAX_CREATED_LOADED + 2)]
+    for name in names:
+        registry.create_with(name, Preset(), Loader(machine, name), name)
+    found(registry, "b", *names)
+    assert [entry[1] for entry in machine.log if entry[0] == "unload"] == names[:2]
+    assert registry.is_loaded("b")  # a model of the start does not make room for them
 
 
 def test_a_model_is_loaded_when_it_is_named_and_stays():

@@ -5,14 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,6 +31,7 @@ log = get_logger("serve")
 
 # Seconds until a load that failed is tried again; they double after each failure.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+MAX_CREATED_LOADED = 16  # engines of created models: each has a process
 # The longest name of a model in a request, if the first model serves every name (ANY_NAME).
 MAX_NAME = 256
 # Clients of Hugging Face that were given only an address send one of these as the model,
@@ -460,6 +454,9 @@ class ModelRegistry:
         async with self._lock:
             await slot.unload()  # the engine of the slot may have ended
             while True:
+                if slot.key and self._has_most_created():
+                    msg = f"{MAX_CREATED_LOADED} created models are loaded, which is the most"
+                    await self._make_room(slot, TooLittleMemory(msg), created=True)
                 promised = sum(context.kv_bytes for context in self.loaded())
                 try:
                     context = await slot.loader.load(promised)
@@ -480,11 +477,19 @@ class ModelRegistry:
                     log.info("model %s is loaded", name)
                     return context
 
-    async def _make_room(self, slot: _Slot, error: TooLittleMemory) -> None:
+    def _has_most_created(self) -> bool:
+        loaded = [other for other in self._all() if other.key and other.holds_room]
+        return len(loaded) >= MAX_CREATED_LOADED
+
+    async def _make_room(
+        self, slot: _Slot, error: TooLittleMemory, *, created: bool = False
+    ) -> None:
         """Unload an idle model to free memory; ServiceUnavailable if none becomes idle in time."""
         name = slot.loader.name
         deadline = self._clock() + self._idleness.room_s
-        while loaded := [other for other in self._all() if other.holds_room]:
+        while loaded := [
+            other for other in self._all() if other.holds_room and (other.key or not created)
+        ]:
             self._released.clear()
             if idle := [other for other in loaded if other.is_idle()]:
                 oldest = min(idle, key=lambda other: other.used)
