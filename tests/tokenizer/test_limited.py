@@ -1,5 +1,6 @@
 """A tokenizer.json that may take much time or memory is used in processes with limits."""
 
+import asyncio
 import json
 import resource
 import threading
@@ -13,6 +14,7 @@ from cpuserve.limited.child import address_space
 from cpuserve.tokenizer.directory import why_limited
 from cpuserve.tokenizer.ends import end_ids
 from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.api.fakes import make_context
 from tests.helpers.depth import deep_but
 from tests.helpers.hostile_tokenizers import (
     ALPHABET,
@@ -144,6 +146,15 @@ def test_a_process_that_was_killed_is_started_again(tmp_path):
     server.close()
     assert limited.encode("hi 12") == ids
     assert limited._coder._processes.server is not server
+
+
+def test_a_model_that_is_unloaded_leaves_no_process_of_its_tokenizer(tmp_path):
+    limited = Tokenizer.load(written(tmp_path / "model", HOSTILE["an unknown expression"][0]))
+    server = limited._coder._processes.server
+    context = make_context()
+    context.tokenizer = limited
+    asyncio.run(context.close())
+    assert not server.alive
 
 
 def test_a_file_of_200_mb_is_not_read(tmp_path):

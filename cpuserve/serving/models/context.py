@@ -169,8 +169,10 @@ class ModelContext:
         self.ready = True
 
     async def close(self) -> None:
-        """End the engines, and write the responses that wait for the disk."""
+        """End the engines and processes, and write the responses that wait for the disk."""
         await self.client.close()
+        if self.tokenizer is not None:  # it may have processes of its own (tokenizer/limited)
+            await asyncio.to_thread(self.tokenizer.unload)
         if self.kept is not None:
             await self.kept.close()
 
