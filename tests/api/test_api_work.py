@@ -123,6 +123,10 @@ async def test_background_responses_that_fail_give_all_back(tmp_path, error, str
         script.go.set()
         assert (await sent).status_code == 200
         await until(lambda: not budgets(server, use))
+        # A client that polls would wait for ever for another status.
+        (entry,) = server.state.stored._entries.values()
+        found = (await http.get(f"{RESPONSES}/{entry.id}")).json()
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
 
 
 @in_loop

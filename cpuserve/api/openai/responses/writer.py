@@ -142,7 +142,8 @@ class ResponseWriter:
     def failed(self, error: BaseException) -> bytes:
         """Return the SSE event for an error after the stream has begun."""
         failure = ResponseError(_cause(error), public_message(error))
-        if not self._num_frames:  # the client got only pings, and no response.created
+        if not (self._num_frames or self._response.background):
+            # The client got only pings, and no response.created.
             return self._frame("error", code=failure.code, message=failure.message, param=None)
         told = {"status": "failed", "error": failure, "output": self._output}
         self.final = msgspec.structs.replace(self._response, **told)
