@@ -23,10 +23,11 @@ def load_tokenizer(
         ModelError: there is no tokenizer, or `chat_template` is a file that does not exist.
     """
     tokenizer = Tokenizer.load(Path(path))
-    source, tool_source = tokenizer.chat_template, tokenizer.tool_template
-    if chat_template is not None:
-        source, tool_source = template_source(chat_template), None
-    template = ChatTemplate(source, tokenizer, tool_source, parses_messages=parses_messages)
+    with tokenizer.unloaded_on_error():
+        source, tool_source = tokenizer.chat_template, tokenizer.tool_template
+        if chat_template is not None:
+            source, tool_source = template_source(chat_template), None
+        template = ChatTemplate(source, tokenizer, tool_source, parses_messages=parses_messages)
     return tokenizer, template
 
 

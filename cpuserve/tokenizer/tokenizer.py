@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -68,8 +69,18 @@ class Tokenizer:
         path = find_tokenizer(Path(path))
         made = cls(_parts(path), lambda: _parts(path))
         if made.waits:  # later uses, on an event loop, must not wait
-            _ = made._around, made.around_nothing
+            with made.unloaded_on_error():
+                _ = made._around, made.around_nothing
         return made
+
+    @contextmanager
+    def unloaded_on_error(self) -> Iterator[None]:
+        """Free the vocabulary, and end its processes, if the block raises an error."""
+        try:
+            yield
+        except BaseException:
+            self.unload()
+            raise
 
     @property
     def _coder(self) -> Coder:

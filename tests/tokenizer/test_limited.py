@@ -11,8 +11,11 @@ import pytest
 
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.limited.child import address_space
+from cpuserve.limited.server import ForkServer
 from cpuserve.tokenizer.directory import why_limited
 from cpuserve.tokenizer.ends import end_ids
+from cpuserve.tokenizer.limited import client
+from cpuserve.tokenizer.load import load_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import make_context
 from tests.helpers.depth import deep_but
@@ -155,6 +158,28 @@ def test_a_model_that_is_unloaded_leaves_no_process_of_its_tokenizer(tmp_path):
     context.tokenizer = limited
     asyncio.run(context.close())
     assert not server.alive
+
+
+def test_a_model_that_does_not_start_leaves_no_process_of_its_tokenizer(tmp_path, monkeypatch):
+    started = []
+
+    def start(*args):
+        started.append(ForkServer(*args))
+        return started[-1]
+
+    monkeypatch.setattr(client, "ForkServer", start)
+    members = {
+        "searched for long": {"added_tokens": [
+            added(256 + i, f"<{i:01000}>", special=True) for i in range(2100)
+        ]},
+        "broken": HOSTILE["no object"][0],
+    }  # fmt: skip
+    errors = []  # their tracebacks have the tokenizer, as those of failed loads
+    for name, member in members.items():
+        with pytest.raises(ModelError) as refused:
+            load_tokenizer(str(written(tmp_path / name, member)), "{{ messages }}")
+        errors.append(refused.value)
+    assert [server.alive for server in started] == [False, False]
 
 
 def test_a_file_of_200_mb_is_not_read(tmp_path):

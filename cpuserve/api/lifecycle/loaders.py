@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.tools.learn import LearnedFormat
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
 class ModelLoader:
@@ -76,11 +79,10 @@ class ModelLoader:
             preparing = in_background(lambda: self._prepared(promised_bytes))
             prepared = await asyncio.wrap_future(preparing)
         client = self._start(prepared)
+        config = prepared.resolved.config
+        texts = asyncio.create_task(asyncio.to_thread(load_texts, config))
         try:
-            config = prepared.resolved.config
-            loaded, _ = await asyncio.gather(
-                asyncio.to_thread(load_texts, config), client.wait_ready()
-            )
+            loaded, _ = await asyncio.gather(texts, client.wait_ready())
             configs, platform = prepared.resolved.replicas, prepared.platform
             kv_bytes = kv_cache_bytes(prepared)
             details = details_of(prepared)
@@ -91,6 +93,7 @@ class ModelLoader:
             context.set_ready(*loaded)
             self._sources = config.sources
         except BaseException:
+            texts.add_done_callback(_unload)
             await client.close()
             raise
 
@@ -110,6 +113,12 @@ class ModelLoader:
         with on_cpus(self._spare.cpus):
             restart = self._options.engine_restart
             return start_engines(prepared.resolved, _quietly, restart=restart, spare=self._spare)
+
+
+def _unload(texts: asyncio.Task[tuple[Tokenizer, ChatTemplate, LearnedFormat]]) -> None:
+    """End the processes of the tokenizer of a model that does not start (tokenizer/limited)."""
+    if not texts.cancelled() and texts.exception() is None:
+        texts.result()[0].unload()
 
 
 def _quietly(_progress: StageProgress) -> None:

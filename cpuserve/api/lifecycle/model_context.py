@@ -146,7 +146,7 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     yield_to_streams(TOKENIZING)
     parses = config.control_tokens_in_messages
     tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template, parses)
-    with learning():
+    with tokenizer.unloaded_on_error(), learning():
         fault = template.fault() if config.pooling == "none" else None
         if fault is not None:
             log.warning("%s: %s", config.served_model_names[0], fault)

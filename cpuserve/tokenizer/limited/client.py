@@ -146,6 +146,9 @@ class LimitedCoder:
             fork, self.description = self._started()
         except (OSError, _Lost) as error:
             raise self._not_loaded(error) from None
+        except BaseException:
+            self._processes.end()
+            raise
         self._put_back(fork, keep=True)
         self._ids = {text: i for i, text in self.description.texts.items()} | self.description.ids
 
