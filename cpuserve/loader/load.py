@@ -218,11 +218,12 @@ def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None 
 
     tensors: a function that returns the opened tensors of the directory.
     """
-    from cpuserve.quant.packed import PackedWeights
-
     weights = quantized_weights(path, config, tensors)
-    if isinstance(weights, PackedWeights):
-        return weights.packed_bytes()
+    if weights is not None:
+        from cpuserve.quant.packed import PackedWeights
+
+        if isinstance(weights, PackedWeights):
+            return weights.packed_bytes()
     files = sum(regular_file(file, "model file").st_size for file in path.glob("*.safetensors"))
     return files + _typed_bytes(path, config, tensors)
 
@@ -250,10 +251,8 @@ def stored_format(
     if weights is None:
         method = quant_method(config)
         return None if method == "dense" else method, False
-    matrices = (name for name in weights.names() if name.endswith("weight"))
-    return quant_method(config), any(
-        takes_two_terms(weights.kind(name, "float32")) for name in matrices
-    )
+    kinds = (weights.kind(name, "float32") for name in weights.names())
+    return quant_method(config), any(map(takes_two_terms, kinds))
 
 
 def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:

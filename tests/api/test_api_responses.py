@@ -421,7 +421,7 @@ def test_tools_that_nobody_here_can_run_count_as_none_if_none_may_be_called(none
     [
         ({"type": "text"}, {"type": "text"}),
         ({"type": "json_object"}, {"type": "json_object"}),
-        (FORM, {"type": "json_schema", "json_schema": FORM}),
+        (FORM, {"type": "json_schema", "json_schema": {k: FORM[k] for k in FORM if k != "type"}}),
     ],
     ids=lambda form: form["type"],
 )

@@ -16,6 +16,7 @@ from cpuserve.errors import NotServing
 from cpuserve.media.decoding.client import MODULE as PICTURES_MODULE
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.metrics.processes import Processes
+from cpuserve.tokenizer.limited.client import MODULE as TOKENIZERS_MODULE
 from cpuserve.tokenizer.rendering.client import MODULE as RENDERING_MODULE
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _ROLES = {
     GRAMMARS_MODULE: "grammars",
     RENDERING_MODULE: "templates",
     PICTURES_MODULE: "pictures",
+    TOKENIZERS_MODULE: "tokenizers",
 }
 DAMAGED = (
     "The model's weights are damaged: none of the last steps computed a finite number. "
