@@ -273,7 +273,7 @@ MESSAGE = {"role": "user", "content": "hi", "x": NEEDLES}
 OF_CHAT = {"messages": [MESSAGE], "prompt": "hi", "tools": []}
 OF_RESPONSES = {
     "input": [MESSAGE],
-    "text": {"format": {"type": "text", "x": NEEDLES}},
+    "text": {"format": {"type": "text", "description": NEEDLE}},
     "tools": [{"type": "function", "name": "f", "parameters": {NEEDLE: NEEDLES}}],
     "tool_choice": "none",
 }
