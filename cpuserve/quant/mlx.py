@@ -1,4 +1,4 @@
-"""MLX directories (mlx-community): codes of 2 to 8 bits with scales and biases, MXFP4, MXFP8 and NVFP4.
+"""MLX directories: codes of 2 to 8 bits with scales and biases, MXFP4, MXFP8, NVFP4.
 
 A matrix of n outputs and k inputs is stored as weight uint32 [n, k * bits / 32]
 (codes of consecutive inputs, lowest bits first), scales [n, groups] and biases [n, groups];
