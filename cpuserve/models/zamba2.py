@@ -180,6 +180,9 @@ def _read_blocks(config: Mapping[str, Any], layers: int, *, own: bool) -> tuple[
     hybrids = [i for i, kind in enumerate(kinds) if kind == HYBRID]
     if not hybrids:
         refuse("layers_block_type", kinds, f"a list with at least one {HYBRID}")
+    order = config.get("hybrid_layer_ids")
+    if order is not None and order != hybrids:
+        refuse("hybrid_layer_ids", order, f"{hybrids}, as in layers_block_type")
     count = len(hybrids) if own else read_int(config, "num_mem_blocks", 1, high=4096)
     owners = {i: hybrids[n % count] for n, i in enumerate(hybrids)}
     return tuple(owners.get(i, -1) for i in range(layers))

@@ -25,6 +25,10 @@ OTHERWISE = {
     "does not read the key",
     "rope_theta": "transformers 5 takes the default of rope_parameters before it, 4 did not",
 }
+OF_FAMILIES = {
+    ("dbrx", "rope_theta"): "published files have it in attn_config, where transformers 5 does "
+    "not look",
+}
 # Families with different layers and keys.
 FEW = ("llama", "bert", "modernbert-decoder")
 
@@ -39,6 +43,7 @@ def test_each_changed_key_changes_the_results_as_in_transformers_or_is_refused(f
         where: told
         for where, told in outcomes.items()
         if told.startswith("DIFFERENT")
+        and (family, where[0]) not in OF_FAMILIES
         and not (where[0].rpartition(".")[2] in OTHERWISE and ", theirs moved 0," in told)
     }
     assert not wrong
