@@ -17,7 +17,7 @@ class Bamba:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Bamba config; half of a head is rotated in all models."""
+        """Return the hyperparameters in a Bamba config; usually half of a head is rotated."""
         layers = read_int(config, "num_hidden_layers", high=4096)
         listed = config.get("attn_layer_indices") or []
         if not isinstance(listed, list) or not all(type(i) is int for i in listed):
@@ -25,15 +25,12 @@ class Bamba:
         extra: dict[str, object] = {"attends": tuple(i in listed for i in range(layers))}
         extra["mamba"] = read_mamba2({"rms_norm_eps": 1e-5, **config})
         bias = read_bool(config, "attention_bias", False)
-        ropes = config.get("rope_parameters")
-        half = {**ropes, "partial_rotary_factor": 0.5} if isinstance(ropes, Mapping) else ropes
         return read_decoder(
             {
                 "rms_norm_eps": 1e-5,
                 "num_key_value_heads": 8,
                 **config,
-                "partial_rotary_factor": 0.5,
-                "rope_parameters": half,
+                "partial_rotary_factor": 0.5,  # rope_parameters may have another one
             },
             positions=262144,
             qkv_bias=bias,
