@@ -8,6 +8,7 @@ this one, and packages for the scripts of the checkout that have tests.
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -174,6 +175,19 @@ def pytest_configure() -> None:
             "(CONTRIBUTING.md)."
         )
         raise pytest.UsageError(msg) from None
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    """Undo what a command in this process does to the loggers: its streams end with the test."""
+    root, ours = logging.getLogger(), logging.getLogger("cpuserve")
+    handlers, level, propagate = ours.handlers[:], ours.level, ours.propagate
+    yield
+    added = [each for each in ours.handlers if each not in handlers]
+    for handler in added:
+        root.removeHandler(handler)
+    ours.handlers, ours.propagate = handlers, propagate
+    ours.setLevel(level)  # also empties the caches of the loggers below
 
 
 @pytest.fixture(scope="session")

@@ -130,12 +130,12 @@ def test_a_leak_of_ten_bytes_a_request_is_found_and_noise_alone_is_none():
 def test_every_thread_of_the_front_end_is_explained_by_its_name():
     known = [name for name, most in THREADS.items() for _ in range(most)]
     assert Inside(known, 0, 0).strange_threads == []
-    assert THREADS["cpuserve-render_"] == 4
+    assert THREADS["cpuserve-render_"] == 7
     assert Inside([*known, ""], 0, 0).strange_threads == [
         f"{TOKENIZING + 1} threads without a name, at most {TOKENIZING}"
     ]
-    assert Inside(["cpuserve-render-large_0"] * 3, 0, 0).strange_threads == [
-        "3 threads 'cpuserve-render-large_0', at most 2"
+    assert Inside(["cpuserve-render-large_0"] * 4, 0, 0).strange_threads == [
+        "4 threads 'cpuserve-render-large_0', at most 3"
     ]
     assert Inside(["OpenBLAS", "MainThread"], 0, 0).strange_threads == [
         "1 threads 'OpenBLAS', at most 0"
