@@ -31,6 +31,7 @@ _TIME = r"^\d{4}(-\d\d){2} \d\d(:\d\d){2}"
 QUIET = (
     rf"{_TIME} (DEBUG|INFO) |{_TIME} WARNING (request \w+ from 127.0.0.1: .*: 50[37] |"
     r"\d+ further lines like those before were left out)"
+    r"|^  roofline +\S|^ {12}"  # the banner's last line, once the engine is idle
 )
 CANARY = {"prompt": [11, 12, 13], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 ENGINE, GRAMMARS, TEMPLATES, PICTURES = "engine", "grammars", "templates", "pictures"
