@@ -189,7 +189,7 @@ def test_a_folder_of_scans_becomes_markdown(server, model, tmp_path):
 
 
 def test_a_plain_prompt_of_ollama_has_pictures(server, model):
-    parts = [QUESTION, SEVERAL[0]]
+    parts = [SEVERAL[0], QUESTION]  # Ollama shows pictures before the text
     reply = server.post(
         "/api/generate",
         model="m",

@@ -188,7 +188,7 @@ class Grammars:
         self._num_grammars += 1
         grammar = _Grammar(self._num_grammars, key, salt)
         self._known[grammar.place] = grammar
-        if len(self._threads) < AT_A_TIME:
+        while len(self._threads) < AT_A_TIME:  # all at once, so that their number is steady
             name = f"cpuserve-grammars-{len(self._threads)}"
             thread = threading.Thread(target=self._run_queue, name=name, daemon=True)
             thread.start()
