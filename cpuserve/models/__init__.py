@@ -195,9 +195,9 @@ def _check_shared(config: Mapping[str, Any], architecture: str, spec: ModelSpec)
 def _check_ropes(config: Mapping[str, Any]) -> None:
     """Raise ModelError if rope_scaling, which goes before, and rope_parameters say other things."""
     scaling, parameters = (read_object(config, key) for key in ("rope_scaling", "rope_parameters"))
-    # Parameters by kind of layer (GGUF): rope_scaling is for those with full attention.
-    by_kind = any(isinstance(value, Mapping) for value in parameters.values())
-    if not scaling or not parameters or by_kind:
+    # Configs of GGUF files have parameters by kind of layer, or some beside those of rope_scaling.
+    whole = "rope_type" in parameters or "type" in parameters
+    if not scaling or not whole or any(isinstance(v, Mapping) for v in parameters.values()):
         return
     kinds = {rope.get("rope_type", rope.get("type", "default")) for rope in (scaling, parameters)}
     outside = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
