@@ -276,7 +276,8 @@ class Mamba2(Op, frozen=True):
 
         from cpuserve.program.reference.recurrent import Mamba2Weights
 
-        rates = torch.from_numpy(self._rates(lambda name: at.vector(name).numpy()))
+        # Not _rates: the reference is independent of it, and may compute in fp64.
+        rates = -(torch.tensor(self.slopes) if self.a_log is None else at.vector(self.a_log).exp())
         dt, d = torch.ones(len(x), self.heads), torch.zeros(self.heads)
         if steps is not None and self.dt_bias is not None and self.d is not None:
             raw = steps[:, self.column : self.column + self.heads] + at.vector(self.dt_bias)
