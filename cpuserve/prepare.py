@@ -416,7 +416,13 @@ def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None, bool]:
     """
     path, file = files.path, files.gguf
     if file is None:
-        from cpuserve.loader.load import packed_size, quant_method, read_config, stored_format
+        from cpuserve.loader.load import (
+            packed_size,
+            quant_method,
+            quantization_of,
+            quantized_weights,
+            read_config,
+        )
 
         config = read_config(path)
         if files.has_safetensors and _tied(config):
@@ -425,8 +431,9 @@ def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None, bool]:
 
             weights = open_weights(quant_method(config), files.safetensors, config)
             config = with_own_head(config, weights)
-        size = packed_size(path, config, lambda: files.safetensors)
-        return config, size, *stored_format(path, config, lambda: files.safetensors)
+        quantized = quantized_weights(path, config, lambda: files.safetensors)
+        size = packed_size(path, config, lambda: files.safetensors, quantized)
+        return config, size, *quantization_of(config, quantized)
     from cpuserve.loader.gguf.mmproj import add_mmproj
     from cpuserve.loader.gguf.model import bytes_in_memory, gguf_config
 

@@ -210,15 +210,21 @@ def find_model(path: Path) -> Path:
     return first_part(path)
 
 
-def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None = None) -> int:
+def packed_size(
+    path: Path,
+    config: dict[str, Any],
+    tensors: OpenTensors | None = None,
+    weights: Weights | None = None,
+) -> int:
     """Return the bytes of a directory's tensors after packing, without quantization at load.
 
     Formats without kernels count with their size after conversion.
     For an unknown format, the size of the files is returned.
 
     tensors: a function that returns the opened tensors of the directory.
+    weights: its `quantized_weights`, if they are open.
     """
-    weights = quantized_weights(path, config, tensors)
+    weights = weights or quantized_weights(path, config, tensors)
     if weights is not None:
         from cpuserve.quant.packed import PackedWeights
 
@@ -243,16 +249,16 @@ def quantized_weights(
     return open_format(tensors() if tensors else SafetensorsStore(path), config)
 
 
-def stored_format(
-    path: Path, config: dict[str, Any], tensors: OpenTensors
-) -> tuple[str | None, bool]:
-    """Return (quantization, two_terms) of a directory, as in `ModelFacts`."""
-    weights = quantized_weights(path, config, tensors)
+def quantization_of(config: dict[str, Any], weights: Weights | None) -> tuple[str | None, bool]:
+    """Return (quantization, two_terms) of a directory, as in `ModelFacts`.
+
+    weights: its `quantized_weights`.
+    """
+    method = quant_method(config)
     if weights is None:
-        method = quant_method(config)
         return None if method == "dense" else method, False
     kinds = (weights.kind(name, "float32") for name in weights.names())
-    return quant_method(config), any(map(takes_two_terms, kinds))
+    return method, any(map(takes_two_terms, kinds))
 
 
 def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:
