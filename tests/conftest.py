@@ -181,13 +181,25 @@ def pytest_configure() -> None:
 def loggers_as_they_were():
     """Undo what a command in this process does to the loggers: its streams end with the test."""
     root, ours = logging.getLogger(), logging.getLogger("cpuserve")
-    handlers, level, propagate = ours.handlers[:], ours.level, ours.propagate
+    handlers, propagate, levels = ours.handlers[:], ours.propagate, _levels()
     yield
-    added = [each for each in ours.handlers if each not in handlers]
-    for handler in added:
-        root.removeHandler(handler)
+    for handler in ours.handlers:
+        if handler not in handlers:
+            root.removeHandler(handler)
     ours.handlers, ours.propagate = handlers, propagate
-    ours.setLevel(level)  # also empties the caches of the loggers below
+    for name in _levels().keys() | levels.keys():
+        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+
+
+def _levels():
+    """Return the level of each logger of ours that has one, such as the access log's."""
+    loggers = {"cpuserve": logging.getLogger("cpuserve")}
+    loggers |= {
+        name: logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.startswith("cpuserve.") and isinstance(logger, logging.Logger)
+    }
+    return {name: logger.level for name, logger in loggers.items() if logger.level}
 
 
 @pytest.fixture(scope="session")

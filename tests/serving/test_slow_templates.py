@@ -1,5 +1,7 @@
 """A template that takes long to render ends the learning at a start, with one line."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cpuserve.serving.tools.learn import learn_format
@@ -9,23 +11,26 @@ from cpuserve.tokenizer.rendering.client import RENDERER, learning
 from tests.helpers.bare_tokens import bare_tokens
 
 WORDS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-# Most of a second for each conversation; and only for those of tools.
-WRAPS = "{{ ('ab ' * (30000 + messages | length)) | wordwrap(3) | length }}"
-SLOW = WORDS + WRAPS
-SLOW_WITH_TOOLS = WORDS + "{% if tools %}" + WRAPS + "{% endif %}"
+SLOW = WORDS + "slow"
+SLOW_WITH_TOOLS = WORDS + "{% if tools %}slow{% endif %}"
 
 
 @pytest.fixture
 def renders(monkeypatch):
-    """Let learning end after 0.2 s, and count the renders in the processes."""
-    RENDERER.check("")  # the process has started
+    """Let learning end after 0.2 s, and count the renders; one that writes "slow" takes 0.1 s.
+
+    The seconds are those of a clock of the test, so a fast or a busy machine changes nothing.
+    """
+    clock, jobs, do = SimpleNamespace(now=0.0), [], RENDERER._do
     monkeypatch.setattr(client, "LEARN_S", 0.2)
-    jobs, do = [], RENDERER._do
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def counted(source, data):
         if data is not None:
             jobs.append(source)
-        return do(source, data)
+        text = do(source, data)
+        clock.now += 0.1 * (b"slow" in text)
+        return text
 
     monkeypatch.setattr(RENDERER, "_do", counted)
     return jobs
