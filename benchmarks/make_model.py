@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.errors import CpuserveError
+from cpuserve.base.errors import CpuserveError
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.operations.attention import RopeStoreKV
 from cpuserve.program.ops import Op

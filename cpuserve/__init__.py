@@ -95,7 +95,7 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     # Every command imports cpuserve, so this must not import anything heavy.
     if name == "__version__":
-        from cpuserve.version import version
+        from cpuserve.base.version import version
 
         return version()
     if name not in _MODULES:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import (
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.base.log import get_logger
+from cpuserve.offline.arguments import (
     Messages,
     PromptInput,
     as_list,
@@ -18,7 +19,6 @@ from cpuserve.llm_arguments import (
     tokenization_of,
     why_refused,
 )
-from cpuserve.log import get_logger
 from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, progress
 from cpuserve.offline.queue import ManyAdapters, ManyParams, QueueMethods
 from cpuserve.offline.requests import OneAdapter

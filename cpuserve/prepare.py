@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelError,
+    StartupError,
+    TooLittleMemory,
+)
 from cpuserve.config.engine import EMBEDDINGS, EngineConfig, Resolved, SourceFile
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import TowerFacts

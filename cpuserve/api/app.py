@@ -60,7 +60,7 @@ from cpuserve.api.vectors.tei import embed as tei
 from cpuserve.api.vectors.tei import info, predict, token_labels
 from cpuserve.api.vectors.tei import tokens as tei_tokens
 from cpuserve.api.vllm import tokens as tokenize
-from cpuserve.version import version
+from cpuserve.base.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -40,7 +40,7 @@ from cpuserve.api.response.openapi import (
     response_types,
 )
 from cpuserve.api.response.writer import Writer, respond
-from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.base.errors import InvalidRequest, NotFound
 from cpuserve.sampling.params import is_salt
 from cpuserve.serving.generation.generate import prepare
 from cpuserve.serving.prompts.prompts import counted_prompt

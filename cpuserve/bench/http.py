@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpuserve.errors import CpuserveError
+from cpuserve.base.errors import CpuserveError
 
 HEAD_TIMEOUT_S = 600.0
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.base.children import start_child
+from cpuserve.base.errors import StartupError
 from cpuserve.bench.driver import LoadError, Target, complete, fetch, first_model
 from cpuserve.bench.schema import Record, Where, record
 from cpuserve.bench.server import START_TIMEOUT_S, ServerProcess, private_flags, serve_command, stop
-from cpuserve.children import start_child
-from cpuserve.errors import StartupError
 
 if TYPE_CHECKING:
     import psutil

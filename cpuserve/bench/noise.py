@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 
 # The sizes of vLLM: half of the pictures are small, and half have 720 lines of 1,280 pixels.
 BUCKETS: Mapping[tuple[int, int], float] = {(256, 256): 0.5, (720, 1280): 0.5}

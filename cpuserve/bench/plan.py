@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.cache_groups import CacheUse, cache_use
-from cpuserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

@@ -10,12 +10,12 @@ from datetime import datetime
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.bench.driver import Timing
 from cpuserve.bench.observe import weight_reading
 from cpuserve.bench.schema import Better, Record, Where, percentile, record, told
 from cpuserve.bench.traffic import Pace, Run
 from cpuserve.config.values import markdown_table
-from cpuserve.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 NAMES = {

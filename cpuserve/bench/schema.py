@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from cpuserve.base.version import version
 from cpuserve.config.values import aligned, markdown_table
-from cpuserve.version import version
 
 Better = Literal["more", "less"]
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from cpuserve.children import python_command, start_child
-from cpuserve.errors import StartupError
+from cpuserve.base.children import python_command, start_child
+from cpuserve.base.errors import StartupError
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0

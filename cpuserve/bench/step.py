@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from cpuserve.base.errors import CpuserveError
 from cpuserve.bench.plan import (
     OVERHEAD_CONTEXT,
     OVERHEAD_STEPS,
@@ -29,7 +30,6 @@ from cpuserve.bench.workload import plain_ids
 from cpuserve.engine.build import build_engine, run_engine
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.ipc import Abort, AddRequest
-from cpuserve.errors import CpuserveError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.sampling.params import SamplingParams
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.bench.noise import BUCKETS, Noise, noise
-from cpuserve.errors import ConfigError
 
 FIRST_PLAIN_ID = 300  # smaller token ids are often special tokens or single bytes
 LAST_PLAIN_ID = 40000  # larger ids are rare, long tokens, which every server detokenizes slowly

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ConfigError
 
 # A file becomes a base64 text, which is in memory several times.
 MOST_BYTES = 64 << 20

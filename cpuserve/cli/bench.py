@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, roofline_records
@@ -22,7 +23,6 @@ from cpuserve.cli.drawing import say_drawn
 from cpuserve.cli.measuring import roofline_of, tell, where_of, work_of, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import base_url
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.isa_level import default_level
 from cpuserve.platforms.memory import BLOCK, kv_layer_bytes

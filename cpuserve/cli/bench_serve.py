@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.bench.driver import CHAT, COMPLETIONS, LoadError, Target, fetch
 from cpuserve.bench.measure import counted
 from cpuserve.bench.observe import where
@@ -34,7 +35,6 @@ from cpuserve.cli.drawing import say_drawn
 from cpuserve.cli.measuring import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import base_url
-from cpuserve.errors import ConfigError
 
 
 def serve(args: argparse.Namespace) -> int:

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve import log
+from cpuserve.base import log
+from cpuserve.base.errors import ConfigError, RequestError
 from cpuserve.cli import flags
 from cpuserve.cli.attachments import content_of, part_of
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.session import ChatSession, Session, sampling_fields
 from cpuserve.cli.terminal import ProgressBars, note, say
 from cpuserve.config.nearest import nearest
-from cpuserve.errors import ConfigError, RequestError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.loader.hub import may_be_model
 from cpuserve.prepare import for_one_engine, one_engine

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuserve import log
+from cpuserve.base import log
+from cpuserve.base.version import version
 from cpuserve.cli import banner, flags
 from cpuserve.cli.terminal import ProgressBars, columns, folded, note, say
 from cpuserve.prepare import Prepared, find, model_name, prepare
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def _prepared(asked: Asked, report: ProgressFn, progress: ProgressBars) -> Prepa
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
     from cpuserve.api.lifecycle.serve import serve as run
-    from cpuserve.children import exit_now
+    from cpuserve.base.children import exit_now
     from cpuserve.config.several import created_model, several_models
     from cpuserve.serving.models.preparation import StoppedWhilePreparing
 
@@ -133,8 +133,8 @@ def _response_decisions(config: EngineConfig, sources: Mapping[str, str]) -> lis
 
     sources: the source of the value of each option, such as a flag or the config file.
     """
+    from cpuserve.base.errors import ModelError
     from cpuserve.config.engine import Decision
-    from cpuserve.errors import ModelError
     from cpuserve.serving.tools.learn import learn_format, parsers_of
     from cpuserve.serving.tools.thoughts import NO_THOUGHTS
     from cpuserve.tokenizer.load import load_tokenizer

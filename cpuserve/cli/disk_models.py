@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import CpuserveError, ModelError
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import aligned, format_bytes
-from cpuserve.errors import CpuserveError, ModelError
 
 if TYPE_CHECKING:
     from cpuserve.loader.on_disk import StoredModel

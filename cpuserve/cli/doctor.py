@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError, CpuserveError
+from cpuserve.base.version import version
 from cpuserve.cli.terminal import columns, folded, say
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.env import cache_dir, environment
@@ -25,7 +27,6 @@ from cpuserve.config.load import Asked, load_options
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.config.values import GIB, format_bytes, format_cpus
-from cpuserve.errors import ConfigError, CpuserveError
 from cpuserve.platforms import Host, Platform, select
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.handicaps import handicaps
@@ -43,7 +44,6 @@ from cpuserve.platforms.report import (
 )
 from cpuserve.platforms.topology import physical_cores
 from cpuserve.platforms.tuned import tuned_notes
-from cpuserve.version import version
 
 LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
 ROOFLINE_MEMORY = 2 * GIB  # the roofline probe needs this many free bytes of memory

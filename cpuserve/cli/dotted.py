@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 
 _DOTTED = re.compile(r"(--?[a-zA-Z][\w-]*)\.([^=]+)(?:=(.*))?", re.DOTALL)
 _MOST_KEYS = 16

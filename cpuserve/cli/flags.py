@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli.dotted import without_dots
 from cpuserve.config.field import GROUPS, SERVER, Field
 from cpuserve.config.fields import BY_NAME, FIELDS, no_op_flags
@@ -19,7 +20,6 @@ from cpuserve.config.load import Asked, Given, flag_given, load_options, no_op_n
 from cpuserve.config.missing import why_missing
 from cpuserve.config.nearest import nearest
 from cpuserve.config.no_op import NoOp
-from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN, DEFAULT
 
 HELP_POSITION = 34

@@ -18,10 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import StartupError
 from cpuserve.cli.flags import asked, normalize
 from cpuserve.cli.main import build_parser
 from cpuserve.cli.terminal import say
-from cpuserve.errors import StartupError
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from cpuserve.held_signals import take_signals
-from cpuserve.lost_signals import sent_again
+from cpuserve.base.held_signals import take_signals
+from cpuserve.base.lost_signals import sent_again
 
 EXIT_INTERRUPTED = 130
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
+from cpuserve.base.errors import LIMITS, CpuserveError, StartupError, printable, without_threads
 from cpuserve.cli.bench_flags import add_bench, number
 from cpuserve.cli.examples import epilog
 from cpuserve.cli.flags import (
@@ -23,7 +24,6 @@ from cpuserve.cli.flags import (
 )
 from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
 from cpuserve.cli.terminal import columns, drop_output, folded, open_standard_streams
-from cpuserve.errors import LIMITS, CpuserveError, StartupError, printable, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
 
@@ -81,7 +81,7 @@ def _as_flags(argv: list[str]) -> list[str]:
 
 
 def _fail(error: Exception, code: int) -> int:
-    from cpuserve import log
+    from cpuserve.base import log
 
     sys.stdout.flush()
     if log.writes_json():
@@ -115,8 +115,8 @@ def _run(argv: list[str]) -> int:
         return 0
     args, unknown = parser.parse_known_args(argv)
     if args.version:
+        from cpuserve.base.version import version
         from cpuserve.platforms.cpu import CpuPlatform
-        from cpuserve.version import version
 
         print(version_text(version(), *CpuPlatform().build()))
         return 0

@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.field import CPU, MEMORY, MODEL, SERVER
 from cpuserve.config.nearest import nearest
-from cpuserve.errors import ConfigError
 
 ALL, GROUPS = "all", "groups"
 # Groups of options in vLLM, and the group here that has most of their options.

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.cli.terminal import ProgressBars, say
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.prepare import find, model_facts
 
 if TYPE_CHECKING:

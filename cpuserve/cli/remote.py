@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError, CpuserveError, RequestError
 from cpuserve.bench.driver import CHAT, COMPLETIONS, Target, first_model
 from cpuserve.bench.http import LoadError, exchange
 from cpuserve.cli.session import ReplyPrinter
 from cpuserve.config.env import environment
 from cpuserve.config.values import base_url
-from cpuserve.errors import ConfigError, CpuserveError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from cpuserve import log
+from cpuserve.base import log
+from cpuserve.base.errors import ConfigError, StartupError
 from cpuserve.cli import flags
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.terminal import PLAIN_INTERVAL_S, note
-from cpuserve.errors import ConfigError, StartupError
 
 if TYPE_CHECKING:
     from cpuserve.api.lifecycle.front_end import FrontEnd
@@ -187,7 +187,7 @@ async def _run_lines(
     """Run the lines after the first `done`; StartupError if the engine ends for good."""
     from cpuserve.api.app import create_app
     from cpuserve.api.batches.line_runner import run_file
-    from cpuserve.background import keep
+    from cpuserve.base.background import keep
 
     app, most = create_app(front_end.state), front_end.context.limits.slots + _WAITING
     work = run_file(app, lines, output.write, longest=longest, most=most, skip=done)

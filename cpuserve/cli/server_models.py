@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError, CpuserveError
 from cpuserve.bench.driver import Target
 from cpuserve.cli.remote import asked, target_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import aligned, format_bytes
-from cpuserve.errors import ConfigError, CpuserveError
 
 # Members of a body that concern only its response, which is one token.
 _NOT_WARMED = (

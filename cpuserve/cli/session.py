@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError, RequestError
 from cpuserve.cli.attachments import converted
 from cpuserve.cli.terminal import draws, note, say, whisper
-from cpuserve.errors import ConfigError, RequestError
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.cli import flags
 from cpuserve.cli.banner import line
 from cpuserve.cli.commands import prepared_start
@@ -18,7 +19,6 @@ from cpuserve.cli.terminal import say
 from cpuserve.config.fields import BY_NAME
 from cpuserve.config.nearest import nearest
 from cpuserve.config.values import aligned, format_bytes
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.memory import BLOCK, kv_layer_bytes
 from cpuserve.prepare import kv_cache_bytes, model_name

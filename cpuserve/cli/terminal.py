@@ -11,9 +11,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from cpuserve.base.errors import CpuserveError
 from cpuserve.config.env import environment
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import CpuserveError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -90,7 +90,7 @@ def folded(text: str, width: int | None, rest: str = "  ") -> str:
 
 def note(text: str) -> None:
     """Write a line to stderr; errors are ignored, because a lost note must not end the command."""
-    from cpuserve import log  # takes 10 ms, and most commands write no notes
+    from cpuserve.base import log  # takes 10 ms, and most commands write no notes
 
     if log.writes_json():
         log.write(text)
@@ -123,7 +123,7 @@ class ProgressBars:
     """
 
     def __init__(self) -> None:
-        from cpuserve.log import writes_json
+        from cpuserve.base.log import writes_json
 
         self._tty = draws(sys.stderr) and not writes_json()
         self._bars: Progress | None = None

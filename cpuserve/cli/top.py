@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
+from cpuserve.base.errors import CpuserveError
 from cpuserve.bench.http import LoadError
 from cpuserve.cli.drawing import bar, console_of, fitting_table, levels
 from cpuserve.cli.remote import asked, target_of
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import CpuserveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import VARIABLE as FAULT
+from cpuserve.base.fault_points import installed
 from cpuserve.config.field import PREFIX, Field
 from cpuserve.config.fields import FIELDS, no_op_variables
 from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import VARIABLE as FAULT
-from cpuserve.fault_points import installed
 
 # Variables of other servers with these prefixes get a note at the start. Clients of Ollama read its
 # variables as well, so its prefix is not listed here, and only some of its variables get a note.

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import fault
 from cpuserve.config.env import EnvValues, environment, read_env
 from cpuserve.config.field import Field
 from cpuserve.config.fields import (
@@ -26,8 +28,6 @@ from cpuserve.config.nearest import nearest
 from cpuserve.config.no_op import NoOp
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import fault
 
 MAX_CONFIG_BYTES = 1 << 20
 

@@ -12,9 +12,9 @@ from typing import cast
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.fields import BY_NAME
 from cpuserve.config.load import Asked, options_of, parse_file
-from cpuserve.errors import ConfigError
 
 # The keys that a model may have in the file of --models, besides the options of the engine.
 _OWN = ("model", "aliases", "adapters")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.

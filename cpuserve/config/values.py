@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpuserve.errors import brief
-from cpuserve.ids import CpuId, NodeId
+from cpuserve.base.errors import brief
+from cpuserve.base.ids import CpuId, NodeId
 
 GIB = 1 << 30
 UNIT_BYTES = {"b": 1} | {

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from cpuserve.base.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
 from cpuserve.core.exclusion import (
     excludes_all,
     excluding_fields,
@@ -13,7 +14,6 @@ from cpuserve.core.exclusion import (
     stop_ids,
 )
 from cpuserve.core.pictures import DIGEST_BYTES, Picture
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # the front end passes lists of ids, and the engine passes arrays

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from cpuserve.base.ids import RequestId
 from cpuserve.core.request import Request
 from cpuserve.core.step import SeqChunk
-from cpuserve.ids import RequestId
 
 # The work of a generated token, in prompt tokens. In a step with few streams a generated token
 # takes as long as ten prompt tokens, and in a step with many streams as long as one.

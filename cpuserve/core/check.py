@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from cpuserve.base.ids import RequestId, SlotId
 from cpuserve.core.kv.manager import KvManager, Tables
 from cpuserve.core.kv.prefix import FORGOTTEN
 from cpuserve.core.queue import by_rank
 from cpuserve.core.request import Request
-from cpuserve.ids import RequestId, SlotId
 
 
 def check_requests(

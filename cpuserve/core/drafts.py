@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuserve.base.ids import SlotId
 from cpuserve.core.cost import CostModel, RowWork, StepWork, price_clock
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import LONGEST_WAIT, NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
-from cpuserve.ids import SlotId
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

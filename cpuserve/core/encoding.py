@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cpuserve.base.ids import RequestId
 from cpuserve.core.pictures import Picture
 from cpuserve.core.request import Request
 from cpuserve.core.step import SeqChunk
 from cpuserve.core.tower_turns import TowerTurns
-from cpuserve.ids import RequestId
 
 # How many pictures may have patches here at least: the one that is encoded, and the next one.
 # Small pictures that are encoded together may be more.

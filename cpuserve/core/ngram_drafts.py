@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from cpuserve.base.ids import RequestId
 from cpuserve.core.ended_responses import EndedResponses
 from cpuserve.core.ngram import IndexedText, MakeIndex
 from cpuserve.core.request import Request
-from cpuserve.ids import RequestId
 
 # A step indexes at most SLICE tokens of texts that have no complete index yet. With three sizes of
 # n-grams and a prompt of 128k tokens this takes 0.3 ms, and 1.1 ms while other programs use all

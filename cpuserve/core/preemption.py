@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from cpuserve.base.ids import BlockId
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.queue import Policy
 from cpuserve.core.request import Request
-from cpuserve.ids import BlockId
 
 
 def users(running: Sequence[Request], blocks: set[BlockId], block_size: int) -> list[Request]:

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from cpuserve.base.ids import BlockId, RequestId, SlotId
 from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
@@ -15,7 +16,6 @@ from cpuserve.core.ngram import IndexedText
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
-from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from cpuserve.base.ids import RequestId
+from cpuserve.base.log import get_logger
 from cpuserve.core.budget import PromptBudget
 from cpuserve.core.cost import CostModel
 from cpuserve.core.drafts import Drafter
@@ -16,8 +18,6 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.request import Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, VectorResult
-from cpuserve.ids import RequestId
-from cpuserve.log import get_logger
 
 NO_CHOICE = (
     "no token could be sampled: the model's logits are NaN or infinite. A file of the model or of "

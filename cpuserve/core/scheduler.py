@@ -30,6 +30,7 @@ from itertools import takewhile
 
 import msgspec
 
+from cpuserve.base.ids import BlockId, RequestId, SlotId
 from cpuserve.core import preemption
 from cpuserve.core.budget import PromptBudget, loss_allowed
 from cpuserve.core.callers import CallerShares
@@ -44,7 +45,6 @@ from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, cand
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ParkedChunks, ResultProcessor
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
-from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.slot import SlotRequest
 
 # The engine takes no messages while it moves blocks from or to offload tiers. It stops moving after

@@ -7,9 +7,9 @@ import os
 import secrets
 from pathlib import Path
 
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.core.regular_file import read_regular
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
 
 log = get_logger("serve")
 

@@ -11,8 +11,8 @@ from itertools import accumulate
 
 import msgspec
 
+from cpuserve.base.ids import SlotId
 from cpuserve.core.kv.table import BlockTable
-from cpuserve.ids import SlotId
 
 SAMPLE, HIDDEN = -1, -2  # values of LogitRow.target for rows that do not score a token id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cpuserve.base.ids import SlotId
 from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.table import BlockTable
@@ -12,7 +13,6 @@ from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
 from cpuserve.engine.draft_head import WEYL, DraftHead
 from cpuserve.engine.draft_model import TRY_AFTER, Draft, DraftedText
-from cpuserve.ids import SlotId
 
 if TYPE_CHECKING:
     from cpuserve.loader.guess_heads import GuessHead

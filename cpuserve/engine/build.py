@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from cpuserve.base.errors import ModelError
+from cpuserve.base.log import get_logger
 from cpuserve.config.engine import KvGroup
 from cpuserve.config.speculation import AUTO
 from cpuserve.core.kv.manager import KvManager
@@ -23,11 +25,9 @@ from cpuserve.engine.kv_events import make_publisher
 from cpuserve.engine.lora import AdaptedModel, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
-from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Head
 from cpuserve.loader.pooling import module_head, splade_head
 from cpuserve.loader.source_files import check_same
-from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

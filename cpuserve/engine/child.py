@@ -27,7 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.children import exit_now
+from cpuserve.base.children import exit_now
+from cpuserve.base.errors import LIMITS, CpuserveError, StartupError, without_threads
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import configure, get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.ipc import (
     Abort,
@@ -42,9 +45,6 @@ from cpuserve.engine.ipc import (
     decode_inbound,
     encode_frame,
 )
-from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
-from cpuserve.fault_points import fault
-from cpuserve.log import configure, get_logger
 
 if TYPE_CHECKING:
     from cpuserve.engine.interrupt import Interrupt

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cpuserve.base.errors import RequestError, SourceChanged
+from cpuserve.base.ids import RequestId
+from cpuserve.base.log import get_logger
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
 from cpuserve.core.drafts import learned_rows, make_drafter
 from cpuserve.core.request import Delta, Request
@@ -36,10 +39,7 @@ from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlot
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_kv
 from cpuserve.engine.pictures import make_encoder
-from cpuserve.errors import RequestError, SourceChanged
-from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
-from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pooler
 

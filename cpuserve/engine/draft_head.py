@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from cpuserve.base.ids import RequestId, SlotId
 from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import PrefixChain
@@ -19,7 +20,6 @@ from cpuserve.core.request import Request
 from cpuserve.core.scheduler import MOVING_S
 from cpuserve.core.step import RowResult, SeqChunk
 from cpuserve.engine.draft_model import FEW, TRY_AFTER, Draft, DraftedText, DraftModel
-from cpuserve.ids import RequestId, SlotId
 
 if TYPE_CHECKING:
     from cpuserve.loader.guess_heads import GuessHead

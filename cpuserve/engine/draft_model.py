@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cpuserve.base.ids import RequestId, SlotId
+from cpuserve.base.log import get_logger
 from cpuserve.core.cost import CostModel, StepWork, price_clock
 from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager, Tables
@@ -16,8 +18,6 @@ from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch
-from cpuserve.ids import RequestId, SlotId
-from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.errors import ModelError
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import ModelError
+from cpuserve.base.fault_points import fault
+from cpuserve.base.version import version
 from cpuserve.loader.source_digest import samples_of, weight_files
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from cpuserve.base.errors import EngineDead, StartupError
+from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.build import build_engine, run_engine
@@ -32,8 +34,6 @@ from cpuserve.engine.ipc import (
 )
 from cpuserve.engine.loop import run_loop
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
-from cpuserve.errors import EngineDead, StartupError
-from cpuserve.log import get_logger
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], EngineCore]
 Sink = queue.SimpleQueue[Output | EngineDead]

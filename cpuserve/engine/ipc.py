@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import CpuserveError
 from cpuserve.core.pictures import Picture
-from cpuserve.errors import CpuserveError
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:

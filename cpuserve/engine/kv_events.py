@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.log import get_logger
 from cpuserve.core.kv.events import CacheEvent, CacheEvents
 from cpuserve.engine.grammars.background import yield_to_streams
-from cpuserve.errors import ConfigError
-from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cpuserve.children import python_command, start_child
+from cpuserve.base.children import python_command, start_child
+from cpuserve.base.errors import TooLittleMemory
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger, level
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.kv.cache_folder import SharedMemory
 from cpuserve.engine.affinity import on_cpus
-from cpuserve.errors import TooLittleMemory
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger, level
 
 # Less shared memory is not worth a tier. Containers have 64 MiB unless they are started with more.
 _LEAST_SHARED = 16 << 20
@@ -29,7 +29,9 @@ CHILD_MODULE = "cpuserve.engine.child"
 # The most seconds that a spare process waits for an engine. A load may wait a minute for memory,
 # and models that take turns in memory soon need the next process.
 LONGEST_S = 300.0
-BOOTSTRAP = "from cpuserve.children import exit_now; from {module} import main; exit_now(main())"
+BOOTSTRAP = (
+    "from cpuserve.base.children import exit_now; from {module} import main; exit_now(main())"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuserve.log import is_record
+from cpuserve.base.log import is_record
 
 
 @dataclass(frozen=True, slots=True)

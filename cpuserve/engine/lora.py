@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.base.errors import ModelError, is_of_the_system
+from cpuserve.base.log import get_logger
 from cpuserve.engine.ipc import Ask, Reply
-from cpuserve.errors import ModelError, is_of_the_system
-from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from cpuserve.fault_points import fault
+from cpuserve.base.fault_points import fault
 
 STATUS = Path("/proc/self/status")
 

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.ids import BlockId
+from cpuserve.base.log import get_logger
+from cpuserve.base.registry import Registry
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
 from cpuserve.core.kv.cache_folder import claim
@@ -17,10 +21,6 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.tier import Data, HeadTier, SwapSpace, Tier, TierNeeds
 from cpuserve.engine.fingerprint import fingerprint, head_fingerprint
-from cpuserve.errors import ConfigError
-from cpuserve.ids import BlockId
-from cpuserve.log import get_logger
-from cpuserve.registry import Registry
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cpuserve.base.log import get_logger
 from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import PATIENCE_S
 from cpuserve.core.scheduler import Scheduler
-from cpuserve.log import get_logger
 from cpuserve.runtime.picture_lines import PictureLines
 
 if TYPE_CHECKING:

@@ -12,7 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, cast
 
-from cpuserve.background import keep
+from cpuserve.base.background import keep
+from cpuserve.base.errors import LIMITS, EngineDead, StartupError
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger, relay
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.core.pictures import without_patches
@@ -39,9 +42,6 @@ from cpuserve.engine.ipc import (
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, start_process
 from cpuserve.engine.liveness import HangLimits, LastWords, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
-from cpuserve.errors import LIMITS, EngineDead, StartupError
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger, relay
 
 log = get_logger("engine")
 

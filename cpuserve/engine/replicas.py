@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cpuserve.background import keep
+from cpuserve.base.background import keep
+from cpuserve.base.errors import EngineDead
+from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.kv.cache_folder import SharedMemory
 from cpuserve.engine.affinity import affinity, on_cpus
@@ -21,8 +23,6 @@ from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, with_shared_memory
 from cpuserve.engine.process import DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
-from cpuserve.errors import EngineDead
-from cpuserve.log import get_logger
 
 log = get_logger("engine")
 

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 import msgspec
 
+from cpuserve.base.errors import DeadlineExceeded, EngineDead, RequestError
 from cpuserve.core.admission import Limits, check_pictures, check_request
 from cpuserve.engine.client import EngineRequest, PatchesOf
 from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output, PicturePatches
-from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
 
 Post = Callable[[Inbound], None]
 

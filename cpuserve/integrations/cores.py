@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cpuserve.errors import ConfigError
-from cpuserve.ids import CpuId
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.ids import CpuId
 from cpuserve.platforms import Host
 from cpuserve.platforms.topology import Core, by_node, physical_cores
 

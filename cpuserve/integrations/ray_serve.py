@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from cpuserve.base.errors import ConfigError, EngineDead
+from cpuserve.base.log import configure
 from cpuserve.config.load import from_arguments
 from cpuserve.engine.ipc import StageProgress
-from cpuserve.errors import ConfigError, EngineDead
 from cpuserve.integrations.cores import claim_cores
-from cpuserve.log import configure
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

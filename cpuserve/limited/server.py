@@ -7,8 +7,8 @@ import subprocess
 import threading
 from typing import IO
 
-from cpuserve.children import python_command
-from cpuserve.log import relay, writes_json
+from cpuserve.base.children import python_command
+from cpuserve.base.log import relay, writes_json
 
 BOOTSTRAP = """
 from {module} import main

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec import structs
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.speculation import ASSISTANTS
-from cpuserve.errors import ModelError
 from cpuserve.loader.guess_heads import GuessHead, head_facts
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.models import spec_from_config

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 
 # A function that is called a few times per second with (activity, bytes so far, bytes in total).
 ProgressFn = Callable[[str, int, int], None]

@@ -6,8 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from cpuserve.errors import SourceChanged
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import SourceChanged
+from cpuserve.base.fault_points import fault
 
 # Half a mebibyte of each file is read; if the file is in memory, this takes less than 1 ms.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10

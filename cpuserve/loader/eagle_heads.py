@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.speculation import EAGLE3, MTP
-from cpuserve.errors import ModelError
 from cpuserve.loader.assistants import with_assistant
 from cpuserve.loader.guess_heads import GuessHead, head_facts, with_head
 from cpuserve.loader.load import open_checkpoint, read_config, unmet

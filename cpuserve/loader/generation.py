@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cpuserve.base.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.config.generation import Number, merged, read_settings
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.loader.load import read_json
 from cpuserve.sampling.params import SamplingParams

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.speculation import AUTO
-from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, unmet
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.platforms.base import KvLayerFacts

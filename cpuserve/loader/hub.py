@@ -12,15 +12,15 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
+from cpuserve.base.errors import ModelError
+from cpuserve.base.log import get_logger
 from cpuserve.config.env import cache_dir
 from cpuserve.config.nearest import nearest
-from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, ProgressFn, fetch_builtin
 from cpuserve.loader.gguf.parts import mmproj_files, model_files, part_names
 from cpuserve.loader.load import find_model, no_model
 from cpuserve.loader.mapped import not_permitted
 from cpuserve.loader.pooling import MODULE_FILE
-from cpuserve.log import get_logger
 
 log = get_logger("loader")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.parts import first_part, model_files
 from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.loader.names import is_ignored

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.archs.table import ARCHS
 from cpuserve.loader.gguf.file import GgufFile

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from cpuserve.errors import ModelError
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import ModelError
+from cpuserve.base.fault_points import fault
 from cpuserve.loader.content import ContentCheck
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.env import cache_dir
 from cpuserve.config.nearest import nearest
-from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.loader.hub import files_of_models, find_stored, gguf_of, has_safetensors, parts_of
 

@@ -33,10 +33,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.fault_points import fault
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes, format_gib_up
 from cpuserve.core.regular_file import read_regular, replace_file
-from cpuserve.fault_points import fault
 
 FOLDER = "packed-weights"  # of the cache directory
 USE = ".use.json"

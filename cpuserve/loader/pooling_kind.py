@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cpuserve.errors import ConfigError, ModelError
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.loader.modules import Stack, read_stack
 from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
 from cpuserve.loader.tasks import has_tasks

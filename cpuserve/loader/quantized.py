@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.heads import OWN_HEAD, with_own_head
 from cpuserve.loader.load import (
     check_weights,

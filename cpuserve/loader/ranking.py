@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.dense_module import Activation, Dense, Head, VectorNorm, through
 from cpuserve.loader.modules import (
     Stack,

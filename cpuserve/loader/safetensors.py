@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.mapped import AnyFile, MappedFile, most_values, read_small, regular_file
 from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.models.stored_names import AS_PROGRAM, StoredNames

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from cpuserve.base.fault_points import fault
 from cpuserve.core.regular_file import replace_file
-from cpuserve.fault_points import fault
 from cpuserve.loader.content import sampled
 from cpuserve.loader.gguf.parts import part_names
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.base.errors import SourceChanged
 from cpuserve.config.engine import SourceFile
-from cpuserve.errors import SourceChanged
 from cpuserve.loader.source_digest import weight_files
 
 if TYPE_CHECKING:

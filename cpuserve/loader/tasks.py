@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models.config import read_architectures
 
 FOLDER = "adapters"  # the folder in a v5 checkpoint that has a folder for each task

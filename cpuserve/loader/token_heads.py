@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.safetensors import TOKEN_HEADS, SafetensorsStore
 from cpuserve.models.bert import COLBERT, SPARSE
 

@@ -23,8 +23,8 @@ from socket import create_connection, getaddrinfo
 from typing import NoReturn
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable, is_of_the_system
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import LIMITS, InvalidRequest, ServiceUnavailable, is_of_the_system
+from cpuserve.base.fault_points import fault
 
 _PORTS = {"http": 80, "https": 443}
 _PART_BYTES = 1 << 16

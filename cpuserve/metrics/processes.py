@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from cpuserve.fault_points import fault
+from cpuserve.base.fault_points import fault
 
 if TYPE_CHECKING:
     import psutil

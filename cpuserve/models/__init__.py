@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from cpuserve import plugins
+from cpuserve.base import plugins
+from cpuserve.base.errors import ModelError
 from cpuserve.config.nearest import nearest_and_all
-from cpuserve.errors import ModelError
 from cpuserve.models.base import (
     BUILTIN,
     CLASSIFIERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cpuserve.registry import Registry
+from cpuserve.base.registry import Registry
 
 if TYPE_CHECKING:
     from cpuserve.models.spec import ModelSpec

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 
 MAX_INT32 = 2**31 - 1  # token ids, positions and widths are int32 in the kernels
 MOST_TAPS = 8  # kMaxTaps in csrc/kernels/generic/short_conv.h

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.config.speculation import ASSISTANTS, EAGLE3, MTP
-from cpuserve.errors import ModelError
 from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
 from cpuserve.models.base import CLASSIFIERS, MASKED, RERANKERS, TAGGERS
 from cpuserve.models.config import (

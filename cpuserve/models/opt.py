@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models.config import (
     read_bool,
     read_choice,

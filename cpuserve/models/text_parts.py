@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models.config import read_int, read_object
 
 # The config of the text part: the key of transformers, and the key of InternVL's own code.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cpuserve.base.registry import Registry
 from cpuserve.models.config import (
     read_architectures,
     read_bool,
@@ -15,7 +16,6 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.text_parts import THINKER
 from cpuserve.program.operations.patches import PixelScale
-from cpuserve.registry import Registry
 
 if TYPE_CHECKING:
     from cpuserve.models.spec import TowerSpec

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import Tokenization, chosen_tool, with_media
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.offline.arguments import Tokenization, chosen_tool, with_media
 from cpuserve.outputs import RequestOutput
 from cpuserve.serving.calls.call import GenerateCall
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import PromptInput, Tokenization, as_list, one_each, tokenization_of
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.offline.arguments import PromptInput, Tokenization, as_list, one_each, tokenization_of
 from cpuserve.offline.jobs import UseTqdm
 from cpuserve.offline.requests import OneAdapter, RequestMethods, name_of
 from cpuserve.outputs import (

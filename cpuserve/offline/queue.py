@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import (
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.offline.arguments import (
     Messages,
     PromptInput,
     Tokenization,

@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from cpuserve.errors import EngineDead, InvalidRequest
-from cpuserve.llm_arguments import PromptInput, Tokenization, text_and_ids
+from cpuserve.base.errors import EngineDead, InvalidRequest
 from cpuserve.lora.request import LoRARequest
+from cpuserve.offline.arguments import PromptInput, Tokenization, text_and_ids
 from cpuserve.offline.jobs import UseTqdm, progress
 from cpuserve.offline.metrics import Metric, metrics_of
 from cpuserve.outputs import RequestOutput

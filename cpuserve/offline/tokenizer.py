@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cpuserve.tokenizer.chat import ChatTemplate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cpuserve import plugins
-from cpuserve.errors import ConfigError
+from cpuserve.base import plugins
+from cpuserve.base.errors import ConfigError
 from cpuserve.platforms.base import Capabilities, KvLayerFacts, ModelFacts, Platform
 from cpuserve.platforms.host import Host
 

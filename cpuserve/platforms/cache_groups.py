@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cpuserve.base.errors import ConfigError, TooLittleMemory
 from cpuserve.config.cache_groups import STATES_OF_ONE
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import KvGroup
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ConfigError, TooLittleMemory
 
 # With fewer groups, a step has fewer block tables to pack.
 # At most this fraction of the KV cache's memory may be wasted for fewer groups.

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cpuserve.fault_points import fault
+from cpuserve.base.fault_points import fault
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.engine import Resolved
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import Capabilities, ModelFacts
 from cpuserve.platforms.formats import CHECKPOINTS, KV_OF, MADE_WHILE_LOADING
 from cpuserve.platforms.host import Host

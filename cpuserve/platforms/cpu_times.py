@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.fault_points import fault
+from cpuserve.base.fault_points import fault
 
 _STAT = Path("/proc/stat")
 # The fields are user, nice, system, idle, iowait, irq, softirq, steal.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import (
@@ -11,7 +12,6 @@ from cpuserve.config.speculation import (
     Speculation,
     asked_speculation,
 )
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 
 # Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests

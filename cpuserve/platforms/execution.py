@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.handicaps import BUILD_HERE, TORCH_REMEDY, no_level
 from cpuserve.platforms.host import Host

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.execution import Execution
 from cpuserve.platforms.isa_level import BF16_DOT

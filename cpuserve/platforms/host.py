@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from cpuserve.base.fault_points import fault
+from cpuserve.base.ids import CpuId, NodeId
 from cpuserve.config.values import parse_cpu_list
-from cpuserve.fault_points import fault
-from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.cgroup import Cgroup, read_cgroup
 from cpuserve.platforms.tuned import Tuned
 

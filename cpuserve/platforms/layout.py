@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.ids import NodeId
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes, parse_bind, parse_nodes
-from cpuserve.errors import ConfigError
-from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import copy_fits

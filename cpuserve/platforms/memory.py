@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from cpuserve.base.errors import ConfigError, TooLittleMemory
+from cpuserve.base.ids import NodeId
 from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import (
@@ -21,8 +23,6 @@ from cpuserve.config.engine import (
 )
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
-from cpuserve.errors import ConfigError, TooLittleMemory
-from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.cache_groups import StatePlan, block_bytes, group_layers, plan_states
 from cpuserve.platforms.drafting import decode_bytes, draft_bytes, rope_bytes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.checks import WEIGHT_PLACES
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes, format_gib_up, parse_space
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import Needs, tightest

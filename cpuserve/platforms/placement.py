@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.ids import CpuId, NodeId
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_cpus, parse_bind, parse_nodes
-from cpuserve.errors import ConfigError
-from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.topology import (
     Core,

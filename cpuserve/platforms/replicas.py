@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes, format_gib, parse_space
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.placement import Placement, Rank, rank_cpus
 

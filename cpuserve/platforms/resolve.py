@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.cache_groups import STATE_CHUNK, STATE_DRAFTS
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.config.decisions import Ledger
@@ -17,7 +18,6 @@ from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import AUTO, MTP, Speculation
 from cpuserve.config.values import format_bytes, parse_space
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.drafting import draft_config, speculation_of
 from cpuserve.platforms.execution import choose_execution

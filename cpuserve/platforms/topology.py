@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cpuserve.ids import CpuId, NodeId
+from cpuserve.base.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host, Node
 
 # Slower cores compute as well if they add at least an eighth to the work of the fast cores,

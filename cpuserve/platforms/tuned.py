@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from cpuserve.base.fault_points import fault
+from cpuserve.base.version import version
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes
-from cpuserve.fault_points import fault
-from cpuserve.version import version
 
 FILE = "work_sizes.json"
 MOST_BYTES = 1 << 20  # the most bytes that are read; the file has a few hundred bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.lora import Adapters
 from cpuserve.program.ops import Op, Then, ValueId
 from cpuserve.program.program import CacheLayer, StateLayer, Value, WeightNeed

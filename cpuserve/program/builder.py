@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.columns import ColumnsBuilder
 from cpuserve.program.operations.dense import Hidden, Logits

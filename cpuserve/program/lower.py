@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 import cpuserve._C as _C
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.dataflow import last_uses, uses
 from cpuserve.program.loads import (
     MatrixLoad,

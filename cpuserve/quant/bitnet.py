@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.fp8 import matrix_shape
 from cpuserve.quant.packed import IntWeights, expect, floats, some_floats
 from cpuserve.quant.registry import weight_format

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.float_rows import GROUP, TABLES, table_rows
 from cpuserve.quant.fp8 import matrix_shape
 from cpuserve.quant.packed import PackedWeights, floats, rebuilt, some_floats

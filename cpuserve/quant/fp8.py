@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.float_rows import BLOCK, WHOLE, e4m3, f8_rows
 from cpuserve.quant.packed import PackedWeights, floats, rebuilt
 from cpuserve.quant.registry import weight_format

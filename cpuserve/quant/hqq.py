@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.packed import FOUR, MOST_ZERO, IntWeights, floats, rebuilt
 from cpuserve.quant.registry import weight_format

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.float_rows import MX_TYPES, SMALL, WHOLE, e4m3, mx_values, nvfp4_rows
 from cpuserve.quant.fp8 import matrix_shape
 from cpuserve.quant.packed import PackedWeights, floats, rebuilt, shown, some_floats

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape, mxfp4_matrix
 from cpuserve.quant.mx import mx_matrix

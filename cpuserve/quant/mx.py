@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.float_rows import MX_TYPES, mx_values
 from cpuserve.quant.fp8 import matrix_shape
 from cpuserve.quant.rows import SMALL, spread_bits

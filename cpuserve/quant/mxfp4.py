@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.dense import SOURCES
 from cpuserve.quant.registry import weight_format

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.row_formats import CONVERTED_KIND
 from cpuserve.quant.base import ROWS_TOGETHER, BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP

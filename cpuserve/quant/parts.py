@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.parts import TensorPart, parse
 from cpuserve.quant.base import BuiltTensor, QuantTensor
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.awq import ORDER, transposed_nibbles
 from cpuserve.quant.float_rows import MX_TYPES
 from cpuserve.quant.fp8 import FP8, block_sizes, fp8_matrix, matrix_shape, mxfp4_matrix

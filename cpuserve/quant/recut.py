@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.base import BuiltTensor, QuantTensor
 from cpuserve.quant.parts import part_of, transposed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.registry import Registry
+from cpuserve.base.registry import Registry
 
 if TYPE_CHECKING:
     from cpuserve.quant.base import Weights

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.weight_kinds import KINDS, SourceType
 from cpuserve.quant.codes import GROUP, ZERO, Codes
 

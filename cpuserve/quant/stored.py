@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from cpuserve.errors import ConfigError, ModelError
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.program.weight_kinds import KINDS, SourceType, WeightKind
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, mx_values, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape

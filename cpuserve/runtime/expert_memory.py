@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import active, fault
+from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_bytes, format_gib_up
 from cpuserve.core.regular_file import replace_file
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import active, fault
 from cpuserve.loader.packed_files import missed_uses, read_heat
-from cpuserve.log import get_logger
 from cpuserve.runtime.executor import ExpertCounts, Float32
 
 KEEP_S = 30.0  # the heat is written at most this often

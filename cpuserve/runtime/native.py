@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 import cpuserve._C as _C
+from cpuserve.base.errors import TooLittleMemory
+from cpuserve.base.fault_points import fault
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.core.cost import row_times
 from cpuserve.core.ngram import MakeIndex
-from cpuserve.errors import TooLittleMemory
-from cpuserve.fault_points import fault
 from cpuserve.loader.packed_files import HEADER_BYTES
 from cpuserve.models import build_tower
 from cpuserve.program.loads import HeadPart, MatrixLoad

@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from cpuserve.base.ids import BlockId
 from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult, VectorResult
-from cpuserve.ids import BlockId
 from cpuserve.runtime.executor import Int32, StepArrays, StepOutputs
 
 

@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from cpuserve.base.errors import ModelError
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
+from cpuserve.base.version import version
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ModelError
-from cpuserve.fault_points import fault
 from cpuserve.loader.content import ContentCheck
 from cpuserve.loader.load import read_config
 from cpuserve.loader.packed_files import FOLDER, HEADER_BYTES, PackedFile, PackedFiles, keep_use
 from cpuserve.loader.source_digest import SourceDigest
-from cpuserve.log import get_logger
 from cpuserve.runtime.expert_memory import ExpertHeat
 from cpuserve.runtime.threads import run_on
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.base.ids import BlockId, SlotId
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import HIDDEN, LogitRow, SeqChunk, StepBatch
-from cpuserve.ids import BlockId, SlotId
 from cpuserve.models.spec import STEP_PATCHES
 from cpuserve.program.operations.patches import MIDDLE
 from cpuserve.runtime.pack import pack

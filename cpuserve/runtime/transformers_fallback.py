@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.engine import EngineConfig
-from cpuserve.errors import ModelError
 from cpuserve.models import find_model
 from cpuserve.program.view import KeptTables, StepView, check_step, key_slots, view
 from cpuserve.runtime.executor import Executor, Float32, StepArrays

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 # Each beam proposes twice as many tokens as there are beams; the engine reports at most 20 tokens.
 MOST_BEAMS = 10

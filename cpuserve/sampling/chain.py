@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import CHAINED, ChainParams, SamplerFields
 
 # The samplers, as CPUSERVE_STAGES in csrc/runtime/sampler_chain.h lists them.

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.sampling.fields import SamplerFields
 
 # The fields of the processors of n-grams in vLLM (DeepSeek-OCR) and in the package of MinerU.

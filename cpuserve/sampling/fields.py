@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.sampling.repetition import RepetitionDetection
 from cpuserve.sampling.structured import StructuredOutputs
 

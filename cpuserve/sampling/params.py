@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.chain import Chain, chain_of, check_samplers
 from cpuserve.sampling.extra_args import known_extras
 from cpuserve.sampling.fields import OF_SAMPLERS, SamplingFields, check_fields

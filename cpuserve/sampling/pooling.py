@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import RequestOutputKind
 
 # The fields that must have one of these values, and why other values are refused.

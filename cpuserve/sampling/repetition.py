@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 MAX_PATTERN = 1024  # tokens; each generated token is compared with this many earlier tokens
 MAX_COUNT = 1 << 16

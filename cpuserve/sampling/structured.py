@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.grammar_marks import (
     IF_POSSIBLE,
     INPUT,

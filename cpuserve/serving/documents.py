@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.media.decoding.texts import DOCX, has_word_head
 from cpuserve.tokenizer.conversation import (

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from cpuserve.base.errors import InvalidRequest, ModelError, RequestError
+from cpuserve.base.log import get_logger
 from cpuserve.config.engine import PICTURE_PATCH_BYTES
 from cpuserve.config.server import most_pictures
 from cpuserve.core.pictures import Picture
-from cpuserve.errors import InvalidRequest, ModelError, RequestError
-from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import (
     DECODER,
     MAX_CPU_S,

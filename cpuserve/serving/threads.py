@@ -16,9 +16,9 @@ from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from cpuserve.base.errors import ServiceUnavailable, TooManyRequests
 from cpuserve.core.places import CallerPlaces
 from cpuserve.core.turns import CallerTurns
-from cpuserve.errors import ServiceUnavailable, TooManyRequests
 from cpuserve.serving.work import CURRENT_WORK
 from cpuserve.tokenizer.rendering.client import RENDERER
 from cpuserve.tokenizer.unlocked import LONG_CHARS

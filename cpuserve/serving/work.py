@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.log import get_logger
+from cpuserve.base.log import get_logger
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpuserve.base.errors import EngineDead
 from cpuserve.core.pictures import Picture
 from cpuserve.engine.client import EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import Output, Stats, TokenLogprob
-from cpuserve.errors import EngineDead
 from cpuserve.sampling.params import SamplingParams
 
 # A step of a script: an output, a pause in seconds, an event to wait for, or an error to raise.

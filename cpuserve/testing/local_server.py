@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cpuserve.children import python_command
-from cpuserve.errors import StartupError
+from cpuserve.base.children import python_command
+from cpuserve.base.errors import StartupError
 from cpuserve.loader.builtin import DEFAULT
 
 _MAIN = """\

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cpuserve.errors import (
+from cpuserve.base.errors import (
     DeadlineExceeded,
     InvalidRequest,
     NotFound,

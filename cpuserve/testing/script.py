@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import InvalidRequest, RequestError
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.testing.engine import EngineStep, ScriptedEngine, logprob_of
 from cpuserve.testing.replies import ScriptedReply, reply
 from cpuserve.testing.vocabulary import end_id

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, Literal, NoReturn, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 Kind = Literal["image", "audio", "video", "file", "other"]
 

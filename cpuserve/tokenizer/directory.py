@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import find_model, read_json
 from cpuserve.loader.mapped import most_values, read_small
 from cpuserve.loader.pooling import lowers_case, prompts_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.tokenizer.directory import (
     PIECES,

@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
+from cpuserve.base.log import get_logger
 from cpuserve.loader.gguf.file import GgufFile
-from cpuserve.log import get_logger
 from cpuserve.tokenizer.charsmap import is_charsmap
 from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of
 from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer

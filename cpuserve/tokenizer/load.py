@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpuserve.errors import ModelError
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import ModelError
+from cpuserve.base.fault_points import fault
 from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.directory import MAX_TEMPLATE_BYTES, check_files, find_tokenizer

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import Content, ContentPart, ConversationMessage, MediaPart
 from cpuserve.tokenizer.finite_json import loads_finite
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.tokenizer import Tokenizer
 

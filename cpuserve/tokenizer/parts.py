@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core

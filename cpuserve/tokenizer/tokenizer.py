@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cpuserve.errors import InvalidRequest, ModelError, RequestError
-from cpuserve.log import get_logger
+from cpuserve.base.errors import InvalidRequest, ModelError, RequestError
+from cpuserve.base.log import get_logger
 from cpuserve.tokenizer.coder import TokenSpan
 from cpuserve.tokenizer.cut import Cut, kept
 from cpuserve.tokenizer.direct_coder import LibraryCoder

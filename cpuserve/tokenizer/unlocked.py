@@ -14,8 +14,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from cpuserve.base.log import get_logger
 from cpuserve.config.env import for_library, settle
-from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -1,4 +1,4 @@
-"""Requests that reach the fault points of a server (cpuserve/fault_points.py), and their plans."""
+"""Requests that reach the fault points of a server (base/fault_points.py), and their plans."""
 
 import hashlib
 import itertools

@@ -16,7 +16,7 @@ from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.request.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
-from cpuserve.background import Pauses, keep
+from cpuserve.base.background import Pauses, keep
 from cpuserve.config.server import ServerOptions
 from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak

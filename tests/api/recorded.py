@@ -15,9 +15,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from cpuserve.base.errors import DeadlineExceeded, EngineDead, RequestError
+from cpuserve.base.version import version
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
-from cpuserve.version import version
 from tests.api.fakes import ANSWER, Api, ClientLimits, logprob_of, speak, tokenizer
 from tests.api.tools import CALL, says, tool_api
 

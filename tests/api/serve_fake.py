@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cpuserve.api.http import startup_server
 from cpuserve.api.lifecycle.serve import serve
-from cpuserve.children import exit_now
+from cpuserve.base.children import exit_now
+from cpuserve.base.errors import ModelError, StartupError
 from cpuserve.config.engine import Resolved
 from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
 from cpuserve.config.several import NamedModel
 from cpuserve.engine.liveness import HangLimits
 from cpuserve.engine.process import ProcessClient
-from cpuserve.errors import ModelError, StartupError
 from cpuserve.models.spec import ModelSpec
 from cpuserve.platforms import select
 from cpuserve.prepare import Prepared

@@ -12,9 +12,9 @@ import pytest
 from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.records import Records
 from cpuserve.api.http.server import make_server
+from cpuserve.base.log import Limited, OneLine
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
-from cpuserve.log import Limited, OneLine
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.api.test_api_request_log import GENERATING, LINE, SECRET

@@ -14,14 +14,14 @@ import msgspec
 import openai
 import pytest
 
-from cpuserve import fault_points
 from cpuserve.api.http import audit_file
 from cpuserve.api.http.audit import Audit
 from cpuserve.api.http.audit_file import AuditFile
 from cpuserve.api.http.records import Records, records_of
 from cpuserve.api.lifecycle.model_context import files_fingerprint
+from cpuserve.base import fault_points
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import ConfigError
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post
 from tests.api.test_api_access_log import tokens_of

@@ -9,9 +9,9 @@ from collections import Counter
 import httpx
 import pytest
 
-from cpuserve import background
 from cpuserve.api.lifecycle.front_end import FrontEnd
-from cpuserve.background import Pauses, keep, troubles
+from cpuserve.base import background
+from cpuserve.base.background import Pauses, keep, troubles
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.platforms.cpu import CpuPlatform

@@ -5,8 +5,8 @@ import asyncio
 import httpx
 import pytest
 
+from cpuserve.base.errors import TooManyRequests
 from cpuserve.engine.ipc import Output, Stats
-from cpuserve.errors import TooManyRequests
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.generation.fan_out import SequenceRequest, admit, dismiss, start

@@ -11,7 +11,7 @@ import pytest
 from cpuserve.api.batches.directory import FileDirectory, UploadFacts
 from cpuserve.api.batches.line_runner import LineResult
 from cpuserve.api.batches.service import FILE_BATCHES, MESSAGE_BATCHES, BatchService
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from tests.helpers.patience import PATIENCE_S
 
 

@@ -15,8 +15,8 @@ from cpuserve.api.app import create_app
 from cpuserve.api.batches.line_runner import LineRunner
 from cpuserve.api.batches.lines import BatchLine, read_lines
 from cpuserve.api.request.state import ServerState
+from cpuserve.base.errors import EngineDead, ServiceUnavailable
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import EngineDead, ServiceUnavailable
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.models.registry import ModelRegistry

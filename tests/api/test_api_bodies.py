@@ -351,7 +351,7 @@ def test_an_unexpected_exception_is_500_without_its_text(caplog):
 
 def test_addresses_and_paths_of_engine_errors_are_not_told():
     def fail(engine, number, prompt, params):
-        from cpuserve.errors import RequestError
+        from cpuserve.base.errors import RequestError
 
         msg = "the step failed at 0x7fffdeadbeef in /srv/app/model.bin after 3 tokens"
         yield RequestError(msg)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cpuserve.errors import TooManyRequests
+from cpuserve.base.errors import TooManyRequests
 from cpuserve.metrics.server import MAX_CALLERS
 from cpuserve.serving.models.limits import ClientLimits
 from cpuserve.serving.threads import WORKS_FOR, loop_turn

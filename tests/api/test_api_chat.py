@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from cpuserve.base.errors import EngineDead, RequestError, TooManyRequests
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import EngineDead, RequestError, TooManyRequests
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, events_of, tokenizer
 

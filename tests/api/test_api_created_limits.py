@@ -14,7 +14,7 @@ from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from tests.api.live import live
 from tests.helpers.patience import PATIENCE_S, until
 

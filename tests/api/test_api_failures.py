@@ -5,10 +5,10 @@ import logging
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from cpuserve import errors
 from cpuserve.api.http import guards
+from cpuserve.base import errors
+from cpuserve.base.errors import InvalidRequest, RequestError, TooManyRequests
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import InvalidRequest, RequestError, TooManyRequests
 from cpuserve.tokenizer.tokenizer import Tokenizer as OurTokenizer
 from tests.api.fakes import Api, error_of, events_of, tokenizer
 

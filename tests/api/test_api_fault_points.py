@@ -1,10 +1,10 @@
-"""Each call of the system fails once (cpuserve/fault_points.py), and the server stays sane."""
+"""Each call of the system fails once (cpuserve/base/fault_points.py), and the server stays sane."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from cpuserve.fault_points import POINTS
+from cpuserve.base.fault_points import POINTS
 from tests.api.faulty import (
     EVERY,
     FAULTY,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.fault_points import DELAY, POINTS, SHORT
+from cpuserve.base.fault_points import DELAY, POINTS, SHORT
 from tests.api.faulty import FAULTY, KEPT, arm, chat, grammar, restart, seen, sent_file, text
 from tests.api.sees import write_served_model
 from tests.helpers.patience import PATIENCE_S, wait_until

@@ -13,7 +13,7 @@ import pytest
 
 from cpuserve.api.stored.disk import DiskError, disk_error, writing
 from cpuserve.api.webui import page
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from tests.api.fakes import Api, speak
 from tests.api.live import live
 from tests.clients.test_batches import CHAT, data_of, ended, line, results_of

@@ -9,7 +9,7 @@ import re
 import httpx
 import pytest
 
-from cpuserve.errors import EngineDead
+from cpuserve.base.errors import EngineDead
 from tests.api.fakes import speak
 from tests.api.live import live
 from tests.clients.test_batches import CHAT, data_of, line

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve import fault_points
 from cpuserve.api.callers.key_file import MOST_BYTES, MOST_KEYS, owner_of, read_key_file
 from cpuserve.api.callers.known_callers import KeyFileWatch, KnownCallers
 from cpuserve.api.lifecycle.serve import serve
+from cpuserve.base import fault_points
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import ConfigError
 from cpuserve.serving.callers.caller import CallerLimits
 from tests.helpers.patience import until
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpuserve.base.errors import brief
 from cpuserve.config.values import parse_duration
-from cpuserve.errors import brief
 from cpuserve.sampling.chain import MAX_SAMPLERS, stage_names
 from tests.api.fakes import MAX_LEN, VOCAB, Api, error_of
 

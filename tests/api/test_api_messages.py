@@ -23,7 +23,7 @@ from tests.api.tools import prompt_of, says, tool_api
 
 
 def test_an_answer_is_a_message(monkeypatch):
-    monkeypatch.setattr("cpuserve.ids._random", lambda: "a1")
+    monkeypatch.setattr("cpuserve.base.ids._random", lambda: "a1")
     asked = {"messages": HI, "max_tokens": 64, "model": "alias"}
     headers = {"x-request-id": "r1", "anthropic-version": "2023-06-01"}
     response = Api().request("POST", "/v1/messages", json=asked, headers=headers)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpuserve.base.errors import EngineDead
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import EngineDead
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api.anthropic_messages import (
     DOCUMENT,

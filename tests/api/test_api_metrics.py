@@ -6,8 +6,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cpuserve.base.errors import EngineDead
 from cpuserve.engine.ipc import Output, Stats, TierStats
-from cpuserve.errors import EngineDead
 from cpuserve.metrics.families import CONTENT_TYPE, exposition, server_families
 from cpuserve.metrics.histogram import BucketHistogram, buckets_1_2_5
 from cpuserve.metrics.server import ServerMetrics

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.media.sources import SourceRules
 from cpuserve.serving.pictures import MOST_PICTURES

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.decoding.client import DECODER, PictureStopped
 from cpuserve.media.sources import SourceRules
 from cpuserve.serving import pictures

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import cpuserve
 from cpuserve.api.request import state
-from cpuserve.background import Pauses, keep
+from cpuserve.base.background import Pauses, keep
 from cpuserve.metrics.families import (
     CONTENT_TYPE,
     MOST_IN_EXEMPLAR,

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from cpuserve.api.http.startup_server import StartupServer
+from cpuserve.base.errors import EngineDead
+from cpuserve.base.log import BURST, OneLine, is_record
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import EngineDead
-from cpuserve.log import BURST, OneLine, is_record
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api
 from tests.api.live import live, post
@@ -325,7 +325,7 @@ def test_no_path_model_or_id_can_write_a_line_of_its_own(caplog):
 
 FLOOD = """
 import asyncio, httpx, sys
-from cpuserve import log
+from cpuserve.base import log
 from tests.api.fakes import Api
 log.configure()
 api = Api()

@@ -79,7 +79,7 @@ def without_ids(body):
 
 def test_a_response_is_what_openais_type_says(monkeypatch):
     asked = {"input": "hi", "model": "alias"}
-    monkeypatch.setattr("cpuserve.ids._random", lambda: "r1")
+    monkeypatch.setattr("cpuserve.base.ids._random", lambda: "r1")
     response = Api().post(PATH, **asked)
     body = response.json()
     parsed = Response.model_validate(body, strict=True)

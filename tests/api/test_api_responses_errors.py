@@ -5,8 +5,8 @@ import json
 import pytest
 from openai.types.responses import Response
 
+from cpuserve.base.errors import EngineDead, TooManyRequests
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import EngineDead, TooManyRequests
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, error_of
 from tests.api.openai_responses import (

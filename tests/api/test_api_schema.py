@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from cpuserve.api.dialects import ANTHROPIC, TEI, dialect_of
 from cpuserve.api.response.openapi import install_schema, response_types
-from cpuserve.errors import NotFound
+from cpuserve.base.errors import NotFound
 from tests.api import recorded
 from tests.api.post_routes import app_with_all_routes
 

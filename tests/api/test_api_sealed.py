@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from cpuserve import fault_points
 from cpuserve.api.lifecycle import front_end
 from cpuserve.api.lifecycle.front_end import _seal
 from cpuserve.api.request import sealed_texts
 from cpuserve.api.request.sealed import Seal
+from cpuserve.base import fault_points
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api import fakes

@@ -18,8 +18,8 @@ import pytest
 from cpuserve.api.http import startup_server
 from cpuserve.api.http.listener import MOST_FILES, open_listener, raise_file_limit, url_of
 from cpuserve.api.lifecycle import serve
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import ConfigError
 from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.server_process import listening, served

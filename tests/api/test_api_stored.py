@@ -6,7 +6,7 @@ import pytest
 
 from cpuserve.api.openai.responses.conversation import calls_of
 from cpuserve.api.stored.store import Entry, Store, StoreBounds, StoredItem
-from cpuserve.errors import InvalidRequest, TooManyRequests
+from cpuserve.base.errors import InvalidRequest, TooManyRequests
 from tests.api.fakes import ANSWER, Api, error_of
 from tests.api.openai_responses import HI, PATH, WEATHER, ask
 from tests.api.tools import CALL, prompt_of, says, tool_api

@@ -20,16 +20,16 @@ import httpx
 import openai
 import pytest
 
-from cpuserve import fault_points
 from cpuserve.api.http.listener import open_listener, url_of
 from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.http.tls import certificate_of
+from cpuserve.base import fault_points
+from cpuserve.base.errors import ConfigError
 from cpuserve.bench.http import LoadError, exchange
 from cpuserve.cli import healthcheck
 from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import ConfigError
 from cpuserve.testing.local_server import serve
 from tests.api.fakes import ANSWER
 from tests.api.live import STREAM, live, post

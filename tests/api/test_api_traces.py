@@ -21,8 +21,8 @@ from cpuserve.api.batches.lines import read_lines
 from cpuserve.api.http import traces
 from cpuserve.api.http.records import Records, check_protocol, endpoint_of, records_of, with_path
 from cpuserve.api.http.traces import Collector, Traces
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import ConfigError
 from cpuserve.serving.callers.caller import Caller
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post

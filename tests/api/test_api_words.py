@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import InvalidRequest
 from tests.api.fakes import MAX_LEN, Api, FakeEngine
 
 LONG = "a" * (4 * MAX_LEN)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from cpuserve.errors import EngineDead
+from cpuserve.base.errors import EngineDead
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import tokenizer
 from tests.api.live import live

@@ -10,7 +10,7 @@ import pytest
 
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.errors import EngineDead
+from cpuserve.base.errors import EngineDead
 from cpuserve.serving.threads import TurnThreads
 from cpuserve.serving.work import CURRENT_WORK, RequestWork
 from tests.api.test_api_created_limits import loader_of

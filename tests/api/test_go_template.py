@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.api.ollama.go_template import is_go_template, to_jinja
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.rendering.process import ChatEnvironment
 
 CHATML = """{{ if .System }}<|im_start|>system

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuserve.base.errors import StartupError
 from cpuserve.bench import load, tune
 from cpuserve.cli import main as cli
 from cpuserve.engine.memory_use import resident_bytes
-from cpuserve.errors import StartupError
 from cpuserve.platforms import tuned
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but

@@ -7,10 +7,10 @@ from statistics import median
 
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.bench.noise import buckets_of
 from cpuserve.bench.workload import Workload, talks
 from cpuserve.cli.bench_flags import DATASETS
-from cpuserve.errors import ConfigError
 
 
 async def words(text):

@@ -2,10 +2,10 @@
 
 import platform
 
+from cpuserve.base.version import version
 from cpuserve.cli import main as cli
 from cpuserve.cli.main import version_text
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.version import version
 
 
 def test_it_names_every_level_of_the_build(capsys):

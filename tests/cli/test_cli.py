@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.bench.server import serve_command
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import as_arguments, asked, normalize
 from cpuserve.config.fields import FIELDS, no_op_flags
 from cpuserve.config.missing import MISSING, why_missing
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.builtin import DEFAULT
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but

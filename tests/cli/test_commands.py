@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.api.lifecycle import serve
+from cpuserve.base.errors import ModelError
 from cpuserve.cli import listings
 from cpuserve.cli import main as cli
-from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.models import MODELS
 from cpuserve.platforms.cpu import CpuPlatform

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.cli.chat import AGAIN_S, HELP, Conversation, Lines, interruptible
-from cpuserve.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "answer to hello"}]
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from cpuserve.children import python_command, start_child
+from cpuserve.base.children import python_command, start_child
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.tiny import tiny_model
 
 INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
-TAKES = "from cpuserve.held_signals import take_signals\n"
+TAKES = "from cpuserve.base.held_signals import take_signals\n"
 
 
 def ended(code):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from cpuserve import log
+from cpuserve.base import log
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model

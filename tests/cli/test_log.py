@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cpuserve.log import Line, OneLine, is_record
+from cpuserve.base.log import Line, OneLine, is_record
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cpuserve.lost_signals import sent_again
+from cpuserve.base.lost_signals import sent_again
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli import main as cli
 from cpuserve.cli import terminal
 from cpuserve.cli.attachments import content_of, converted, part_of
 from cpuserve.cli.chat import Conversation
 from cpuserve.cli.markdown import MarkdownStream, end_of_blocks
 from cpuserve.cli.session import ReplyPrinter
-from cpuserve.errors import ConfigError
 from cpuserve.tokenizer.conversation import MediaPart
 from tests.api.sees import write_served_model
 from tests.helpers.drawn import png

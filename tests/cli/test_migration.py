@@ -5,12 +5,12 @@ import shlex
 
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import normalize, refuse_unknown
 from cpuserve.config.env import read_env
 from cpuserve.config.fields import BY_NAME, NO_OPS
 from cpuserve.config.missing import MISSING, UNREAD
-from cpuserve.errors import ConfigError
 from docs.tables import migrating
 from docs.tables.migrating import ALIAS, IGNORED, OWN, REFUSED, SERVERS, UNREAD_VARIABLE
 

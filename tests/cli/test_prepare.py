@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cpuserve.api.lifecycle.model_details import details_of
+from cpuserve.base.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.cli import banner
 from cpuserve.cli import main as cli
 from cpuserve.cli.session import sampling_fields
@@ -19,7 +20,6 @@ from cpuserve.config.load import from_arguments
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.several import for_another
 from cpuserve.core.admission import Limits
-from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsFile, SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, kv_cache_bytes, model_facts, prepare

@@ -12,10 +12,10 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.api.app import create_app
 from cpuserve.api.batches.line_runner import count_lines, count_results, run_file
 from cpuserve.api.request.state import ServerState
+from cpuserve.base.errors import ConfigError, EngineDead, StartupError
 from cpuserve.cli import main as cli
 from cpuserve.cli.run_batch import _Output, _run_lines
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import ConfigError, EngineDead, StartupError
 from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, make_context, speak
 from tests.helpers.tiny import tiny_model

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpuserve.base.errors import ModelError
 from cpuserve.cli.main import main
 from cpuserve.cli.size import FORMATS, INSTANCES, Instance, ModelWeights, advice, sizes_on
-from cpuserve.errors import ModelError
 from cpuserve.loader import hub
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform

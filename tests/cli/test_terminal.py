@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from cpuserve.base.errors import CpuserveError
 from cpuserve.cli import banner, terminal
-from cpuserve.errors import CpuserveError
 from tests.helpers.children import child_options
 
 

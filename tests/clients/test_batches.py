@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from cpuserve.api.batches.directory import FileDirectory
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 from tests.api.fakes import ANSWER, speak
 from tests.api.faulty import FAULTY
 from tests.api.live import live

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from cpuserve.errors import EngineDead
+from cpuserve.base.errors import EngineDead
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER, speak, tokenizer
 from tests.api.live import live

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import cpuserve
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli import flags
 from cpuserve.config import env
 from cpuserve.config.env import read_env
@@ -19,7 +20,6 @@ from cpuserve.config.fields import BY_NAME, FIELDS, NO_OPS, keywords
 from cpuserve.config.load import Given, flag_given, from_arguments, load_options, read_file
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import ConfigError
 
 # What is no path: of a user that does not exist, and a text that no file system takes.
 NO_PATHS = ["", "~has-no-home/x", "a\0b"]

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli.flags import asked
 from cpuserve.cli.main import _run, build_parser
 from cpuserve.config.load import Given, load_options
 from cpuserve.config.several import several_models
-from cpuserve.errors import ConfigError
 
 
 def models_of(tmp_path, content, **flags):

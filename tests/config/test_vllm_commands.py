@@ -14,10 +14,10 @@ import shlex
 
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import normalize, refuse_unknown
 from cpuserve.config.load import load_options
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import KvLayerFacts
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.helpers.hosts import LLAMA_1B, got, load_host

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cpuserve import LLM, EngineArgs
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli.flags import normalize
 from cpuserve.cli.main import build_parser
 from cpuserve.config.fields import BY_NAME, FIELDS, no_op_flags
 from cpuserve.config.missing import why_missing
-from cpuserve.errors import ConfigError
 from tests.helpers.tiny import tiny_model
 
 OPTIONS = json.loads((Path(__file__).parents[1] / "data/vllm_options.json").read_text())

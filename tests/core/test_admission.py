@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.admission import Limits, check_request, output_limit
-from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 
 LIMITS = Limits(max_model_len=100, kv_tokens=64, vocab=50)

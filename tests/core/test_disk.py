@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.core.kv import disk
 from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
 from cpuserve.core.kv.cache_folder import FOLDER, MARK, MARK_TEXT, claim, lock_file
 from cpuserve.core.kv.prefix import PrefixChain
-from cpuserve.errors import ConfigError
 from tests.core.disk_caches import (
     DATA,
     FINGERPRINT,

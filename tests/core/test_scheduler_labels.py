@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.admission import Limits, check_params
-from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.core.scheduling import make, request
 

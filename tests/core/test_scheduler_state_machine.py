@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, invariant, precondition, rule
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.admission import check_request, output_limit
 from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.step import RowResult, StepBatch
-from cpuserve.errors import InvalidRequest
 from cpuserve.runtime.pack import pack
 from cpuserve.sampling.params import SamplingParams
 from tests.core.scheduler_machine import EOS, PROMPTS, SALTS, TEXT, SchedulerUnderTest, tokens_of

@@ -3,11 +3,11 @@
 import asyncio
 from typing import ClassVar
 
+from cpuserve.base.errors import EngineDead, StartupError
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.engine.process import DiedAtStart
 from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
-from cpuserve.errors import EngineDead, StartupError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.patience import PATIENCE_S
 

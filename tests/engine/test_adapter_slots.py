@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from cpuserve.base.errors import ModelError
 from cpuserve.engine.ipc import Ask
 from cpuserve.engine.lora import AdapterSlots
-from cpuserve.errors import ModelError
 
 FOREVER_S = 3600.0
 

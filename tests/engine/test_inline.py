@@ -9,9 +9,9 @@ from contextlib import aclosing
 
 import pytest
 
+from cpuserve.base.errors import EngineDead, InvalidRequest, ModelError, StartupError
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.inline import InlineClient
-from cpuserve.errors import EngineDead, InvalidRequest, ModelError, StartupError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.patience import PATIENCE_S

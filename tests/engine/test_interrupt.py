@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpuserve.base.errors import DeadlineExceeded
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.inline import InlineClient
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import Abort, AddRequest, Shutdown
 from cpuserve.engine.process import ProcessClient
-from cpuserve.errors import DeadlineExceeded
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.patience import PATIENCE_S

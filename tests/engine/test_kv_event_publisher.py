@@ -5,12 +5,12 @@ import pytest
 
 zmq = pytest.importorskip("zmq")
 
+from cpuserve.base.errors import ConfigError  # noqa: E402
 from cpuserve.config.kv_events import KvEvents  # noqa: E402
 from cpuserve.engine.core import EngineCore  # noqa: E402
 from cpuserve.engine.ipc import AddRequest, Ask  # noqa: E402
 from cpuserve.engine.kv_events import END, KvEventPublisher  # noqa: E402
 from cpuserve.engine.lora import LoadedAdapter  # noqa: E402
-from cpuserve.errors import ConfigError  # noqa: E402
 from cpuserve.sampling.params import SamplingParams  # noqa: E402
 from tests.helpers.fake_executor import FakeExecutor, fake_config  # noqa: E402
 from tests.helpers.patience import PATIENCE_S, wait_until  # noqa: E402

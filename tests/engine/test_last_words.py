@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from cpuserve.base.log import OneLine
 from cpuserve.engine.liveness import LastWords
-from cpuserve.log import OneLine
 
 
 def record(text, level=logging.WARNING, error=None):

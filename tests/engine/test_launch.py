@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuserve.base.errors import TooLittleMemory
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.engine.launch import SpareProcess, start_process
 from cpuserve.engine.process import ProcessClient
-from cpuserve.errors import TooLittleMemory
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.patience import PATIENCE_S, until, wait_gone, wait_until
 

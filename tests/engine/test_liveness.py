@@ -9,12 +9,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from cpuserve.base.errors import EngineDead
 from cpuserve.engine import process
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.liveness import HangLimits, Liveness
 from cpuserve.engine.process import ProcessClient
 from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
-from cpuserve.errors import EngineDead
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.engine.build import build_engine
 from cpuserve.engine.fingerprint import fingerprint
 from cpuserve.engine.ipc import Abort, AddRequest, TierStats
 from cpuserve.engine.offload import check_tiers
-from cpuserve.errors import ConfigError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.patience import PATIENCE_S, wait_until

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuserve.base.errors import EngineDead, InvalidRequest, StartupError
 from cpuserve.engine import process
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.process import ProcessClient, _Link
-from cpuserve.errors import EngineDead, InvalidRequest, StartupError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but
@@ -209,7 +209,7 @@ def test_a_closed_stderr_does_not_close_the_engines(monkeypatch):
         def write(self, text):
             raise BrokenPipeError
 
-    monkeypatch.setattr("cpuserve.log.sys.stderr", Closed())
+    monkeypatch.setattr("cpuserve.base.log.sys.stderr", Closed())
 
     async def body(client):
         with pytest.raises(EngineDead, match="exit code 7: going down with code 7"):

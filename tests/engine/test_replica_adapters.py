@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpuserve.base.errors import EngineDead
 from cpuserve.engine.client import EngineRequest
-from cpuserve.errors import EngineDead
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.fake_replicas import Engine, with_fakes
 from tests.helpers.patience import until

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.base.errors import EngineDead, InvalidRequest
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.replicas import ReplicaClient
-from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.fake_replicas import PROMPT
 from tests.helpers.fake_executor import fake_config, reference

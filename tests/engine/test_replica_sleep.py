@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cpuserve.errors import EngineDead, StartupError
+from cpuserve.base.errors import EngineDead, StartupError
 from tests.engine.fake_replicas import Engine, first_of, with_fakes
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cpuserve.base.errors import EngineDead, StartupError
 from cpuserve.engine.process import DiedAtStart
 from cpuserve.engine.replicas import RestartPolicy
-from cpuserve.errors import EngineDead, StartupError
 from tests.engine.fake_replicas import PROMPT, first_of, with_fakes
 from tests.helpers.patience import until
 

@@ -5,9 +5,9 @@ from array import array
 
 import pytest
 
+from cpuserve.base.errors import DeadlineExceeded, InvalidRequest
 from cpuserve.engine.ipc import Abort, AddRequest, Output, PicturePatches
 from cpuserve.engine.streams import Streams
-from cpuserve.errors import DeadlineExceeded, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.patience import PATIENCE_S
 

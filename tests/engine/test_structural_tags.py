@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.structured import CALLS, WITH_CALLS, StructuredOutputs, structured_from
 from tests.helpers.grammars import allows  # noqa: F401
 

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli import main as cli
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
 from cpuserve.engine.fingerprint import fingerprint
-from cpuserve.errors import ConfigError
 from cpuserve.loader.load import read_config
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.platforms.memory import MEDIA_ROWS, resident_weight_bytes

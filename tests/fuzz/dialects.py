@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
+from cpuserve.base.errors import printable
 from cpuserve.engine.ipc import AddRequest, encode_frame
-from cpuserve.errors import printable
 from tests.api.all_routes import all_routes
 from tests.api.fakes import ANSWER, FakeEngine, Script, logprob_of, make_context, tokenizer
 from tests.api.live import Live

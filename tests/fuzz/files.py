@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from cpuserve.errors import RequestError, StartupError
+from cpuserve.base.errors import RequestError, StartupError
 from cpuserve.llm import LLM
 from cpuserve.sampling.params import SamplingParams
 from tests.fuzz.edits import Edit, apply, draw

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import msgspec
 
 from cpuserve.api.batches.upload import _Parts
+from cpuserve.base.errors import RequestError
 from cpuserve.engine import ipc
-from cpuserve.errors import RequestError
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.fuzz.edits import apply, draw

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from cpuserve.errors import ModelError, RequestError
+from cpuserve.base.errors import ModelError, RequestError
 from cpuserve.tokenizer.ends import end_ids
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.fuzz.edits import Edit, apply, draw

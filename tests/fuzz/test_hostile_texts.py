@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from cpuserve.errors import printable
-from cpuserve.log import OneLine
+from cpuserve.base.errors import printable
+from cpuserve.base.log import OneLine
 from tests.fuzz.dialects import JSON, HttpBench, Request
 from tests.fuzz.operations import Operation, by_target, seeds
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 from cpuserve.api.ollama.created.modelfile import read_modelfile, write_modelfile
 from cpuserve.api.ollama.go_template import is_go_template, to_jinja
 from cpuserve.api.ollama.parameters import sampling_of
-from cpuserve.errors import RequestError, status_of
+from cpuserve.base.errors import RequestError, status_of
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.rendering.client import Renderer

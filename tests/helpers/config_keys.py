@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import CpuserveError
+from cpuserve.base.errors import CpuserveError
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.parts import stored_needs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import StartupError
+from cpuserve.base.errors import StartupError
 from cpuserve.outputs import RequestOutput
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.api.tools import TEMPLATE

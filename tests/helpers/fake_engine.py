@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+from cpuserve.base.errors import ModelError
+from cpuserve.base.log import get_logger
 from cpuserve.engine import child
-from cpuserve.errors import ModelError
-from cpuserve.log import get_logger
 from tests.helpers.fake_executor import fake_core
 
 

@@ -1,9 +1,9 @@
-"""A fault point that fails once in this process, as `cpuserve.fault_points._hook` of a test."""
+"""A fault point that fails once in this process, as `fault_points._hook` of a test."""
 
 import errno
 import os
 
-from cpuserve.fault_points import POINTS, SHORT
+from cpuserve.base.fault_points import POINTS, SHORT
 
 
 class Once:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.env import cache_dir
-from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BuiltinModel, fetch_builtin
 from tests.helpers.downloads import tried
 

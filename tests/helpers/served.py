@@ -29,7 +29,7 @@ DEFAULT_MODEL = "smollm2:135m"
 @functools.cache
 def _fetched() -> Path | str:
     """Return the path of the default model, downloaded if needed, or why it is not available."""
-    from cpuserve.errors import ModelError
+    from cpuserve.base.errors import ModelError
     from cpuserve.loader.hub import resolve_model
 
     try:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 from cpuserve.integrations.cores import claim_cores
 from tests.helpers.children import child_options
 from tests.helpers.hosts import load_host

@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 
 ARGUMENTS = """
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 from cpuserve.integrations.ray_serve import Scaling, _split, app
 
 fixed = _split({"num_replicas": "3", "num_cpus": 4, "model": "m"})

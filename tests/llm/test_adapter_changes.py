@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.base.errors import ConfigError, InvalidRequest, ModelError
 from tests.helpers.adapter import ATTENTION, MLP, adapter_of, as_gguf, merged
 from tests.helpers.answers import exact_answers
 from tests.helpers.depth import deep_but

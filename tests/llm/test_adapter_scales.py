@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from tests.helpers.adapter import WORDS, adapter_of, merged
 from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cpuserve import LLM, BeamSearchParams, SamplingParams
-from cpuserve.errors import InvalidRequest, PromptTooLong
+from cpuserve.base.errors import InvalidRequest, PromptTooLong
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from cpuserve import LLM
-from cpuserve.errors import EngineDead, SourceChanged
+from cpuserve.base.errors import EngineDead, SourceChanged
 from cpuserve.loader import packed_files
 from cpuserve.runtime import packed_cache
 from tests.helpers.gguf_convert import convert

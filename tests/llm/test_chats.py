@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from cpuserve import llm as llm_module
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.llm import LLM
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.models.details import ModelDetails

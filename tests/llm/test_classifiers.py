@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ConfigError, InvalidRequest, StartupError
+from cpuserve.base.errors import ConfigError, InvalidRequest, StartupError
 from tests.helpers.classifiers import LABELS, PROMPTS, TEXTS, TOKENS, classifier, expected_logits
 from tests.helpers.depth import deep_but
 from tests.helpers.embedder import embedding_model

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.decisions.questions import checked, questions_from
 from cpuserve.serving.generation.batch import decision_items
 from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cpuserve import SamplingParams
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from tests.helpers.depth import deep_but
 from tests.llm.test_decide import QUESTIONS, STATE, make
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import ModelError, StartupError
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.engine import build
 from cpuserve.engine.draft_head import EARLY, DraftHead
 from cpuserve.engine.draft_model import TRIALS, TRY_AFTER, DraftModel
-from cpuserve.errors import ModelError, StartupError
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, is_offset, table_of, with_head

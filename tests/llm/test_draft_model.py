@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import StartupError
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.engine.draft_model import DraftModel
-from cpuserve.errors import StartupError
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms

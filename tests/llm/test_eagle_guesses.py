@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import LLM
+from cpuserve.base.errors import ConfigError, ModelError, StartupError
 from cpuserve.core.ngram_drafts import NgramDrafts
-from cpuserve.errors import ConfigError, ModelError, StartupError
 from cpuserve.loader.eagle_heads import open_eagle
 from cpuserve.loader.load import read_config
 from cpuserve.models import spec_from_config

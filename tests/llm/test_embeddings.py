@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ConfigError, InvalidRequest
+from cpuserve.base.errors import ConfigError, InvalidRequest
 from tests.helpers.depth import deep_but
 from tests.helpers.embedder import embedding_model
 from tests.helpers.rounding import sum_bound

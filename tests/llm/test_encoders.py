@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cpuserve import LLM
-from cpuserve.errors import ConfigError, InvalidRequest
+from cpuserve.base.errors import ConfigError, InvalidRequest
 from tests.helpers import gguf_convert
 from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS, pooled, projected, rows_of, with_modules

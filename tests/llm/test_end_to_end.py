@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.process import ProcessClient
-from cpuserve.errors import ConfigError, ModelError
 from tests.helpers.answers import exact_answers
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from cpuserve import LLM, fault_points
+from cpuserve import LLM
+from cpuserve.base import fault_points
+from cpuserve.base.errors import StartupError
 from cpuserve.engine.ipc import Abort
-from cpuserve.errors import StartupError
 from cpuserve.loader import packed_files
 from cpuserve.runtime import packed_cache
 from tests.helpers.depth import deep_but

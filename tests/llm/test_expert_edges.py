@@ -16,9 +16,10 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from cpuserve import LLM, fault_points
+from cpuserve import LLM
+from cpuserve.base import fault_points
+from cpuserve.base.errors import StartupError
 from cpuserve.engine.ipc import Abort
-from cpuserve.errors import StartupError
 from cpuserve.loader import packed_files
 from cpuserve.runtime import native, packed_cache
 from tests.helpers.patience import wait_until

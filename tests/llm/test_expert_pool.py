@@ -16,11 +16,12 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from cpuserve import _C, LLM, SamplingParams, fault_points
+from cpuserve import _C, LLM, SamplingParams
+from cpuserve.base import fault_points
+from cpuserve.base.errors import StartupError
 from cpuserve.engine.build import build_engine, run_engine
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.ipc import AddRequest
-from cpuserve.errors import StartupError
 from cpuserve.loader import packed_files
 from cpuserve.program.operations.mixture import Guess, with_guesses
 from cpuserve.runtime import expert_memory, native, packed_cache

@@ -9,7 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cpuserve import LLM, fault_points
+from cpuserve import LLM
+from cpuserve.base import fault_points
 from cpuserve.config.options import EngineOptions
 from cpuserve.engine.ipc import Abort
 from cpuserve.loader import packed_files

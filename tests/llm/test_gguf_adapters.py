@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from tests.helpers import gguf_convert
 from tests.helpers.adapter import ATTENTION, MLP, WORDS, adapter_of, as_gguf
 from tests.helpers.answers import exact

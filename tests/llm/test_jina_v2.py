@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import gelu, layer_norm, linear
 
 from cpuserve import LLM
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 from tests.helpers.encoders import PROMPTS, pooled
 from tests.helpers.rounding import sum_bound

@@ -8,8 +8,8 @@ import pytest
 
 import cpuserve
 from cpuserve import llm as llm_module
+from cpuserve.base.errors import ConfigError, EngineDead, InvalidRequest, RequestError
 from cpuserve.engine.inline import InlineClient
-from cpuserve.errors import ConfigError, EngineDead, InvalidRequest, RequestError
 from cpuserve.llm import LLM
 from cpuserve.outputs import Logprob
 from cpuserve.sampling.params import SamplingParams

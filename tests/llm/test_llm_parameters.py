@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from tests.helpers.tiny import tiny_model
 
 PROMPT = [(7 * i) % 250 for i in range(30)]

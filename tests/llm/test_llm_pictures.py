@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import picture_part
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.decoding.formats import rgb
+from cpuserve.offline.arguments import picture_part
 from tests.api.sees import write_served_model
 from tests.helpers.drawn import data_url, document, picture, saved
 from tests.helpers.mmproj import write_ggufs

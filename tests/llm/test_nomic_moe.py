@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cpuserve import LLM
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS, pooled
 from tests.helpers.nomic_moe import published, rows_of

@@ -14,7 +14,7 @@ from cpuserve import (
     StructuredOutputsParams,
     TokensPrompt,
 )
-from cpuserve.errors import EngineDead, InvalidRequest, SourceChanged
+from cpuserve.base.errors import EngineDead, InvalidRequest, SourceChanged
 from cpuserve.inputs import TextPrompt
 from cpuserve.offline.metrics import Counter, Gauge, Histogram
 from tests.helpers.adapter import adapter_of

@@ -11,7 +11,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from cpuserve import LLM
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 from cpuserve.program.operations.relative import Distances
 from tests.helpers.encoders import PROMPTS, pooled, rows_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ConfigError, InvalidRequest, StartupError
+from cpuserve.base.errors import ConfigError, InvalidRequest, StartupError
 from cpuserve.loader.load import packed_size, read_config
 from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.pairs import BEHIND, PairEncoder

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cpuserve import LLM
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from tests.helpers.rerankers import DOCUMENTS, QUERY, reranker
 from tests.helpers.sentence_stacks import (
     CROSS,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.config.engine import KvGroup
 from cpuserve.engine.core import EngineCore
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from tests.helpers.answers import exact_answers
 from tests.helpers.depth import deep_but

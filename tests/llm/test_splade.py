@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpuserve import LLM
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.base.errors import ConfigError, InvalidRequest, ModelError
 from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS
 from tests.helpers.pooled import listed

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from tests.helpers.depth import deep_but
 from tests.helpers.oracle import precise_torch
 from tests.helpers.tiny import tiny_model

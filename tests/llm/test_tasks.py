@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.base.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.loader import lora
 from cpuserve.loader.load import read_config
 from cpuserve.loader.lora import AdapterReader

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from cpuserve import LLM
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from tests.helpers.bge_m3 import MULTI, WIDTH, bge_m3, expected, heads
 from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS

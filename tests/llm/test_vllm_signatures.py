@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import cpuserve
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.config.fields import argument_name, keywords, no_op_flags
 from cpuserve.config.load import from_arguments
 from cpuserve.config.missing import why_missing
-from cpuserve.errors import InvalidRequest
 from cpuserve.llm import LLM
-from cpuserve.llm_arguments import METHODS, engine_options
+from cpuserve.offline.arguments import METHODS, engine_options
 from cpuserve.outputs import CompletionOutput
 from cpuserve.sampling import fields as sampling_fields
 from cpuserve.sampling import pooling

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from cpuserve import LLM, SamplingParams, fault_points
-from cpuserve.errors import StartupError
+from cpuserve import LLM, SamplingParams
+from cpuserve.base import fault_points
+from cpuserve.base.errors import StartupError
 from cpuserve.loader import packed_files
 from cpuserve.runtime import packed_cache
 from tests.helpers.answers import exact_answers
@@ -23,7 +24,7 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True,
 CHILD = """
 import json, sys
 from cpuserve import LLM, SamplingParams
-from cpuserve.log import configure
+from cpuserve.base.log import configure
 configure("info")
 prompts, model = json.loads(sys.argv[1]), sys.argv[2]
 with LLM(model, executor="native", weights_on_disk="always", max_model_len=256) as llm:

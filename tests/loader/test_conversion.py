@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader import hub
 from cpuserve.loader.hub import BOT
 

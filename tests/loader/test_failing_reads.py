@@ -5,8 +5,8 @@ import gc
 import psutil
 import pytest
 
-from cpuserve import fault_points
-from cpuserve.errors import ModelError
+from cpuserve.base import fault_points
+from cpuserve.base.errors import ModelError
 from cpuserve.loader import source_digest
 from cpuserve.loader.mapped import copy_file
 from cpuserve.loader.source_digest import SourceDigest

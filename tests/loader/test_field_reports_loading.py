@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
 from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.levels import LEVELS

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.base.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.loader import builtin
 from cpuserve.loader.generation import check_ranges, recommended
 

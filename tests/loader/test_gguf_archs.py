@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import ModelError
 from cpuserve.cli import main as cli
-from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs.table import ARCHS, REASONS, THROUGH_TRANSFORMERS
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, spec_from_config

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.hub import default_gguf, gguf_of, parts_of
 
 NAMES = [

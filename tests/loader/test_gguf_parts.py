@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cpuserve.base.errors import ModelError
 from cpuserve.engine.fingerprint import _files
-from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.parts import model_files, open_gguf, part_names
 from cpuserve.loader.load import find_model, open_checkpoint, read_config
 from cpuserve.loader.mapped import MappedFile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import TENSOR_TYPES, GgufFile, foreign_type
 from cpuserve.loader.gguf.model import gguf_config, pair_row_order
 from cpuserve.loader.load import open_checkpoint, read_config

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpuserve import _C
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.program.reference.quantized import multiply_grouped

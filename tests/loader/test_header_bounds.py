@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.safetensors import SafetensorsFile, SafetensorsStore
 from cpuserve.media.families.table import _read

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader import builtin, hub
 from cpuserve.loader.builtin import BuiltinModel, fetch_builtin, is_intact
 from cpuserve.loader.hub import list_builtin, resolve_config, resolve_model
@@ -290,7 +290,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 
 RESOLVE = """
 import sys, json
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader import hub
 from cpuserve.loader.hub import resolve_model
 seen, patience_s = [], float(sys.argv.pop(1))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, read_config
 from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_ignored
 from cpuserve.models import build_program, spec_from_config

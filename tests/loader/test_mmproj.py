@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
 from cpuserve.engine.fingerprint import fingerprint
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.mmproj import PROJECTORS, mmproj_config
 from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuserve import fault_points
+from cpuserve.base import fault_points
 from cpuserve.loader import packed_files
 from cpuserve.loader.packed_files import NoRoom, PackedFiles, keep_use
 from cpuserve.runtime.expert_memory import ExpertHeat

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader import modules
 from cpuserve.loader.pooling import checkpoint_pooling, module_head, prompts_of, usual_length
 from tests.helpers.embedder import embedding_model

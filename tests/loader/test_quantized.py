@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cpuserve import _C, LLM, SamplingParams
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.cli import main as cli
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.quantized import quantize_checkpoint
 from cpuserve.models import build_program, spec_from_config

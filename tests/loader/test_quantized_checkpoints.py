@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import ModelError
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, packed_size
 from cpuserve.prepare import model_facts
 from cpuserve.quant import dequantize

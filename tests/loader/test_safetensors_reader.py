@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, read_config
 from cpuserve.loader.safetensors import INDEX, SafetensorsFile, SafetensorsStore
 from cpuserve.quant import dequantize

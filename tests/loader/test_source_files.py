@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from cpuserve.base.errors import SourceChanged
 from cpuserve.config.engine import SourceFile
-from cpuserve.errors import SourceChanged
 from cpuserve.loader.source_files import check_same, source_files
 from tests.helpers.tiny import tiny_model
 

@@ -14,7 +14,7 @@ from transformers.models.granite_docling.processing_granite_docling import Grani
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.canvas import CanvasTiles
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

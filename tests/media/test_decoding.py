@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cpuserve.errors import InvalidRequest, ServiceUnavailable
-from cpuserve.fault_points import POINTS
+from cpuserve.base.errors import InvalidRequest, ServiceUnavailable
+from cpuserve.base.fault_points import POINTS
 from cpuserve.media.decoding.client import Decoder, PictureStopped
 from tests.helpers.children import child_options
 from tests.helpers.drawn import (
@@ -338,7 +338,7 @@ POINTS_HERE = [
 ]
 ASK = """
 import psutil
-from cpuserve.errors import RequestError
+from cpuserve.base.errors import RequestError
 from cpuserve.media.decoding.client import Decoder
 from tests.helpers.drawn import SMALL, png
 

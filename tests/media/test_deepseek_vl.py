@@ -8,7 +8,7 @@ from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import (
     DeepseekVLImageProcessorPil,
 )
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.deepseek_vl import DeepseekVLPictures
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

@@ -17,8 +17,8 @@ from PIL import Image
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.core.pictures import GEMMA4_BUDGETS
-from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.gemma4 import Gemma4Pictures
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

@@ -8,7 +8,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.processing_utils import ProcessorMixin
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.gemma3 import Gemma3Pictures
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

@@ -9,7 +9,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import SMALL, picture, write_processor
 from tests.helpers.once import Once
@@ -99,7 +99,7 @@ def test_a_checkpoint_without_settings_for_pictures_is_refused(tmp_path):
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     write_processor(tmp_path)
-    monkeypatch.setattr("cpuserve.fault_points._hook", Once("processor_file.read", "EIO"))
+    monkeypatch.setattr("cpuserve.base.fault_points._hook", Once("processor_file.read", "EIO"))
     with pytest.raises(ModelError, match=r"config\.json cannot be read: .*Input/output error"):
         family_of(tmp_path)
 

@@ -7,7 +7,7 @@ import pytest
 from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 from transformers.models.janus.processing_janus import JanusProcessor
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.media.families.deepseek_vl import DeepseekVLPictures
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

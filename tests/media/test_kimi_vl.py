@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.kimi_vl import KimiPictures
 from cpuserve.media.families.preprocessing import in_merge_order
 from cpuserve.media.families.table import family_of, frame_of

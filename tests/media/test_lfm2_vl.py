@@ -16,7 +16,7 @@ import pytest
 from PIL.Image import Resampling
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

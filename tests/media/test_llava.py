@@ -7,7 +7,7 @@ import pytest
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.processing_llava import LlavaProcessor
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.llava import LlavaPictures
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

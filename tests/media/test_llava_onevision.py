@@ -11,7 +11,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import (
     LlavaOnevisionProcessor,
 )
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.decoding.client import Decoder
 from cpuserve.media.families.llava_onevision import OnevisionPictures
 from cpuserve.media.families.table import family_of, for_pictures

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.families.canvas import CanvasTiles
 from cpuserve.media.families.gemma4 import Gemma4Pictures
 from cpuserve.media.families.lfm2_vl import Lfm2Pictures

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.pixtral import PixtralPictures
 from cpuserve.media.families.preprocessing import in_merge_order
 from cpuserve.media.families.table import family_of

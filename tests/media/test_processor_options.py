@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.media.families.table import FAMILIES, family_of
 from cpuserve.models import spec_from_config

@@ -11,7 +11,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.qwen_vl import QwenVL
 from cpuserve.media.families.table import family_of
 from tests.helpers.drawn import picture

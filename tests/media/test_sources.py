@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from cpuserve.errors import InvalidRequest, ServiceUnavailable
+from cpuserve.base.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.media import sources
 from cpuserve.media.sources import SourceRules, is_public, read_source
 from tests.helpers.once import Once
@@ -190,7 +190,7 @@ def test_calls_of_the_system_that_fail_fail_one_picture(server, monkeypatch, tmp
         ("media.connect", "EMFILE", f"{server.url}/a"),
         ("media_file.open", "EIO", f"file://{tmp_path}/a.png"),
     ):
-        monkeypatch.setattr("cpuserve.fault_points._hook", Once(point, action))
+        monkeypatch.setattr("cpuserve.base.fault_points._hook", Once(point, action))
         with pytest.raises(ServiceUnavailable, match="the system refuses: "):
             read_source(url, rules)
         assert read_source(url, rules) == b"hello"

@@ -1,4 +1,4 @@
-"""Each task of the server is awaited where it starts, or kept by cpuserve/background.py."""
+"""Each task of the server is awaited where it starts, or kept by cpuserve/base/background.py."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2] / "cpuserve"
 STARTS = {"create_task", "ensure_future"}
 # Functions whose task is awaited elsewhere, and where its errors go.
 ELSEWHERE = {
-    "background.py:keep": "the task of `keep` itself",
+    "base/background.py:keep": "the task of `keep` itself",
     "api/batches/service.py:_start": "run takes each task that is done, and _settle logs its error "
     "or raises it",
     "api/http/startup_server.py:_accept": "_serve waits for all connections; errors are "
@@ -91,7 +91,7 @@ def unwatched():
 
 def test_no_task_ends_without_anybody_noticing():
     found = unwatched()
-    assert found - set(ELSEWHERE) == set(), "start it with cpuserve.background.keep, or await it"
+    assert found - set(ELSEWHERE) == set(), "start it with base.background.keep, or await it"
     assert set(ELSEWHERE) - found == set(), "take it off the list"
 
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cpuserve.base.fault_points import DELAY, KILL, POINTS, SHORT, VARIABLE
 from cpuserve.config.env import read_env
-from cpuserve.fault_points import DELAY, KILL, POINTS, SHORT, VARIABLE
 from tests.api import test_api_fault_points as running
 from tests.api import test_api_fault_starts as starting
 from tests.helpers.children import child_options
@@ -135,7 +135,7 @@ def found():
 def test_each_call_of_the_system_has_a_fault_point():
     without = {where for where, points, calls in found() if calls and not points}
     assert without - set(ELSEWHERE) == set(), (
-        "add a point to cpuserve/fault_points.py, call fault() before the call, and let it fail in "
+        "add a point to base/fault_points.py, call fault() before the call, and let it fail in "
         "tests/api/test_api_fault_points.py or test_api_fault_starts.py"
     )
     assert set(ELSEWHERE) - without == set(), "take it off the list"
@@ -176,7 +176,7 @@ def test_a_server_ignores_the_variable_and_says_so():
 
 
 def test_only_the_code_of_tests_lets_a_call_fail():
-    code = "from cpuserve.fault_points import fault; print(fault('engine.send', 8))"
+    code = "from cpuserve.base.fault_points import fault; print(fault('engine.send', 8))"
     faulty = TESTS / "helpers" / "faulty"
     printed = {}
     for name, path in (("server", []), ("test", [str(faulty)])):

@@ -27,7 +27,7 @@ RANK = {
     "cli": 15,
     "llm": 14, "api": 14,
     "offline": 12,
-    "outputs": 11, "prepare": 11, "llm_arguments": 11,
+    "outputs": 11, "prepare": 11,
     "serving": 10,
     "bench": 9,
     "engine": 8,
@@ -39,12 +39,11 @@ RANK = {
     "sampling": 3,
     "platforms": 2,
     "engine_args": 2,
-    "config": 1, "background": 1,
+    "config": 1,
     "distributed": 0, "inputs": 0, "lora": 0, "utils": 0,
-    "children": 0, "lost_signals": 0,
     "limited": 1,
-    "ids": 0, "registry": 0, "plugins": 0, "log": 0, "metrics": 0, "version": 0,
-    "errors": -1, "fault_points": -1, "held_signals": -1,
+    "metrics": 0,
+    "base": -1,
 }  # fmt: skip
 NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cpuserve import _C
+from cpuserve.base.errors import ModelError
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.engine.assistant import follow
-from cpuserve.errors import ModelError
 from cpuserve.loader.assistants import open_assistant
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config

@@ -10,7 +10,7 @@ import torch
 from transformers import BailingHybridConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import BUILTIN, MODELS, build_program, find_model, spec_from_config
 from cpuserve.program.operations.columns import Limit
 from tests.helpers.tiny import FAMILIES, tiny_config

@@ -12,7 +12,7 @@ import copy
 import pytest
 import transformers
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 from tests.helpers.config_keys import GENERAL, WALKED, Walk, needs_of, program_of, text_of
 from tests.helpers.depth import deep_but

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.loader.quantized import quantize_checkpoint
 from cpuserve.models import build_program, spec_from_config

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.names import checkpoint_to_hf

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 
 # The sizes of the text part of dots.ocr, which are in the whole config.

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from cpuserve import _C
+from cpuserve.base.errors import ModelError
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
-from cpuserve.errors import ModelError
 from cpuserve.loader.eagle_heads import open_eagle
 from cpuserve.loader.load import open_checkpoint, read_config
 from cpuserve.models import build_program, spec_from_config

@@ -3,7 +3,7 @@
 import pytest
 import transformers
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import BUILTIN
 from cpuserve.models.generic import generic_spec, read_spec, transformers_knows
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cpuserve import _C
+from cpuserve.base.errors import ModelError
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
-from cpuserve.errors import ModelError
 from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config

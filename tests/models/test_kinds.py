@@ -10,7 +10,7 @@ import pytest
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import BUILTIN, TEXT_PARTS, architecture_of, find_model
 from cpuserve.models.generic import (
     USUAL,

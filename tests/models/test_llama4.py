@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import interpreter_of, transformers_logits, transformers_of

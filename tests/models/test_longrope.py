@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.base.errors import ConfigError
 from cpuserve.cli import banner
 from cpuserve.config.load import from_arguments
-from cpuserve.errors import ConfigError
 from cpuserve.prepare import prepare
 from tests.helpers import gguf_convert
 from tests.helpers.oracle import transformers_logits

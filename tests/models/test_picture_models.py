@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.hunyuan_vl import modeling_hunyuan_vl
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import TEXT_PARTS, build_program, spec_from_config
 from cpuserve.models.generic import read_spec

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.model import bytes_in_memory
 from cpuserve.loader.gguf.parts import open_gguf
 from cpuserve.loader.load import open_checkpoint, read_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter

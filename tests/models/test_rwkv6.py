@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 from tests.helpers.oracle import interpreter_of, transformers_logits
 from tests.helpers.rwkv6 import as_finch, as_published

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader import load
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, spec_from_config

@@ -12,7 +12,7 @@ from transformers.vision_utils import get_vision_window_index
 
 import cpuserve.runtime.native
 from cpuserve import _C
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.models.towers import tower_spec

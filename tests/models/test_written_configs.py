@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import read_config
 from cpuserve.models import BUILTIN, build_program, spec_from_config
 from cpuserve.program.parts import stored_needs

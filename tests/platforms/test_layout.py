@@ -6,9 +6,9 @@ from itertools import islice
 import msgspec
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.layout import lay_out, numa_notes, ranks_of_nodes
 from cpuserve.platforms.topology import physical_cores, sockets
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, host_names, load_host, resolve, why

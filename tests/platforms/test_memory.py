@@ -6,8 +6,8 @@ import re
 import msgspec
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.load import load_options
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import KvLayerFacts, TowerFacts
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.cgroup import Cgroup

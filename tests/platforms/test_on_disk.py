@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from cpuserve.errors import ConfigError, TooLittleMemory
+from cpuserve.base.errors import ConfigError, TooLittleMemory
 from cpuserve.platforms.memory_bounds import Needs
 from cpuserve.platforms.on_disk import mapped_needs
 from tests.helpers.hosts import GIB, LLAMA_1B, got, load_host, resolve, why

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_cpus, parse_bind
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Cpu, Host, Node
 from cpuserve.platforms.placement import (

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 from tests.helpers.hosts import LLAMA_1B, got, load_host, resolve, why
 
 PLACE_AND_SEED = ("cpus", "core_complexes", "threads", "seed")

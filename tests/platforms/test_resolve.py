@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import render_table
 from cpuserve.config.speculation import automatic
 from cpuserve.config.values import format_cpus
-from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.formats import CHECKPOINTS
 from cpuserve.platforms.isa_level import isa_level_of

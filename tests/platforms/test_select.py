@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.errors import ConfigError
+from cpuserve.base.errors import ConfigError
 from cpuserve.platforms import select
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.helpers.hosts import load_host

@@ -2,10 +2,10 @@
 
 import pytest
 
+from cpuserve.base.errors import ConfigError, TooLittleMemory
 from cpuserve.config.cache_groups import STATES_OF_ONE
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.platforms.cache_groups import plan_states
 
 MIB = 1 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cpuserve.base.version import version
 from cpuserve.platforms import tuned
 from cpuserve.platforms.tuned import Tuned, read_tuned, store_tuned, tuned_notes
-from cpuserve.version import version
 
 SIZES = {"strip_bytes": 128 << 10, "rows": 256}
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.models import spec_from_config
 from cpuserve.program.builder import Builder
 from cpuserve.program.dataflow import last_uses

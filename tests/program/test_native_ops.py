@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cpuserve import _C
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.compare import compare

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.parts import TensorPart, parse, rows, stored_needs
 from cpuserve.program.program import Program, WeightNeed

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from cpuserve.errors import ConfigError, ModelError
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.file import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant import dequantize, open_weights
 from cpuserve.quant.stored import StoredTensor
 from tests.helpers.gguf_blocks import random_nvfp4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant import dequantize
 from cpuserve.quant.gptq import gptq_weights
 from tests.quant.checkpoints import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from tests.helpers.quantized import hqq
 from tests.quant.checkpoints import NORM, STREAM, Store, check, opened
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, quant_method, read_config
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.quant import dequantize, open_weights

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
+from cpuserve.base.errors import StartupError
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import StartupError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.prepare import model_facts

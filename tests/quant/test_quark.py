@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant import dequantize
 from tests.helpers.quantized import fp6, mxfp6, mxfp8, quark_settings
 from tests.quant.checkpoints import NORM, STREAM, Fp8, K, N, Store, check, opened, pack

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant import dequantize
 from tests.helpers.quantized import FP4 as FP4_BITS
 from tests.helpers.quantized import NF4

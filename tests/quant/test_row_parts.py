@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.parts import rows as rows_name
 from cpuserve.quant import open_weights
 from cpuserve.quant.base import BuiltTensor, QuantTensor, rows_of

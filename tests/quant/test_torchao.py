@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant import dequantize
 from tests.helpers.quantized import (
     E2M1,

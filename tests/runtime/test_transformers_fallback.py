@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
+from cpuserve.base.errors import ModelError
 from cpuserve.engine.build import build_engine
-from cpuserve.errors import ModelError
 from cpuserve.models import find_model
 from cpuserve.models.generic import generic_spec, read_spec
 from cpuserve.runtime.transformers_fallback import TransformersExecutor

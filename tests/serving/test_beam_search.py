@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.ipc import TokenLogprob
-from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.beams import MOST_BEAMS, BeamRules, BeamSearchParams
 from cpuserve.serving.generation.beam_search import BeamSearch
 

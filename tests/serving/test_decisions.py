@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.ipc import TokenLogprob
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.decisions.labels import LabelFinder, Labels, question_text
 from cpuserve.serving.decisions.questions import (
     DecisionQuestion,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cpuserve.base.errors import TooManyRequests
 from cpuserve.core.places import CallerPlaces
-from cpuserve.errors import TooManyRequests
 from cpuserve.media.sources import SourceRules
 from cpuserve.serving import pictures, threads
 from cpuserve.serving.callers.slots import TurnSlots

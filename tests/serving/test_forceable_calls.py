@@ -10,8 +10,8 @@ import re
 
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.grammars.compiler import Compiler
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.calls.events import ToolCallDelta
 from cpuserve.serving.tools.families import family as family_of

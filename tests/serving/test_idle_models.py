@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cpuserve.errors import ServiceUnavailable, TooLittleMemory
+from cpuserve.base.errors import ServiceUnavailable, TooLittleMemory
 from cpuserve.serving.models.registry import Idleness, ModelRegistry
 from tests.api.fakes import make_context
 from tests.helpers.patience import PATIENCE_S

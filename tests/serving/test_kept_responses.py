@@ -14,9 +14,9 @@ import pytest
 
 from cpuserve.api.lifecycle.model_context import files_fingerprint
 from cpuserve.api.lifecycle.model_context import kept_responses as kept_of
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.pictures import Picture
-from cpuserve.errors import ConfigError, ModelError
 from cpuserve.serving.models import kept_responses
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of, ids_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.learn import learn_format

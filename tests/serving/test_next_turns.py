@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.generation.next_turn import compute_next_turns
 from cpuserve.serving.models import next_turns

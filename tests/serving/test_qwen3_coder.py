@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.grammars.compiler import Compiler
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.tools.families import QWEN3_CODER
 from cpuserve.serving.tools.learn import LearnedFormat

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.prompts.chat_prompt import readable
 from cpuserve.tokenizer.conversation import MediaPart
 

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from cpuserve.errors import ModelError, NotFound, ServiceUnavailable, TooLittleMemory
+from cpuserve.base.errors import ModelError, NotFound, ServiceUnavailable, TooLittleMemory
 from cpuserve.serving.models.preset import Preset
 from cpuserve.serving.models.registry import (
     FIRST_PAUSE_S,

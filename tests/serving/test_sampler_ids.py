@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls import sampler_ids
 from cpuserve.serving.calls.sampler_ids import TokenTexts, prefixes, sequences, with_sampler_ids

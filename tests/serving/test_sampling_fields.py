@@ -13,8 +13,8 @@ from cpuserve.api.llamacpp.completion.schema import LlamaOptions
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.schema import GenerationRequest
 from cpuserve.api.tgi.schema import TgiParameters
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.ipc import AddRequest, encode_frame
-from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.fields import (
     CHAINED,
     LIMITED,

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
 from cpuserve.serving.calls.call import GenerateCall

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cpuserve.base.errors import RequestError
 from cpuserve.engine.ipc import Output, TokenLogprob
-from cpuserve.errors import RequestError
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.events import Finish, Text
 from cpuserve.serving.generation.text import StopFilter, TextProcessor

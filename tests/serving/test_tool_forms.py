@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.engine.grammars.compiler import (
     Compiler,
     GrammarError,
     with_other_tokens,
     with_special,
 )
-from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.grammar_marks import OTHER_TOKENS
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
 from cpuserve.serving.calls.call import GenerateCall

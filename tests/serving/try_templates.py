@@ -24,7 +24,7 @@ import re
 import sys
 from pathlib import Path
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.prompts.chat_prompt import begins_thought

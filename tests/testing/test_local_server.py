@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from cpuserve.errors import StartupError
+from cpuserve.base.errors import StartupError
 from cpuserve.testing import serve
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until

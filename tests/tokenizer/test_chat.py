@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.helpers.bare_tokens import bare_tokens
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.chat import arranged
 from cpuserve.tokenizer.conversation import MediaPart, join_texts, text_of
 from cpuserve.tokenizer.traits import Traits

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer as Core
 from tokenizers.processors import TemplateProcessing
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer import tokenizer as tokenizer_module
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.rerankers import reranker

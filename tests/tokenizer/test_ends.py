@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Core
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.tokenizer.ends import end_ids
 from cpuserve.tokenizer.vocabulary import ENDS

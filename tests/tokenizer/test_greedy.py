@@ -6,7 +6,7 @@ import random
 import gguf
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.tokenizer.greedy import END_TEXT, longest_match, read_vocabulary, unescaped
 from cpuserve.tokenizer.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.infill import InfillTokens, infill_prompt, infill_tokens
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_model

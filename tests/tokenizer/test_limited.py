@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.limited.child import address_space
 from cpuserve.limited.server import ForkServer
 from cpuserve.tokenizer.directory import why_limited

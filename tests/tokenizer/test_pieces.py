@@ -6,7 +6,7 @@ import json
 import pytest
 from transformers.utils import sentencepiece_model_pb2_new as proto
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.tokenizer.directory import piece_ids
 from cpuserve.tokenizer.ends import end_ids
 from cpuserve.tokenizer.tokenizer import Tokenizer

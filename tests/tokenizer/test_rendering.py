@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.errors import InvalidRequest, ServiceUnavailable
+from cpuserve.base.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.limited import server
 from cpuserve.serving.threads import run_rendering
 from cpuserve.tokenizer.chat import ChatTemplate

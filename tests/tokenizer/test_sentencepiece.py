@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.parts import part_names
 from cpuserve.loader.load import read_config
 from cpuserve.tokenizer.tokenizer import Tokenizer

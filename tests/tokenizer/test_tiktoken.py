@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.tokenizer.ranks import MAX_TOKEN_BYTES, read_ranks
 from cpuserve.tokenizer.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.splits import PRE_TOKENIZERS, splitter
 from cpuserve.tokenizer.tokenizer import Tokenizer

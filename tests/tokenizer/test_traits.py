@@ -3,7 +3,7 @@
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.traits import ROLES, THOUGHTS
 from tests.helpers.bare_tokens import bare_tokens

@@ -21,8 +21,8 @@ from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get, post, post_nothing
-from cpuserve.errors import InvalidRequest, RequestError
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import InvalidRequest, RequestError
+from cpuserve.base.fault_points import fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

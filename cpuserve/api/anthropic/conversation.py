@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from cpuserve.api.request.content_parts import elsewhere, file_part, joined, media_part, plain
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
 
 # Claude Code begins the system text with a line about billing, which differs in each session.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.response.cache_miss import FirstDifference
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 
 if TYPE_CHECKING:
     from cpuserve.serving.generation.generate import Generation

@@ -8,7 +8,7 @@ from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.errors.limit_headers import ANTHROPIC_LIMITS
 from cpuserve.api.request.fields import NO_THREADS
-from cpuserve.errors import PromptTooLong, RequestError
+from cpuserve.base.errors import PromptTooLong, RequestError
 
 _KINDS = {
     400: "invalid_request_error",

@@ -27,7 +27,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from cpuserve.api.anthropic.diagnostics import Diagnostics, check_diagnostics
 from cpuserve.api.anthropic.tool_references import with_definitions
 from cpuserve.api.anthropic.tools import offered
 from cpuserve.api.request.fields import with_refused
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import (
     KEEPS_THOUGHTS,

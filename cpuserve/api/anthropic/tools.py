@@ -13,7 +13,7 @@ from typing import Any
 
 from cpuserve.api.anthropic.tool_changes import ToolChanges, changes_of
 from cpuserve.api.anthropic.tool_references import SEARCHES, referenced
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.calls.tool_catalog import ToolSearch, missing_note
 from cpuserve.serving.tools.use import check_function

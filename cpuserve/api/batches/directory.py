@@ -22,11 +22,11 @@ import msgspec
 from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.stored.disk import DiskError, writing
 from cpuserve.api.stored.quota import Quota
+from cpuserve.base.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.base.fault_points import fault
+from cpuserve.base.ids import guarding_id
+from cpuserve.base.log import get_logger
 from cpuserve.core.regular_file import read_regular
-from cpuserve.errors import ConfigError, InvalidRequest, NotFound
-from cpuserve.fault_points import fault
-from cpuserve.ids import guarding_id
-from cpuserve.log import get_logger
 from cpuserve.serving.threads import run_on_disk
 
 log = get_logger("serve")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 
 # The reasons to upload a file. Only the purpose "batch" asks for a form of its content.
 PURPOSES = ("assistants", "batch", "user_data", "vision")

@@ -28,7 +28,7 @@ from cpuserve.api.batches.lines import (
 )
 from cpuserve.api.errors.record import RECORD, RequestRecord
 from cpuserve.api.request.headers import CALLER, LOW_PRIORITY
-from cpuserve.errors import ConfigError, EngineDead, NotServing, ServiceUnavailable
+from cpuserve.base.errors import ConfigError, EngineDead, NotServing, ServiceUnavailable
 from cpuserve.serving.callers.allowance import LimitReached
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.callers.slots import TurnSlots

@@ -22,10 +22,10 @@ from cpuserve.api.batches.directory import (
 )
 from cpuserve.api.batches.facts import check_content
 from cpuserve.api.stored.disk import DiskError, writing
-from cpuserve.errors import InvalidRequest, NotFound
-from cpuserve.fault_points import fault
-from cpuserve.ids import guarding_id
-from cpuserve.log import get_logger
+from cpuserve.base.errors import InvalidRequest, NotFound
+from cpuserve.base.fault_points import fault
+from cpuserve.base.ids import guarding_id
+from cpuserve.base.log import get_logger
 from cpuserve.serving.threads import run_on_disk
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import Uploaded, read_upload
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from fastapi import Request, Response

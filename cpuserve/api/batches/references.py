@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.batches.directory import FileDirectory, StoredFile, open_plain
 from cpuserve.api.request.content_parts import with_content
-from cpuserve.errors import NotFound
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import NotFound
+from cpuserve.base.fault_points import fault
 from cpuserve.serving.pictures import KINDS
 from cpuserve.serving.threads import run_on_disk, run_sized
 from cpuserve.tokenizer.conversation import ConversationMessage, MediaPart, join_texts

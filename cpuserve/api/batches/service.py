@@ -29,10 +29,10 @@ from cpuserve.api.batches.lines import (
 from cpuserve.api.batches.part_uploads import PartUploads
 from cpuserve.api.stored.disk import DiskError, limit_error, writing
 from cpuserve.api.stored.quota import Quota
-from cpuserve.errors import InvalidRequest, NotFound
-from cpuserve.fault_points import fault
-from cpuserve.ids import guarding_id
-from cpuserve.log import get_logger
+from cpuserve.base.errors import InvalidRequest, NotFound
+from cpuserve.base.fault_points import fault
+from cpuserve.base.ids import guarding_id
+from cpuserve.base.log import get_logger
 from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.threads import WORKS_FOR, run_on_disk, run_waiting
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.api.batches.service import BatchService
-from cpuserve.errors import NotFound
+from cpuserve.base.errors import NotFound
 
 if TYPE_CHECKING:
     from cpuserve.api.request.state import ServerState

@@ -14,8 +14,8 @@ from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
 from cpuserve.api.errors.http_errors import PayloadTooLarge, UnsupportedMediaType
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.stored.disk import writing
-from cpuserve.errors import InvalidRequest
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.base.fault_points import fault
 from cpuserve.serving.threads import run_waiting
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import fault
 from cpuserve.config.values import parse_count
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import fault
 from cpuserve.serving.callers.caller import NO_LIMITS, CallerLimits
 
 MOST_BYTES = 1 << 20

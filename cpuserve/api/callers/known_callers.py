@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.api.callers.key_file import digest_of, owner_of, read_key_file, state_of
-from cpuserve.errors import ConfigError
-from cpuserve.log import get_logger
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.log import get_logger
 from cpuserve.serving.callers.caller import Caller, CallerUse
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import msgspec
 
 from cpuserve.api.errors.error_json import Envelope, ErrorBody, error_json
 from cpuserve.api.errors.limit_headers import OPENAI_LIMITS, LimitHeaders
-from cpuserve.errors import status_of
+from cpuserve.base.errors import status_of
 
 
 @dataclass(frozen=True, slots=True)

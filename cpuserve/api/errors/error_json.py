@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cpuserve.errors import RequestError
+from cpuserve.base.errors import RequestError
 
 # Matches memory addresses and file paths, which messages of internal errors must not reveal.
 _INTERNAL = re.compile(r"\b0x[0-9a-fA-F]+|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")

@@ -19,7 +19,7 @@ from cpuserve.api.errors.unknown_route import (
     missing_method,
     unknown_route,
 )
-from cpuserve.errors import (
+from cpuserve.base.errors import (
     DeadlineExceeded,
     NotFound,
     RequestError,

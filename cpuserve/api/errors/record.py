@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import RequestError
+from cpuserve.base.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

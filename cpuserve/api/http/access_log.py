@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from cpuserve.log import AS_IT_IS, Line, get_logger, limited_as
+from cpuserve.base.log import AS_IT_IS, Line, get_logger, limited_as
 
 if TYPE_CHECKING:
     from cpuserve.api.errors.record import EndedRequest, RequestRecord
-    from cpuserve.errors import RequestError
+    from cpuserve.base.errors import RequestError
 
 log = get_logger("requests")
 
@@ -36,7 +36,7 @@ class AccessLog:
     """Which requests get a line, and how it is written.
 
     which: "errors" = requests that fail or lose their client; "all"; "off".
-      Lines of "all" are never left out; see cpuserve.log.Limited.
+      Lines of "all" are never left out; see cpuserve.base.log.Limited.
     as_json: whether a line is a JSON object.
     """
 

@@ -17,7 +17,7 @@ from cpuserve.api.http.access_log import facts_of
 from cpuserve.api.http.audit_file import NotAudited
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.response.direct_body import DIRECT_BODY
-from cpuserve.errors import NotServing
+from cpuserve.base.errors import NotServing
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:

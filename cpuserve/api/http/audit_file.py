@@ -18,9 +18,9 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import fault
-from cpuserve.log import UNLIMITED, get_logger
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import UNLIMITED, get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

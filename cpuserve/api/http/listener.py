@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.http.access_log import log_refused
 from cpuserve.api.http.tls import TlsConnection, certificate_of
-from cpuserve.errors import ConfigError, InvalidRequest
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
+from cpuserve.base.errors import ConfigError, InvalidRequest
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.api.http.tls import Certificate

@@ -32,7 +32,7 @@ from cpuserve.api.request.headers import (
     warning_header,
 )
 from cpuserve.api.stored.disk import disk_error, limit_error
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.metrics.families import exemplar_labels
 from cpuserve.metrics.server import SERVED
 from cpuserve.serving.callers.allowance import LimitReached

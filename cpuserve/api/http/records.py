@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cpuserve.api.http.access_log import AccessLog
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.log import get_logger
 from cpuserve.config.env import environment
-from cpuserve.errors import ConfigError
-from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,8 +19,8 @@ from cpuserve.api.errors.record import RECORD, RequestRecord, note_failure
 from cpuserve.api.http.access_log import log_refused
 from cpuserve.api.http.listener import Listener
 from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
-from cpuserve.errors import InvalidRequest
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.base.fault_points import fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
     from cpuserve.api.errors.dialect import Dialect
+    from cpuserve.base.errors import RequestError
     from cpuserve.config.server import ServerOptions
-    from cpuserve.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
 RECEIVE_BYTES = 1 << 18

@@ -19,7 +19,7 @@ from cpuserve.api.dialects import dialect_of_head
 from cpuserve.api.errors.dialect import OPENAI, Dialect
 from cpuserve.api.http.access_log import log_unready
 from cpuserve.api.http.listener import Listener
-from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
+from cpuserve.base.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.models.load_progress import LoadProgress, health_body, load_message
 
 MAX_HEAD_BYTES = 1 << 16

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.callers.key_file import state_of
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions

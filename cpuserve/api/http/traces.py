@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from cpuserve.errors import ConfigError
-from cpuserve.log import get_logger
-from cpuserve.version import version
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.log import get_logger
+from cpuserve.base.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,11 +29,11 @@ from cpuserve.api.lifecycle.signals import hangups_call, stop_signals
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.request.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
-from cpuserve.background import keep
+from cpuserve.base.background import keep
+from cpuserve.base.errors import CpuserveError, EngineDead
+from cpuserve.base.log import get_logger
 from cpuserve.config.env import cache_dir
 from cpuserve.core.kv.cache_folder import claim
-from cpuserve.errors import CpuserveError, EngineDead
-from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.serving.generation.next_turn import compute_next_turns
 from cpuserve.serving.models.load_progress import LoadProgress

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.status.cpu_view import CpuView
+from cpuserve.base.log import get_logger
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.engine.fingerprint import fingerprint, tokenizer_fingerprint
-from cpuserve.log import get_logger
 from cpuserve.media.families.table import FAMILIES
 from cpuserve.metrics.server import ServerMetrics
 from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST

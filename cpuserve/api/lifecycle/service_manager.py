@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
 
 # A start that reports nothing for so many seconds is ended by the service manager.

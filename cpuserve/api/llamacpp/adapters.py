@@ -16,7 +16,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import json_body
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import get
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import MAX_ADAPTER_SCALE
 from cpuserve.serving.calls.call import unsupported
 

@@ -6,7 +6,7 @@ import msgspec
 
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
-from cpuserve.errors import PromptTooLong, RequestError
+from cpuserve.base.errors import PromptTooLong, RequestError
 
 _TYPES = {
     401: "authentication_error",

@@ -20,12 +20,12 @@ from cpuserve.api.response.openapi import EVENTS, response_types
 from cpuserve.api.response.stream import EventStream, StreamFormat
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import call_of, get, post, post_nothing
-from cpuserve.errors import InvalidRequest, ServiceUnavailable, brief
+from cpuserve.base.errors import InvalidRequest, ServiceUnavailable, brief
+from cpuserve.base.version import version
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import NO_LIMIT, unsupported
 from cpuserve.serving.generation.generate import read_prompts
 from cpuserve.serving.threads import run_rendering, run_sized
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.request.fields import is_set
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.config.values import parse_duration
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import unsupported
 
 # The request fields with the text; each endpoint reads only one of them.

@@ -24,9 +24,9 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import is_set
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
-from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.base.errors import InvalidRequest, NotFound
+from cpuserve.base.log import get_logger
 from cpuserve.loader.hub import has_model_form
-from cpuserve.log import get_logger
 from cpuserve.platforms.formats import MADE_WHILE_LOADING
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.threads import run_rendering, run_sized

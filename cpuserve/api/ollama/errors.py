@@ -6,7 +6,7 @@ import msgspec
 
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
-from cpuserve.errors import PromptTooLong
+from cpuserve.base.errors import PromptTooLong
 
 # Clients of Ollama search for these words. The message of cpuserve follows them,
 # because LiteLLM searches for words of that message.

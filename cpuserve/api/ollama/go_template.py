@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 # Matches an action of a Go template: a field (.Prompt), a variable ($), or a keyword.
 # Jinja has no such expressions, and writes statements as {% if %}.

@@ -29,13 +29,13 @@ from cpuserve.api.response.openapi import json_body, parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import get, post
 from cpuserve.api.stored.disk import writing
-from cpuserve.errors import InvalidRequest, ModelError, NotFound
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import InvalidRequest, ModelError, NotFound
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
+from cpuserve.base.version import version
 from cpuserve.loader.source_files import FileFacts, file_facts
-from cpuserve.log import get_logger
 from cpuserve.sampling.fields import names_in
 from cpuserve.serving.threads import run_waiting
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.directory import Room

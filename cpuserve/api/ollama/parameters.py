@@ -10,7 +10,7 @@ import msgspec
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.request.field_errors import wrong_field
 from cpuserve.api.request.fields import NO_EFFECT, OPTIONS, check_fields
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import names_in
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import unsupported

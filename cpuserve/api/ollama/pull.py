@@ -20,9 +20,9 @@ from cpuserve.api.response.listed import digest_of
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
 from cpuserve.api.stored.disk import disk_error
+from cpuserve.base.errors import ModelError, NotFound, RequestError
+from cpuserve.base.log import get_logger
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ModelError, NotFound, RequestError
-from cpuserve.log import get_logger
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.models.preparation import in_background
 

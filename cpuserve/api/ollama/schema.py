@@ -10,7 +10,7 @@ from cpuserve.api.ollama.conversation import chat_messages, with_images
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.schema import ChatLogprob
 from cpuserve.api.request.fields import check_fields, is_set, with_refused
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import names_in
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import (

@@ -16,7 +16,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import get, post, post_nothing
 from cpuserve.api.stored.page import Page, page_of
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 router = APIRouter()
 _ONE = "/v1/batches/{batch_id}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.api.request.fields import is_set
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.sampling.beams import MOST_BEAMS, BeamRules
 from cpuserve.sampling.fields import CHAINED
 from cpuserve.serving.calls.call import unsupported

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.api.request.fields import is_set
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import NO_LIMIT
 from cpuserve.serving.calls.extras import extra_values
 from cpuserve.serving.calls.params import check_repeat_penalty

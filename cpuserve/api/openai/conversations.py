@@ -22,8 +22,8 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get, post
 from cpuserve.api.stored.page import Page, page_of
-from cpuserve.errors import InvalidRequest, NotFound
-from cpuserve.ids import guarding_id
+from cpuserve.base.errors import InvalidRequest, NotFound
+from cpuserve.base.ids import guarding_id
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.tools.custom import as_function
 from cpuserve.serving.tools.use import check_function

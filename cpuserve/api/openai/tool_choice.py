@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.calls.tool_catalog import missing_note
 

@@ -28,7 +28,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post, post_nothing
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 router = APIRouter()
 _ALL = "/v1/uploads"

@@ -17,7 +17,7 @@ from cpuserve.api.errors.http_errors import (
 from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
 from cpuserve.api.request.headers import may_be_web_page
 from cpuserve.api.request.object_limits import check_objects
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.threads import loop_turn
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import (
     ContentPart,
     ConversationMessage,

@@ -24,8 +24,8 @@ from cpuserve.api.request.headers import ALLOWANCE, CALLER, LOW_PRIORITY, WARNIN
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.request.state import get_state
-from cpuserve.errors import NotServing
-from cpuserve.ids import guarding_id
+from cpuserve.base.errors import NotServing
+from cpuserve.base.ids import guarding_id
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.calls.call import MAX_PROMPTS
 from cpuserve.serving.threads import WORKS_FOR, loop_turn, run_decoding
@@ -173,7 +173,7 @@ class BodyForm(Generic[T]):
       `_most_objects` returns the maximum number of JSON lists, objects and strings in this field.
     poolings: the pooling types of the models that can serve the request; empty = any.
       A body that selects no model gets the first of these.
-    guards: whether the id of the response guards texts, so that it is secret (cpuserve/ids.py);
+    guards: whether the id of the response guards texts, so that it is secret (base/ids.py);
       else it is the prefix followed by the id of the request.
     """
 

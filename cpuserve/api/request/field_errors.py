@@ -6,7 +6,7 @@ import re
 from codecs import BOM_UTF8
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import msgspec

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 # The limit for fields without their own limit. 100 tools of 50 parameters have 25,000 objects.
 MAX_OBJECTS = 1 << 15

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.base.log import get_logger
 from cpuserve.core.secret_file import read_secret
-from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from typing import TypeGuard

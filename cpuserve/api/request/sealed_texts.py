@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.sealed import packed_texts, thought_of
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.threads import run_waiting
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.stored.store import Store
+from cpuserve.base.errors import NotServing
 from cpuserve.engine.grammars.messages import MODULE as GRAMMARS_MODULE
 from cpuserve.engine.launch import CHILD_MODULE
-from cpuserve.errors import NotServing
 from cpuserve.media.decoding.client import MODULE as PICTURES_MODULE
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.metrics.processes import Processes

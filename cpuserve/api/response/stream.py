@@ -13,7 +13,7 @@ from cpuserve.api.errors.http_errors import settle_failure
 from cpuserve.api.errors.record import RECORD
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.response.direct_body import DIRECT_BODY
-from cpuserve.errors import NotServing
+from cpuserve.base.errors import NotServing
 from cpuserve.serving.cancellation import CANCELLATIONS
 
 if TYPE_CHECKING:

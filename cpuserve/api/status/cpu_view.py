@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.ids import CpuId
+from cpuserve.base.ids import CpuId
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.platforms.cgroup import own_cgroup
 from cpuserve.platforms.limits import RateLimit

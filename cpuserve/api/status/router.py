@@ -20,8 +20,9 @@ from cpuserve.api.route import get, post_nothing
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
 from cpuserve.api.status.cpu_view import CpuReport, CpuView
 from cpuserve.api.webui.router import page_for
-from cpuserve.background import running, troubles
-from cpuserve.errors import DeadlineExceeded, NotFound, ServiceUnavailable
+from cpuserve.base.background import running, troubles
+from cpuserve.base.errors import DeadlineExceeded, NotFound, ServiceUnavailable
+from cpuserve.base.version import version
 from cpuserve.metrics.families import (
     CONTENT_TYPE,
     OPEN_CONTENT_TYPE,
@@ -36,7 +37,6 @@ from cpuserve.platforms.cpu_times import cpu_times
 from cpuserve.platforms.host import memory_now
 from cpuserve.serving.models.load_progress import health_body
 from cpuserve.serving.threads import run_waiting
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext

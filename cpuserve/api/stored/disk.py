@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cpuserve.errors import LIMITS, RequestError, ServiceUnavailable
+from cpuserve.base.errors import LIMITS, RequestError, ServiceUnavailable
 
 _REASONS = {
     errno.ENOSPC: "its disk is full",

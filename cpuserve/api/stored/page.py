@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 T = TypeVar("T")
 _MOST, _DEFAULT = 100, 20

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from cpuserve.base.errors import InvalidRequest, TooManyRequests
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import InvalidRequest, TooManyRequests
 from cpuserve.serving.callers.holdings import Holdings
 
 _DEFAULTS = ServerOptions()

@@ -6,7 +6,7 @@ import msgspec
 
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
-from cpuserve.errors import InvalidRequest, status_of
+from cpuserve.base.errors import InvalidRequest, status_of
 
 # The HTTP status of TGI for values that are 400 in the other dialects.
 _UNPROCESSABLE = 422

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.request.fields import TGI_PARAMETERS, check_fields, with_refused
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import names_in
 from cpuserve.serving.calls.call import GenerateCall, unsupported
 from cpuserve.serving.calls.params import check_repeat_penalty

@@ -14,7 +14,7 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import post, salt_of
 from cpuserve.api.vectors.route import Made, answer, vectors_call
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import Prompt, unsupported
 
 router = APIRouter()

@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 FORMATS = ("float", "base64")
 # The types of the numbers of a vector. The last two pack eight bits into a number.

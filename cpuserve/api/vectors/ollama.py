@@ -17,7 +17,7 @@ from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
 from cpuserve.api.vectors.route import Made, answer
-from cpuserve.errors import PromptTooLong
+from cpuserve.base.errors import PromptTooLong
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened

@@ -12,8 +12,8 @@ from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.vectors.input_types import ANY_INPUT_TYPES, prompt_for
 from cpuserve.api.vectors.numbers import KINDS, as_base64, check_format, check_kind, converted
 from cpuserve.api.vectors.route import Made, Table, vectors_call
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.config.engine import EMBEDDINGS
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.models.tasks import select_task
 from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened

@@ -12,7 +12,7 @@ from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.vectors.numbers import base64_of, check_format
 from cpuserve.api.vectors.route import Made, Table, vectors_call
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.events import Choice, WholeResponse
 from cpuserve.serving.vectors.classes import activated
 from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened

@@ -10,8 +10,8 @@ from cpuserve.api.request.fields import with_refused
 from cpuserve.api.vectors.cohere.embed import CohereMeta, CohereUnits, CohereVersion
 from cpuserve.api.vectors.cohere.errors import COHERE
 from cpuserve.api.vectors.route import Made, Table, vectors_call
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.config.engine import EMBEDDINGS
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall
 from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.vectors.similarity import pair_scores

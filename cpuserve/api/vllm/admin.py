@@ -18,10 +18,10 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.state import get_state
 from cpuserve.api.route import get, post, post_nothing
-from cpuserve.errors import InvalidRequest, NotFound, RequestError, ServiceUnavailable
-from cpuserve.log import get_logger
+from cpuserve.base.errors import InvalidRequest, NotFound, RequestError, ServiceUnavailable
+from cpuserve.base.log import get_logger
+from cpuserve.base.version import version
 from cpuserve.serving.threads import run_waiting
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.registry import ModelRegistry

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.headers import READS, header
-from cpuserve.fault_points import fault
+from cpuserve.base.fault_points import fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.webui.page import asks_for_page, page_files
-from cpuserve.errors import NotFound
+from cpuserve.base.errors import NotFound
 
 if TYPE_CHECKING:
     from cpuserve.api.webui.page import PageFile

@@ -16,9 +16,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from cpuserve.base.errors import ConfigError
+from cpuserve.base.fault_points import fault
 from cpuserve.core.regular_file import read_regular
-from cpuserve.errors import ConfigError
-from cpuserve.fault_points import fault
 
 FOLDER = "cpuserve-prefix-cache"
 # A file with this name and first line excludes the folder from backups

@@ -37,6 +37,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.core.kv.block_file import (
     SEED_BYTES,
     TEMPORARY,
@@ -49,8 +51,6 @@ from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.core.regular_file import open_regular, read_regular
 from cpuserve.core.secret_file import read_secret
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
 
 # Files and folders with other names are ignored.
 # _MODEL is a folder for one model with its settings,

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from cpuserve.base.ids import BlockId
 from cpuserve.config.cache_groups import STATE_CHUNK, CacheUse
 from cpuserve.core.kv.events import CacheEvents
 from cpuserve.core.kv.offload import Offload
@@ -40,7 +41,6 @@ from cpuserve.core.kv.prefix import (
     sha256,
 )
 from cpuserve.core.kv.table import BlockTable
-from cpuserve.ids import BlockId
 
 Tables = list[BlockTable]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cpuserve.base.ids import BlockId
 from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, Tier
-from cpuserve.ids import BlockId
 
 PATIENCE_S = 0.01
 

@@ -6,6 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+from cpuserve.base.ids import BlockId
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.prefix import (
     FORGOTTEN,
@@ -15,7 +16,6 @@ from cpuserve.core.kv.prefix import (
     PrefixChain,
     PrefixIndex,
 )
-from cpuserve.ids import BlockId
 
 # A cached block has a weight, a power of two that is stored as its exponent (level).
 # A heavier block is evicted later. Nobody notices that a prompt of 500 tokens is computed again,

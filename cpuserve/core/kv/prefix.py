@@ -20,10 +20,10 @@ from typing import NewType
 
 import msgspec
 
+from cpuserve.base.ids import BlockId
 from cpuserve.core.kv.events import CacheEvents
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.pictures import Placeholders
-from cpuserve.ids import BlockId
 
 BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]

@@ -13,6 +13,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.core.kv.block_file import (
     HEAD,
     SEED_BYTES,
@@ -24,8 +26,6 @@ from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.core.regular_file import read_regular
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
 
 # How many block keys stay in memory:
 # a key takes about 200 bytes and saves a microsecond of SHA-256.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cpuserve.ids import BlockId
+from cpuserve.base.ids import BlockId
 
 
 class BlockTable(list[BlockId]):

@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cpuserve.base.errors import LIMITS, SourceChanged
+from cpuserve.base.ids import RequestId
+from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Delta, Request
 from cpuserve.engine.grammars.grammar_queue import AT_A_TIME, GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Guessed, Row, Start
 from cpuserve.engine.grammars.process import GrammarInterrupted, GrammarProcessLost, Process
-from cpuserve.errors import LIMITS, SourceChanged
-from cpuserve.ids import RequestId
 from cpuserve.loader.source_files import check_same
-from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # above this number, the oldest grammars that no request uses are dropped

@@ -16,7 +16,8 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-from cpuserve.children import python_command, start_child
+from cpuserve.base.children import python_command, start_child
+from cpuserve.base.fault_points import fault
 from cpuserve.engine.grammars.messages import (
     MODULE,
     Alive,
@@ -30,7 +31,6 @@ from cpuserve.engine.grammars.messages import (
     outbound_frames,
 )
 from cpuserve.engine.ipc import encode_frame
-from cpuserve.fault_points import fault
 from cpuserve.runtime.executor import Int32
 
 # The first request with a grammar waits for the start of this process, so it has normal priority.

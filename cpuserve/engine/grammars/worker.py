@@ -33,6 +33,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cpuserve.base.errors import LIMITS
+from cpuserve.base.fault_points import fault
 from cpuserve.engine.grammars.background import (
     NICE,
     STACK_BYTES,
@@ -63,8 +65,6 @@ from cpuserve.engine.grammars.messages import (
     inbound_frames,
 )
 from cpuserve.engine.ipc import encode_frame
-from cpuserve.errors import LIMITS
-from cpuserve.fault_points import fault
 from cpuserve.platforms.heap import bound_heaps, give_back
 from cpuserve.sampling.structured import JSON, OPEN_JSON
 

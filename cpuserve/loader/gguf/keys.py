@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ConfigError, ModelError
+from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.gguf.model import axial_row_order, rope_row_order
 from cpuserve.loader.gguf.parts import find_mmproj, open_gguf

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.archs.table import arch_of
 from cpuserve.loader.gguf.file import GgufFile, GgufTensor

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.joined import split_qkv
 from cpuserve.loader.mapped import regular_file

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import msgspec
 
-from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import LIMITS, InvalidRequest, ServiceUnavailable
+from cpuserve.base.fault_points import fault
 from cpuserve.limited.server import ForkServer
 from cpuserve.limited.wire import receive, send
 from cpuserve.media.decoding.formats import MOST_PIXELS, is_document

@@ -7,7 +7,7 @@ from contextlib import closing
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

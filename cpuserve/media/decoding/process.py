@@ -19,8 +19,8 @@ from importlib import import_module
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.base.fault_points import fault
 from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
 from cpuserve.limited.wire import receive, send
 from cpuserve.media.decoding.formats import (

@@ -10,7 +10,7 @@ from io import BytesIO
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.decoding.formats import PdfDocument, is_document
 
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.media.families.llava import LlavaPictures, read_border
 from cpuserve.media.families.preprocessing import in_merge_order, read_filter, read_number
 from cpuserve.media.layout import PictureLayout

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import ModelError
 from cpuserve.core.pictures import GEMMA4_BUDGETS as BUDGETS
-from cpuserve.errors import ModelError
 from cpuserve.media.families.preprocessing import (
     DETAILS,
     in_merge_order,

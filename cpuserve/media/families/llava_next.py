@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.media.families.llava import read_square
 from cpuserve.media.families.preprocessing import (
     DETAILS,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.families.llava import read_border
 from cpuserve.media.families.llava_next import LlavaNextPictures, read_canvases
 from cpuserve.media.families.preprocessing import in_merge_order, read_filter, read_number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.base.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
     import numpy as np

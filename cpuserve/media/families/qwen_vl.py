@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.core.pictures import MOST_PATCHES
-from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.media.families.preprocessing import (
     in_merge_order,
     is_low,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ConfigError, InvalidRequest
+from cpuserve.base.errors import ConfigError, InvalidRequest
 from cpuserve.media.families.preprocessing import MOST_NUMBER, refuse_setting
 from cpuserve.media.families.table import AnyFamily, family_of, family_with
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from cpuserve.errors import ModelError
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import ModelError
+from cpuserve.base.fault_points import fault
 from cpuserve.media.families.canvas import (
     CanvasTiles,
     aya_vision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.ops import Joined, Op, Rope, ValueId
 from cpuserve.program.program import CacheLayer

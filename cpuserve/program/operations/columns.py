@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.ops import Op, ValueId
 from cpuserve.program.program import Program, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.base_builder import join, then_width
 from cpuserve.program.loads import TableLoad
 from cpuserve.program.lora import name_table

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.operations.attention import check_rope
 from cpuserve.program.operations.indexer import BLOCK, INDEX_GROUP, StoreIndexKeys
 from cpuserve.program.operations.latent import LatentBuilder

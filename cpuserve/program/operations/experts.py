@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder, join, then_width
 from cpuserve.program.loads import Orders
 from cpuserve.program.lora import SCALES, Adapters, name_a, name_b

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.operations.attention import AttentionBuilder, check_rope
 from cpuserve.program.ops import Op, Rope, ValueId
 from cpuserve.program.program import CacheLayer

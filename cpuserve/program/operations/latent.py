@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.loads import HeadPart, MatrixLoad, OpWeights
 from cpuserve.program.operations.attention import Attention, check_rope
 from cpuserve.program.operations.indexer import IndexerBuilder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.operations.columns import Limit
 from cpuserve.program.operations.dense import DenseBuilder, Linear
 from cpuserve.program.operations.experts import AddIdentities, Combine, Dispatch, WeighRows

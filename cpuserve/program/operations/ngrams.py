@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.operations.dense import gathers, lookup_table
 from cpuserve.program.ops import Op, ValueId

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.elementary import exponential
 from cpuserve.program.ops import Op, ValueId

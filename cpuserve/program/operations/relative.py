@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.elementary import logarithm
 from cpuserve.program.ops import Op, ValueId

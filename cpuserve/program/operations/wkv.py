@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.errors import ModelError
 from cpuserve.program.operations.recurrent import (
     CONV_CHANNELS,
     RecurrentBuilder,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.float_rows import SMALL, nvfp4_rows
 from cpuserve.quant.rows import join_bits, row_bytes

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import TooManyRequests
+from cpuserve.base.errors import TooManyRequests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

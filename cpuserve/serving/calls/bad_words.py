@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.pictures import Picture
-from cpuserve.errors import InvalidRequest
 from cpuserve.media.layout import ShownPicture
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.fields import SamplerFields

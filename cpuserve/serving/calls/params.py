@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.base.errors import CONTEXT_LENGTH, CUT_ADVICE, InvalidRequest, PromptTooLong, brief
 from cpuserve.core.admission import Limits, check_params, check_prompt
-from cpuserve.errors import CONTEXT_LENGTH, CUT_ADVICE, InvalidRequest, PromptTooLong, brief
 from cpuserve.sampling.fields import MAX_REPETITION_PENALTY, SamplingFields
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
-from cpuserve.log import get_logger
+from cpuserve.base.errors import InvalidRequest
+from cpuserve.base.log import get_logger
 from cpuserve.sampling.chain import DEFAULT_BREAKERS, stage_names, unknown_samplers
 from cpuserve.sampling.fields import SamplerFields
 

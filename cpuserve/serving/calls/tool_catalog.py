@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cpuserve.errors import brief
+from cpuserve.base.errors import brief
 
 MOST_FOUND = 5
 _LONGEST_PATTERN = 200

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 Kind = Literal["choice", "score", "noul"]
 # A text, or JSON that is written into the prompt as text.

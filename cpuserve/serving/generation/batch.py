@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from cpuserve.base.errors import EngineDead, InvalidRequest
 from cpuserve.core.admission import output_limit
 from cpuserve.core.exclusion import stop_ids
 from cpuserve.engine.client import EngineRequest
-from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
 from cpuserve.serving.generation.beam_search import BeamSearch, step_params

@@ -15,10 +15,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import DeadlineExceeded
 from cpuserve.core.exclusion import stop_ids
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.ipc import Output, TokenLogprob
-from cpuserve.errors import DeadlineExceeded
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.cancellation import CANCELLATIONS

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.base.errors import DeadlineExceeded, InvalidRequest, RequestError
 from cpuserve.engine.client import EngineRequest
-from cpuserve.errors import DeadlineExceeded, InvalidRequest, RequestError
 from cpuserve.serving.calls.bad_words import bad_words_us, with_bad_word_ids
 from cpuserve.serving.calls.events import (
     Choice,

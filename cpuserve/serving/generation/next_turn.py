@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.base.errors import CpuserveError
+from cpuserve.base.log import get_logger
 from cpuserve.engine.client import EngineRequest
-from cpuserve.errors import CpuserveError
-from cpuserve.log import get_logger
 from cpuserve.serving.calls.events import (
     Choice,
     Event,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest, RequestError, ServiceUnavailable
+from cpuserve.base.errors import InvalidRequest, RequestError, ServiceUnavailable
 from cpuserve.serving.calls.events import (
     REPETITION_FOUND,
     Embedding,

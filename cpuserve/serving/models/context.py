@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.base.version import version
 from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.core.admission import ANY_ROWS, Limits
 from cpuserve.serving.calls.call import MAX_LOGPROBS
@@ -25,7 +26,6 @@ from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_forma
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 from cpuserve.tokenizer.infill import InfillTokens
 from cpuserve.tokenizer.pairs import PairEncoder
-from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient

@@ -34,14 +34,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.background import keep
+from cpuserve.base.background import keep
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.core.kv.block_file import SEED_BYTES
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.pictures import Picture
 from cpuserve.core.regular_file import read_regular
 from cpuserve.core.secret_file import read_secret
-from cpuserve.fault_points import fault
-from cpuserve.log import get_logger
 from cpuserve.serving.callers.holdings import Holdings
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, Scope
 from cpuserve.serving.threads import run_sized

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cpuserve.base.errors import TooManyRequests
 from cpuserve.config.server import ServerOptions
-from cpuserve.errors import TooManyRequests
 
 # A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes up to 64 bytes,
 # when many short messages escape all non-ASCII characters. LEAST_BODY_BYTES allows for bodies

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
-from cpuserve.background import keep
+from cpuserve.base.background import keep
 from cpuserve.serving.tools.learn import LearnedFormat, learn_format
 from cpuserve.tokenizer.chat import ChatTemplate
 

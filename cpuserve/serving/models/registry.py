@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import (
+from cpuserve.base.errors import (
     NotFound,
     RequestError,
     ServiceUnavailable,
@@ -18,7 +18,7 @@ from cpuserve.errors import (
     StartupError,
     TooLittleMemory,
 )
-from cpuserve.log import get_logger
+from cpuserve.base.log import get_logger
 from cpuserve.serving.models.loaders import CreatedName, FirstLoader, Timers
 
 if TYPE_CHECKING:

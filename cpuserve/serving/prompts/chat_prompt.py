@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.documents import with_texts
 from cpuserve.serving.pictures import DECODING, KINDS, is_read, patches_of, refuse_markers

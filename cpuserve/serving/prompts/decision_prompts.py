@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt, thinking_variables
 from cpuserve.serving.decisions.labels import LabelFinder, Labels, question_text
 from cpuserve.serving.decisions.questions import MAX_QUESTIONS, DecisionQuestion, Decisions

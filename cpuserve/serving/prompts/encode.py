@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
+from cpuserve.base.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
 from cpuserve.serving.threads import run_tokenizing
 from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.length import cannot_fit

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
+from cpuserve.base.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
 from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall, Prompt
 from cpuserve.serving.calls.params import check_fits, check_input_fits
 from cpuserve.serving.prompts.chat_prompt import chat_prompt

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.log import get_logger
+from cpuserve.base.log import get_logger
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.families import FORMATS, HERMES, asked, family, hinted

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.tools.base import WholeFormat, new_call_id
 from cpuserve.serving.tools.layout import SHORT_TAG, atoms
 from cpuserve.serving.tools.learn_layout import common_beginning, common_end

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.sampling.structured import (
     MAX_CHARS,
     InputGrammar,

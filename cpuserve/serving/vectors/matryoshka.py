@@ -6,7 +6,7 @@ import math
 from array import array
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext

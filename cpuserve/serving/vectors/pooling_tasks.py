@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.vectors.classes import activated, rows_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall
 from cpuserve.serving.calls.events import floats_of
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from cpuserve.errors import LIMITS, InvalidRequest, ModelError, ServiceUnavailable
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import LIMITS, InvalidRequest, ModelError, ServiceUnavailable
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.limited.server import ForkServer
 from cpuserve.limited.wire import receive, send
-from cpuserve.log import get_logger
 from cpuserve.tokenizer.coder import TokenSpan
 from cpuserve.tokenizer.limited.wire import (
     BROKEN,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.errors import ModelError
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import ModelError
+from cpuserve.base.fault_points import fault
 from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
 from cpuserve.limited.wire import receive, send
 from cpuserve.tokenizer.direct_coder import LibraryCoder

@@ -22,11 +22,11 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import LIMITS, InvalidRequest, ServiceUnavailable
+from cpuserve.base.fault_points import fault
+from cpuserve.base.log import get_logger
 from cpuserve.limited.server import ForkServer
 from cpuserve.limited.wire import receive, send
-from cpuserve.log import get_logger
 from cpuserve.tokenizer.rendering.wire import (
     READY,
     RENDERED,

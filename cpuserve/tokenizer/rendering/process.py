@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
-from cpuserve.fault_points import fault
+from cpuserve.base.fault_points import fault
 from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
 from cpuserve.limited.wire import receive, send
 from cpuserve.tokenizer.rendering.wire import (

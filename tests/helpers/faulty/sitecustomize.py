@@ -1,4 +1,4 @@
-"""Lets calls of the system fail in a process of cpuserve (cpuserve/fault_points.py).
+"""Lets calls of the system fail in a process of cpuserve (cpuserve/base/fault_points.py).
 
 Python imports this module at the start of a process whose PYTHONPATH has this folder, and so in all
 processes that such a process starts. CPUSERVE_FAULT says what fails:
@@ -17,7 +17,7 @@ import signal
 import time
 from pathlib import Path
 
-from cpuserve.fault_points import DELAY, KILL, SHORT, VARIABLE, install
+from cpuserve.base.fault_points import DELAY, KILL, SHORT, VARIABLE, install
 
 DELAY_S = float(os.environ.get("CPUSERVE_FAULT_DELAY_S", "0.3"))
 

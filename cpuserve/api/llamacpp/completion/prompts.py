@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import Prompt, unsupported
 from cpuserve.serving.prompts.chat_prompt import picture_prompt
 from cpuserve.serving.prompts.encode import encode

@@ -32,7 +32,7 @@ from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.api.route import generate, post, salt_of
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, unsupported
 from cpuserve.serving.calls.events import Choice, Event, Finish, PromptProgress, Text
 from cpuserve.serving.prompts.encode import encode, most_counted

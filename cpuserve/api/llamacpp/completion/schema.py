@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.llamacpp.adapters import AdapterScale, adapter_of
 from cpuserve.api.llamacpp.defaults import DEFAULTS
 from cpuserve.api.request.fields import with_refused
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import SamplerFields, names_in
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import NO_LIMIT, GenerateCall, Prompt, call_from

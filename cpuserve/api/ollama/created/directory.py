@@ -22,8 +22,8 @@ from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.stored.disk import writing
 from cpuserve.api.stored.quota import Quota
-from cpuserve.errors import ConfigError, InvalidRequest, NotFound
-from cpuserve.fault_points import fault
+from cpuserve.base.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.base.fault_points import fault
 
 # Seconds that a blob of no model is kept: its client may be about to create the model.
 _UNUSED_S = 3600.0

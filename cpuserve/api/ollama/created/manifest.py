@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.models.registry import DEFAULT_TAG
 
 # A model name may have an owner, as on the Hugging Face hub, and a tag.

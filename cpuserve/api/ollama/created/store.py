@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from cpuserve.api.errors.http_errors import Forbidden
 from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.ollama.parameters import sampling_of
-from cpuserve.errors import InvalidRequest, NotFound, RequestError, StartupError
-from cpuserve.log import get_logger
+from cpuserve.base.errors import InvalidRequest, NotFound, RequestError, StartupError
+from cpuserve.base.log import get_logger
 from cpuserve.serving.callers.slots import TurnSlots
 from cpuserve.serving.models.preset import Preset
 

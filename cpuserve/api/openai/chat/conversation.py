@@ -6,7 +6,7 @@ from typing import Any
 
 from cpuserve.api.openai.parts import openai_part
 from cpuserve.api.request.content_parts import plain
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import Content, ContentPart, ConversationMessage, MediaPart
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")

@@ -34,7 +34,7 @@ from cpuserve.api.request.fields import is_set, with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import generate, post, prepared, prompt_length
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall, unsupported
 from cpuserve.serving.calls.events import (
     Choice,

@@ -19,7 +19,7 @@ from cpuserve.api.openai.custom_tools import Offer, custom_function
 from cpuserve.api.openai.schema import ChatLogprobs, GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.tool_choice import FunctionWords, function_name, tool_choice
 from cpuserve.api.request.fields import is_set, with_refused
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.calls.params import check_logprobs
 

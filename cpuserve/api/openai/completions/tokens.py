@@ -17,7 +17,7 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import TOKENS, check_fields, with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, unsupported
 from cpuserve.serving.calls.events import Finish, PromptScores, Text, TokenUsage
 

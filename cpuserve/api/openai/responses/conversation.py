@@ -19,7 +19,7 @@ from cpuserve.api.openai.responses.foreign_items import (
 )
 from cpuserve.api.openai.responses.tools import listed
 from cpuserve.api.request.content_parts import joined, plain
-from cpuserve.errors import InvalidRequest, brief
+from cpuserve.base.errors import InvalidRequest, brief
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
 

@@ -11,8 +11,8 @@ from cpuserve.api.openai.responses.schema import conversation_id
 from cpuserve.api.openai.responses.stored_conversation import StoredConversation, find_conversation
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.stored.store import StoredItem
-from cpuserve.errors import InvalidRequest, NotFound, brief
-from cpuserve.ids import guarding_id
+from cpuserve.base.errors import InvalidRequest, NotFound, brief
+from cpuserve.base.ids import guarding_id
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cpuserve.api.openai.responses.stored_response import StoredResponse, output
 from cpuserve.api.openai.responses.writer import ResponseWriter
 from cpuserve.api.response.stream import EventStream
 from cpuserve.api.response.writer import respond
-from cpuserve.log import get_logger
+from cpuserve.base.log import get_logger
 from cpuserve.serving.generation.report import report_of
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from cpuserve.api.response.stream import JsonResult
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get, post, post_nothing, prepared, prompt_length
 from cpuserve.api.stored.page import Page, page_of
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.generation.report import report_of
 from cpuserve.serving.threads import run_sized
 

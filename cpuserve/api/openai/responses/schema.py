@@ -16,7 +16,7 @@ from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import offered_tools
 from cpuserve.api.openai.schema import GenerationRequest
 from cpuserve.api.request.fields import is_set, with_refused
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.calls.params import check_logprobs

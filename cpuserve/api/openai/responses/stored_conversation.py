@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.stored.store import Entry
-from cpuserve.errors import NotFound, RequestError
+from cpuserve.base.errors import NotFound, RequestError
 
 if TYPE_CHECKING:
     from cpuserve.api.stored.store import Store

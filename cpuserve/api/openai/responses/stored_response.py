@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.stored.store import Entry, StoredItem
-from cpuserve.errors import NotFound
+from cpuserve.base.errors import NotFound
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.responses.response_object import Response

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from cpuserve.api.openai.custom_tools import custom_function
 from cpuserve.api.openai.tool_choice import FunctionWords, ToolChoice, note_about, tool_choice
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.calls.tool_catalog import ToolSearch, described
 from cpuserve.serving.tools.use import check_function

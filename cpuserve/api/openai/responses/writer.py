@@ -36,7 +36,7 @@ from cpuserve.api.openai.responses.tools import is_custom, is_function, is_searc
 from cpuserve.api.openai.tool_choice import plain_choice
 from cpuserve.api.openai.usage import image_tokens, scaled_images
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.errors import RequestError
+from cpuserve.base.errors import RequestError
 from cpuserve.serving.calls.events import (
     Event,
     Finish,

@@ -13,8 +13,8 @@ from cpuserve.api.vectors.cohere.errors import COHERE
 from cpuserve.api.vectors.input_types import INPUT_TYPES, prompt_for
 from cpuserve.api.vectors.numbers import check_kind, converted
 from cpuserve.api.vectors.route import Made, Table, vectors_call
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.config.engine import EMBEDDINGS
-from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, unsupported
 from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened

@@ -6,7 +6,7 @@ import msgspec
 
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
-from cpuserve.errors import InvalidRequest, PromptTooLong, status_of
+from cpuserve.base.errors import InvalidRequest, PromptTooLong, status_of
 
 # HTTP statuses of TEI errors that are 400 in the other dialects.
 _TOO_LARGE, _UNPROCESSABLE, _WRONG_MODEL = 413, 422, 424

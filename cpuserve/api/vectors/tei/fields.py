@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.vectors.route import vectors_call
 from cpuserve.api.vectors.tei.errors import EmptyInput, TooManyInputs
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import get
 from cpuserve.api.vectors.tei.errors import TEI
+from cpuserve.base.version import version
 from cpuserve.serving.calls.call import MAX_PROMPTS
 from cpuserve.serving.models.context import ModelContext
-from cpuserve.version import version
 
 router = APIRouter()
 _POOLINGS = {"first": "cls", "last": "last_token", "mean": "mean"}

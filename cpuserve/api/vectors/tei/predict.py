@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.vectors.route import Made, Table
 from cpuserve.api.vectors.tei.errors import CUT, TEI, EmptyInput
 from cpuserve.api.vectors.tei.fields import TeiFields, check_inputs
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.events import Choice, WholeResponse
 from cpuserve.serving.vectors.classes import activated
 

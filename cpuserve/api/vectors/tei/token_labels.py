@@ -13,7 +13,7 @@ from cpuserve.api.route import post
 from cpuserve.api.vectors.route import Made, answer
 from cpuserve.api.vectors.tei.errors import CUT, TEI
 from cpuserve.api.vectors.tei.fields import TeiFields, check_inputs
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.prompts.encode import encode_spans
 from cpuserve.serving.vectors.classes import activated, rows_of
 

@@ -10,7 +10,7 @@ from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import post
 from cpuserve.api.vectors.tei.errors import TEI
 from cpuserve.api.vectors.tei.fields import check_inputs
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.params import check_token_ids
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.encode import check_count, encode_spans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.errors import ModelError
+from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.archs.deepseek import LATENT, latent_settings
 from cpuserve.loader.gguf.archs.experts import EXPERTS, PARTS, experts, need_sigmoid, shared
 from cpuserve.loader.gguf.archs.record import GgufArch

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import ModelError
 from cpuserve.config.nearest import nearest_and_all
-from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs import (
     baichuan,
     deepseek,

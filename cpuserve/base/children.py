@@ -12,8 +12,8 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from cpuserve.fault_points import fault
-from cpuserve.held_signals import hold_signals
+from cpuserve.base.fault_points import fault
+from cpuserve.base.held_signals import hold_signals
 
 
 def python_command(code: str, *arguments: str) -> list[str]:

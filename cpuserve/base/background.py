@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from cpuserve.errors import CpuserveError
-from cpuserve.log import get_logger
+from cpuserve.base.errors import CpuserveError
+from cpuserve.base.log import get_logger
 
 log = get_logger("serve")
 

@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import TextIO
 
-from cpuserve.errors import UNPRINTABLE, printable
+from cpuserve.base.errors import UNPRINTABLE, printable
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.pooling import PoolingParams
