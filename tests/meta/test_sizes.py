@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.sources import nodes
 
 ROOT = Path(__file__).parents[2]
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 900  # a longer file has more than one subject
 MAX_FUNCTION_LINES = 60
 MAX_API_ROOT_FILES = 5
 # Tables of data: a reader searches them, and does not read them from start to end.
@@ -31,7 +31,7 @@ def functions(text):
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_files_have_at_most_600_lines(folder):
+def test_files_have_at_most_900_lines(folder):
     lines = {
         path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
         for path in sources(folder)
