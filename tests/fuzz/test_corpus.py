@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 
 import pytest
 
 from tests.fuzz import operations
-from tests.fuzz.edits import apply, draw
 from tests.fuzz.files import FILES, FileBench
-from tests.fuzz.run import CORPUS, kind_of, tried
+from tests.fuzz.run import CORPUS, kind_of
 from tests.fuzz.targets import TARGETS
 from tests.helpers.depth import deep_but
 
@@ -56,44 +54,3 @@ def test_every_operation_belongs_to_a_target_and_has_seeds():
         assert operation.target in TARGETS
         if operation.path in operations._with_bodies():
             assert operations.seeds()[operation.path]
-
-
-class Greedy:
-    """A bench whose cases take some CPU time."""
-
-    def __init__(self, most_bytes, most_cpu_s):
-        self.most_bytes, self.most_cpu_s = most_bytes, most_cpu_s
-
-    def outcome(self, case):
-        return str(sum(range(case)))
-
-
-def test_a_case_that_takes_too_much_is_a_finding():
-    assert tried(Greedy(1 << 50, 1e9), 10) == "45"
-    with pytest.raises(AssertionError, match="s of CPU time"):
-        tried(Greedy(1 << 50, 0.0), 1_000_000)
-    with pytest.raises(AssertionError, match="bytes of memory"):
-        tried(Greedy(1, 1e9), 10)
-
-
-def test_edits_replace_bytes_of_the_original():
-    edits = [("a", 1, 3, "ff"), ("b", 0, 1, ""), ("a", 4, 4, "0000")]
-    assert apply(edits, "a", b"\1\2\3\4\5") == b"\1\xff\4\0\0\5"
-
-
-def test_the_same_seed_draws_the_same_case(bench):
-    _, files = bench
-    cases = [draw(random.Random(seed), files.files) for seed in range(200)]
-    assert cases == [draw(random.Random(seed), files.files) for seed in range(200)]
-    assert len({json.dumps(case) for case in cases}) > 150
-
-
-@pytest.mark.parametrize("name", ["http-openai-chat", "templates", "frames"])
-def test_the_same_seed_draws_the_same_input(name, tmp_path):
-    made = TARGETS[name](tmp_path)
-    try:
-        cases = [made.draw(random.Random(seed)) for seed in range(50)]
-        assert cases == [made.draw(random.Random(seed)) for seed in range(50)]
-    finally:
-        made.close()
-    assert len({json.dumps(case) for case in cases}) > 40

@@ -1,12 +1,12 @@
-"""Checks how many vector registers the loops of the kernels spill, from a disassembly.
+"""Reports how many vector registers the loops of the kernels spill, from a disassembly.
 
-    python tests/spills.py BUILD [--objdump PROGRAM] [--levels LEVEL ...] [--write]
+    python benchmarks/spills.py BUILD [--objdump PROGRAM] [--levels LEVEL ...]
 
-Reads the objects of the ISA levels in a build. Fails if a loop of a kernel stores more vectors to
-the stack, or reloads more of them, than tests/data/spills/COMPILER.txt says, such as gcc-12.txt.
-A compiler that moves additions behind the products, for example, needs more registers than there
-are, and computes the same bits at half the rate: no other test sees it. With --write the counts of
-this build are recorded instead. `.ci/run` calls this for the native build and the one for Arm.
+Reads the objects of the ISA levels in a build, and prints a line for each loop of a kernel that
+stores vectors to the stack or reloads them: ISA level, kernel, its tile (rows x panels), stores +
+reloads. Compare the reports of two builds with diff. A compiler that moves additions behind the
+products, for example, needs more registers than there are, and computes the same bits at half the
+rate: no test sees it, and kernel_bench says what it costs.
 
 A kernel here is a function that has a loop with products of vectors. Its loops are the cycles of
 its control flow, so neither the entry nor the end of a function counts, wherever the compiler puts
@@ -20,21 +20,13 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TABLES = Path(__file__).parent / "data" / "spills"
-# As many stores and reloads of a loop together are not recorded, and no fault: compilers differ by
+# As many stores and reloads of a loop together are not reported: compilers differ by
 # a constant that fits a register in one version and not in the next.
 SMALL = 4
-HEAD = """\
-# Stores + reloads of vector registers on the stack in the loops of kernels, as compiled by {}:
-# ISA level, kernel, and its tiles (rows x panels) with more than {} of both. An entry that is not
-# here has none or a few. Written by `python tests/spills.py BUILD --write`.
-"""
-
 Spills = tuple[int, int]  # (stores, reloads)
 Key = tuple[str, str, str]  # (level, kernel, tile)
 Counts = dict[Key, Spills]
@@ -186,62 +178,9 @@ def spills(lines: Iterable[str], level: str) -> Counts:
     return found
 
 
-def compiler_of(object_: Path) -> str:
-    """The compiler that an object names, such as "gcc-12"; SystemExit if it names none."""
-    found = re.search(rb"(GCC|clang version)(?:: \([^)]*\))? (\d+)\.", object_.read_bytes())
-    if not found:
-        sys.exit(f"{object_} does not say which compiler made it")
-    return f"{'gcc' if found[1] == b'GCC' else 'clang'}-{found[2].decode()}"
-
-
-def table_for(compiler: str, tables: Path = TABLES) -> Path:
-    """The table of a compiler: its own, else that of the next older recorded version of it, else
-    of the oldest. SystemExit if no version is recorded.
-    """
-    name, _, version = compiler.partition("-")
-    known = {int(path.stem.partition("-")[2]): path for path in tables.glob(f"{name}-*.txt")}
-    if not known:
-        sys.exit(f"there is no table of a {name} in {tables}: record one with --write")
-    return known[max((v for v in known if v <= int(version)), default=min(known))]
-
-
-def parse(text: str) -> Counts:
-    """The counts in the text of a table."""
-    found: Counts = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            level, kernel, *tiles = line.split()
-            for tile, counts in zip(tiles[::2], tiles[1::2], strict=True):
-                stores, reloads = counts.split("+")
-                found[level, kernel, tile] = (int(stores), int(reloads))
-    return found
-
-
-def written(counts: Counts, compiler: str) -> str:
-    """The text of a table."""
-    lines: dict[tuple[str, str], str] = {}
-    for level, kernel, tile in sorted(counts, key=_order):
-        stores, reloads = counts[level, kernel, tile]
-        begun = lines.get((level, kernel), f"{level} {kernel}")
-        lines[level, kernel] = f"{begun}  {tile} {stores}+{reloads}"
-    return HEAD.format(compiler, SMALL) + "\n".join(lines.values()) + "\n"
-
-
 def _order(key: Key) -> tuple[str, str, list[int]]:
     level, kernel, tile = key
     return level, kernel, [int(part) for part in tile.split("x") if part.isdigit()]
-
-
-def faults(found: Counts, known: Counts) -> Iterator[str]:
-    """One line for each entry that has more stores or reloads together than the table says."""
-    for key in sorted(found, key=_order):
-        before = known.get(key, NONE)
-        if sum(found[key]) > max(sum(before), SMALL):
-            level, kernel, tile = key
-            yield (
-                f"{level} {kernel} {tile}: {found[key][0]} stores and {found[key][1]} reloads of "
-                f"vectors in its loops, recorded {before[0]} and {before[1]}"
-            )
 
 
 def disassemble(objdump: str, file: Path) -> Iterator[str]:
@@ -263,46 +202,19 @@ def objects(build: Path, levels: Sequence[str]) -> dict[str, Path]:
     return {level: build / folder.format(level) for level in levels}
 
 
-def record(found: Counts, levels: Iterable[str], compiler: str) -> Path:
-    """Write the counts of `levels` into the compiler's table, and keep those of other levels."""
-    path = TABLES / f"{compiler}.txt"
-    known = parse(path.read_text()) if path.exists() else {}
-    kept = {key: counts for key, counts in known.items() if key[0] not in set(levels)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(written(kept | found, compiler))
-    return path
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line; 1 if a kernel spills more than recorded."""
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--objdump", default="objdump", help="objdump of the build's target")
     parser.add_argument("--levels", nargs="+", default=[], help="ISA levels (default: all built)")
-    parser.add_argument("--write", action="store_true", help="record the counts of this build")
     parser.add_argument("build", type=Path, metavar="BUILD")
     args = parser.parse_args(argv)
-    files = objects(args.build, args.levels)
-    found: Counts = {}
-    for level, file in files.items():
-        found |= spills(disassemble(args.objdump, file), level)
-    compiler = compiler_of(next(iter(files.values())))
-    if args.write:
-        print(f"recorded in {record(found, files, compiler)}")
-        return 0
-    table = table_for(compiler)
-    lines = list(faults(found, parse(table.read_text())))
-    for line in lines:
-        print(line, file=sys.stderr)
-    if lines:
-        print(
-            f"{compiler}: these kernels spill more than {table.name} says. Change the kernel, or "
-            "record it with --write if benchmarks/kernel_bench shows no loss.",
-            file=sys.stderr,
-        )
-        return 1
-    print(f"{compiler}: {', '.join(files)} spill no more vectors than {table.name} says")
-    return 0
+    for level, file in objects(args.build, args.levels).items():
+        counts = spills(disassemble(args.objdump, file), level)
+        for key in sorted(counts, key=_order):
+            stores, reloads = counts[key]
+            print(*key, f"{stores}+{reloads}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

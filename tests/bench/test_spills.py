@@ -1,13 +1,9 @@
-"""tests/spills.py counts the vectors that loops of kernels spill, and finds where they grew."""
-
-import re
-from pathlib import Path
+"""benchmarks/spills.py counts the vectors that loops of kernels spill."""
 
 import pytest
 
-from tests.spills import TABLES, compiler_of, entry, faults, parse, spills, table_for, written
+from benchmarks.spills import entry, spills
 
-ROOT = Path(__file__).parents[2]
 TILE = "void cpuserve::isa_avx2::(anonymous namespace)::Grouped<W8Group>::tile<4, 1, true, 1>(T&)"
 KEY = ("avx2", "Grouped<W8Group>", "4x1")
 PRODUCT = "vpmaddubsw %ymm1,%ymm2,%ymm3"
@@ -119,53 +115,3 @@ def test_functions_that_differ_in_flags_share_an_entry_with_the_larger_count():
         *function(far, "loop:", PRODUCT, *more, "again", "ret"),
     ]
     assert spills(lines, "avx2") == {KEY: (9, 0)}
-
-
-def test_more_than_recorded_is_a_fault():
-    known = {KEY: (6, 6)}
-    assert not list(faults({KEY: (6, 6)}, known))
-    assert not list(faults({KEY: (3, 8)}, known))
-    assert not list(faults({}, known))
-    assert not list(faults({KEY: (2, 2)}, {}))
-    assert list(faults({KEY: (7, 6)}, known)) == [
-        "avx2 Grouped<W8Group> 4x1: 7 stores and 6 reloads of vectors in its loops, "
-        "recorded 6 and 6"
-    ]
-    assert len(list(faults({KEY: (3, 2)}, {}))) == 1
-
-
-def test_the_object_says_which_compiler_made_it(tmp_path):
-    for comment, compiler in {
-        b"\0GCC: (Debian 12.2.0-14+deb12u1) 12.2.0\0": "gcc-12",
-        b"\0GCC: (GNU) 14.1.1\0": "gcc-14",
-        b"\0Debian clang version 16.0.6 (15~deb12u1)\0": "clang-16",
-    }.items():
-        (tmp_path / "unit.o").write_bytes(b"\x7fELF" + comment)
-        assert compiler_of(tmp_path / "unit.o") == compiler
-    (tmp_path / "unit.o").write_bytes(b"\x7fELF")
-    with pytest.raises(SystemExit, match="which compiler"):
-        compiler_of(tmp_path / "unit.o")
-
-
-def test_a_compiler_without_a_table_is_held_to_the_version_before_it(tmp_path):
-    for name in ("gcc-11", "gcc-13", "clang-16"):
-        (tmp_path / f"{name}.txt").touch()
-    expected = {"gcc-13": "gcc-13", "gcc-12": "gcc-11", "gcc-15": "gcc-13", "clang-14": "clang-16"}
-    for compiler, table in expected.items():
-        assert table_for(compiler, tmp_path).stem == table
-    with pytest.raises(SystemExit, match="no table of a icc"):
-        table_for("icc-1", tmp_path)
-
-
-@pytest.mark.parametrize("path", sorted(TABLES.glob("*.txt")), ids=lambda path: path.stem)
-def test_tables_are_as_the_script_writes_them(path):
-    text = path.read_text()
-    assert parse(text)
-    assert written(parse(text), path.stem) == text
-
-
-def test_the_compiler_of_the_tests_has_a_table_of_every_level():
-    """Debian 12 has gcc 12, and so do .ci/run and the image."""
-    cmake = (ROOT / "csrc" / "CMakeLists.txt").read_text()
-    levels = set(re.findall(r"cpuserve_add_isa\((\w+)", cmake)) - {"scalar"}
-    assert {level for level, _, _ in parse((TABLES / "gcc-12.txt").read_text())} == levels
