@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -12,7 +12,7 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Maps names to values. A value given as "module:attribute" is imported at its first use."""
 
-    def __init__(self, kind: str, builtin: dict[str, str] | None = None) -> None:
+    def __init__(self, kind: str, builtin: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._lazy: dict[str, str] = dict(builtin or {})
         self._values: dict[str, T] = {}
@@ -29,6 +29,10 @@ class Registry(Generic[T]):
             return value
 
         return add
+
+    def declare(self, places: Mapping[str, str]) -> None:
+        """Add values that are imported at their first use: "module:attribute", by name."""
+        self._lazy |= places
 
     def get(self, name: str) -> T | None:
         """Return the value registered under `name`, or None."""

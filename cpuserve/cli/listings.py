@@ -174,18 +174,6 @@ def _elements(shape: tuple[int, ...]) -> int:
     return count
 
 
-# Families that share the architecture name of another family in GGUF files;
-# other metadata of the file decides which family it is.
-SAME_FILES = {
-    "MistralForCausalLM": "llama",
-    "MixtralForCausalLM": "llama",
-    "GraniteMoeSharedForCausalLM": "granitemoe",
-    "DeepseekV2ForCausalLM": "deepseek2",
-    "Glm4MoeLiteForCausalLM": "deepseek2",
-    "Olmo3ForCausalLM": "olmo2",
-    "RobertaModel": "bert",
-    "XLMRobertaModel": "bert",
-}
 ROWS = {
     "bf16": "bf16",
     "f32": "fp32",
@@ -199,33 +187,37 @@ ROWS = {
 def families() -> list[list[str]]:
     """Return a row per architecture: its name, a description, and its names in GGUF files."""
     from cpuserve.loader.gguf.archs.table import ARCHS
-    from cpuserve.models import CLASSIFIERS, MASKED, MODELS, RERANKERS, TAGGERS, TEXT_PARTS
+    from cpuserve.models import FAMILIES, MODELS
 
     rows = [["architecture", "what sets it apart", "in GGUF files"]]
     for name in MODELS.names():
         archs = [arch for arch, found in ARCHS.items() if found.family == name]
-        archs += [SAME_FILES[name]] if name in SAME_FILES else []
+        if name in FAMILIES.texts:
+            archs += FAMILIES.texts[name].shared_gguf.get(name, "").split()
         rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
-    rows += [[name, _whole(name), ""] for name in TEXT_PARTS]
+    rows += [[name, _whole(name), ""] for name in sorted(FAMILIES.wholes)]
     what = "labels texts, or ranks them if it has one label"
-    rows += [[name, f"{what}: {part} and its head", ""] for name, part in RERANKERS.items()]
+    rows += [
+        [name, f"{what}: {part} and its head", ""]
+        for name, part in sorted(FAMILIES.rerankers.items())
+    ]
     for what, heads in (
-        ("labels texts", CLASSIFIERS),
-        ("labels each token", TAGGERS),
-        ("computes sparse embeddings (SPLADE)", MASKED),
+        ("labels texts", FAMILIES.classifiers),
+        ("labels each token", FAMILIES.taggers),
+        ("computes sparse embeddings (SPLADE)", FAMILIES.masked),
     ):
-        rows += [[name, f"{what}: {part} and its head", ""] for name, part in heads.items()]
+        rows += [[name, f"{what}: {part} and its head", ""] for name, part in sorted(heads.items())]
     return rows
 
 
 def _whole(name: str) -> str:
     """Return which parts of a model for images and text run."""
     from cpuserve.models.text_parts import text_architectures
-    from cpuserve.models.towers import BUILTIN
+    from cpuserve.models.towers import TOWERS
 
     *others, last = text_architectures(name)
     parts = f"{', '.join(others)} or {last}" if others else last
-    if name in BUILTIN:
+    if name in TOWERS:
         return f"reads pictures; its part for text is {parts}"
     return f"only its part for text runs, as {parts}"
 

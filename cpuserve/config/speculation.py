@@ -14,8 +14,6 @@ AUTO, NGRAM, DRAFT_MODEL, MTP, EAGLE3 = "auto", "ngram", "draft_model", "mtp", "
 # Methods that need a second checkpoint, and those that are heads of the model. MTP is a head in the
 # checkpoint of the model, or in its own one (the assistants of Gemma 4).
 WITH_MODEL, HEADS = (DRAFT_MODEL, EAGLE3), (MTP, EAGLE3)
-# The architectures of checkpoints that are assistants.
-ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 # Names of vLLM for "mtp", by the architecture of the model.
 MTP_OF = (
     *(

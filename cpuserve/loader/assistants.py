@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from msgspec import structs
 
 from cpuserve.base.errors import ModelError
-from cpuserve.config.speculation import ASSISTANTS
 from cpuserve.loader.guess_heads import GuessHead, head_facts
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
-from cpuserve.models import spec_from_config
+from cpuserve.models import FAMILIES, spec_from_config
 from cpuserve.models.config import read_architectures, read_int, read_object
 from cpuserve.models.gemma4 import feed_forward, shared_attention
 
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
     from cpuserve.program.weight_kinds import WeightKind
     from cpuserve.quant.base import QuantTensor, Weights
 
-# The model that an assistant guesses for, by its architecture, and the default of its width.
-TARGETS = {
-    "Gemma4AssistantForCausalLM": ("Gemma4ForCausalLM", 1536),
-    "Gemma4UnifiedAssistantForCausalLM": ("Gemma4UnifiedForCausalLM", 3840),
-}
 TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TABLE = "guess.embed_tokens.weight"  # how the Program calls the embedding of the model
 
@@ -70,7 +64,7 @@ def with_assistant(facts: ModelFacts, path: Path, assistant: Path) -> ModelFacts
 
 def is_assistant(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json belongs to an assistant."""
-    return config.get("architectures") in [[name] for name in ASSISTANTS]
+    return config.get("architectures") in [[name] for name in FAMILIES.assistants]
 
 
 def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
@@ -88,7 +82,9 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
     if not is_assistant(checkpoint.config):
         refuse("it is no assistant of Gemma 4")
     target = spec_from_config(config)
-    architecture, usual = TARGETS[read_architectures(checkpoint.config)[0]]
+    name = read_architectures(checkpoint.config)[0]
+    family = FAMILIES.assistants[name]
+    architecture, usual = family.name, family.assistants[name]
     if target.architecture != architecture:
         refuse(f"the model is {target.architecture}, not Gemma 4 ({architecture})")
     own = _spec(checkpoint.config, architecture)

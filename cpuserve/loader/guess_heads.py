@@ -17,7 +17,7 @@ from msgspec import structs
 from cpuserve.base.errors import ModelError
 from cpuserve.config.speculation import AUTO
 from cpuserve.loader.load import open_checkpoint, unmet
-from cpuserve.models import build_program, spec_from_config
+from cpuserve.models import FAMILIES, build_program, spec_from_config
 from cpuserve.platforms.base import KvLayerFacts
 from cpuserve.program.operations.dense import Embed, Logits
 from cpuserve.program.parts import stored_needs
@@ -26,117 +26,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from cpuserve.models.family import Guesses
     from cpuserve.models.spec import ModelSpec
     from cpuserve.platforms.base import ModelFacts
     from cpuserve.program.program import Program
     from cpuserve.program.weight_kinds import WeightKind
     from cpuserve.quant.base import QuantTensor, Weights
 
-# How tensors of heads begin, in the Program and in checkpoints. {}: the number of layers.
-_AFTER = {  # as the layer after the last of the model
-    "model.layers.0.": "model.layers.{}.",
-    "guess.fc.": "model.layers.{}.eh_proj.",
-    "guess.embedding_norm.": "model.layers.{}.enorm.",
-    "guess.hidden_norm.": "model.layers.{}.hnorm.",
-}
-_NEXTN = {**_AFTER, "model.norm.": "model.layers.{}.shared_head.norm."}
-_FINAL = {**_AFTER, "model.norm.": "model.layers.{}.final_layernorm."}
-_STEP = {
-    **_AFTER,
-    "model.norm.": "model.layers.{}.transformer.shared_head.norm.",
-    "lm_head.": "model.layers.{}.transformer.shared_head.output.",
-}
-_QWEN = {
-    "model.layers.0.": "mtp.layers.0.",
-    "guess.fc.": "mtp.fc.",
-    "guess.embedding_norm.": "mtp.pre_fc_norm_embedding.",
-    "guess.hidden_norm.": "mtp.pre_fc_norm_hidden.",
-    "model.norm.": "mtp.norm.",
-}
-_MIMO = {
-    "model.layers.0.post_attention_layernorm.": "model.mtp.layers.0.pre_mlp_layernorm.",
-    "model.layers.0.": "model.mtp.layers.0.",
-    "guess.fc.": "model.mtp.layers.0.eh_proj.",
-    "guess.embedding_norm.": "model.mtp.layers.0.enorm.",
-    "guess.hidden_norm.": "model.mtp.layers.0.hnorm.",
-    "model.norm.": "model.mtp.layers.0.final_layernorm.",
-}
-_MIMO_7B = {
-    "model.layers.0.": "model.mtp_layers.0.",
-    "guess.fc.": "model.mtp_layers.0.input_proj.",
-    "guess.embedding_norm.": "model.mtp_layers.0.token_layernorm.",
-    "guess.hidden_norm.": "model.mtp_layers.0.hidden_layernorm.",
-    "model.norm.": "model.mtp_layers.0.final_layernorm.",
-}
-_ERNIE = {  # the model has the last norm
-    "model.layers.0.": "model.mtp_block.0.",
-    "guess.fc.": "model.mtp_linear_proj.0.",
-    "guess.embedding_norm.": "model.mtp_emb_norm.0.",
-    "guess.hidden_norm.": "model.mtp_hidden_norm.0.",
-}
-_LONGCAT = {
-    "model.layers.0.mlp.": "model.mtp.layers.0.transformer_layer.mlp.",
-    "model.layers.0.": "model.mtp.layers.0.",
-    "guess.fc.": "model.mtp.layers.0.eh_proj.",
-    "guess.embedding_norm.": "model.mtp.layers.0.enorm.m.",
-    "guess.hidden_norm.": "model.mtp.layers.0.hnorm.m.",
-    "model.norm.": "model.mtp.norm.",
-    "model.embed_tokens.": "model.mtp.embed_tokens.",
-}
-_DEEPSEEK_V4 = {
-    "model.layers.0.": "mtp.0.",
-    "guess.e_proj.": "mtp.0.e_proj.",
-    "guess.h_proj.": "mtp.0.h_proj.",
-    "guess.embedding_norm.": "mtp.0.enorm.",
-    "guess.hidden_norm.": "mtp.0.hnorm.",
-    "model.hc_head.hc_": "mtp.0.hc_head_",
-    "model.norm.": "mtp.0.norm.",
-}
-# Matrices that such a head may have of its own.
-_OWN = {
-    "model.embed_tokens.": "model.layers.{}.embed_tokens.",
-    "lm_head.": "model.layers.{}.shared_head.head.",
-}
-_NEMOTRON = {  # an attention and experts, each a layer as in the model
-    "model.layers.": "mtp.layers.",
-    "guess.fc.": "mtp.layers.0.eh_proj.",
-    "guess.embedding_norm.": "mtp.layers.0.enorm.",
-    "guess.hidden_norm.": "mtp.layers.0.hnorm.",
-    "model.norm_f.": "mtp.layers.{last}.final_layernorm.",
-}
-_NEMOTRON_GGUF = {  # both in one block
-    **_AFTER,
-    "model.layers.1.norm.": "model.layers.{}.post_attention_layernorm.",
-    "model.layers.1.": "model.layers.{}.",
-    "model.norm_f.": "model.layers.{}.shared_head.norm.",
-}
-HEADS = {
-    "BailingHybridForCausalLM": _FINAL,
-    "BailingMoeV2ForCausalLM": _FINAL,
-    "BailingMoeV3ForCausalLM": _FINAL,
-    "DeepseekV3ForCausalLM": _NEXTN,
-    "DeepseekV32ForCausalLM": _NEXTN,
-    "DeepseekV4ForCausalLM": _DEEPSEEK_V4,
-    "Ernie4_5_MoeForCausalLM": _ERNIE,
-    "ExaoneMoEForCausalLM": _QWEN,
-    "ExaoneMoeForCausalLM": _QWEN,
-    "GlmMoeDsaForCausalLM": _NEXTN,
-    "Glm4MoeForCausalLM": _NEXTN,
-    "Glm4MoeLiteForCausalLM": _NEXTN,
-    "HYV3ForCausalLM": _FINAL,
-    "LongcatFlashForCausalLM": _LONGCAT,
-    "MiMoV2FlashForCausalLM": _MIMO,  # its first head; the others guess later tokens
-    "NemotronHForCausalLM": _NEMOTRON,
-    "Qwen2ForCausalLM": _MIMO_7B,  # MiMo 7B, a Qwen2 with a head
-    "Qwen3NextForCausalLM": _QWEN,
-    "Qwen3_5ForCausalLM": _QWEN,
-    "Qwen3_5MoeForCausalLM": _QWEN,
-    "Step3p5ForCausalLM": _STEP,  # its first head; the others guess later tokens
-}
-DENSE = ("Ernie4_5_MoeForCausalLM", "MiMoV2FlashForCausalLM")
-# llama.cpp's converter writes their heads to files of their own, which are not read.
-NO_GGUF = ("DeepseekV4ForCausalLM",)
-HIDDEN_FIRST = ("Qwen2ForCausalLM",)  # the columns of their fc begin with the hidden state
 # A checkpoint has a head if it has one of these tensors of its Program.
 FIRSTS = ("guess.fc.weight", "guess.h_proj.weight")
 # Only heads have tensors that begin so. They are dropped without a head.
@@ -178,22 +74,29 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     The layer of MiMo V2 has a window and no experts. The layer of DeepSeek V4 has a window and no
     pools, and no token has experts of its own. Other models say in extra["guess"] what differs.
     """
-    extra, dense = dict(spec.extra), spec.architecture in DENSE
+    extra, guesses = dict(spec.extra), FAMILIES.texts[spec.architecture].guesses
+    assert guesses is not None
     own = cast("dict[str, object]", extra.pop("guess", {}))
-    if dense and "windows" in extra:
+    if guesses.dense and "windows" in extra:
         extra["windows"] = (max(cast("tuple[int, ...]", extra["windows"])),)
     if "dense_layers" in extra:
-        extra["dense_layers"] = (0,) if dense else ()
+        extra["dense_layers"] = (0,) if guesses.dense else ()
     if "hashed" in extra:
         extra |= {"kinds": ("sliding_attention",), "hashed": (False,), "kept": extra["window"]}
         extra.pop("indexer", None)
     if "attends" in extra:
         extra["attends"] = (True,)
-    if spec.architecture in HIDDEN_FIRST:
+    if guesses.hidden_first:
         extra["hidden_first"] = True
     extra |= own
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
     return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
+
+
+def guesses_of(architecture: str) -> Guesses | None:
+    """Return what the family of an architecture says about its heads; None if it has none."""
+    family = FAMILIES.texts.get(architecture)
+    return None if family is None else family.guesses
 
 
 def guess_head(
@@ -204,24 +107,21 @@ def guess_head(
     names: the tensors of the checkpoint; it may have an embedding and an output matrix of the head.
     gguf: whether the model is in a GGUF file, where a head is the last block.
     """
-    found = HEADS.get(spec.architecture)
-    if found is None or (gguf and spec.architecture in NO_GGUF):
+    guesses = guesses_of(spec.architecture)
+    head_names = guesses and (guesses.gguf if gguf else guesses.stored)
+    if guesses is None or head_names is None:
         return None
-    if found is _NEMOTRON and "guess" not in spec.extra:
+    if guesses.described and "guess" not in spec.extra:
         return None  # a head with layers that a head cannot have
-    if gguf:
-        found = _NEMOTRON_GGUF if found is _NEMOTRON else _NEXTN
     own = guess_spec(spec)
     last = len(cast("tuple[str, ...]", own.extra.get("kinds", ()))) - 1
-    called = {ours: at.format(spec.layers, last=last) for ours, at in found.items()}
-    if found is _NEXTN:
-        stored = {ours: theirs.format(spec.layers) for ours, theirs in _OWN.items()}
-        more = {ours: at for ours, at in stored.items() if f"{at}weight" in names}
-        if more and spec.tied:
-            more = {"lm_head.": "model.embed_tokens.", **more}
-            own = replace(own, tied=False)
-        called |= more
-    return GuessHead(own, build_program(own), called)
+    called = {ours: at.format(spec.layers, last=last) for ours, at in head_names.names.items()}
+    stored = {ours: theirs.format(spec.layers) for ours, theirs in head_names.own.items()}
+    more = {ours: at for ours, at in stored.items() if f"{at}weight" in names}
+    if more and spec.tied:
+        more = {"lm_head.": "model.embed_tokens.", **more}
+        own = replace(own, tied=False)
+    return GuessHead(own, build_program(own), called | more)
 
 
 def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
@@ -250,7 +150,7 @@ def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, li
     Raises:
         ModelError: the method is "mtp", and the checkpoint has no complete head.
     """
-    if not asked or (asked == AUTO and facts.architecture not in HEADS):
+    if not asked or (asked == AUTO and guesses_of(facts.architecture) is None):
         return facts, []
     try:
         found = open_head(path) if facts.pooling == "none" else None
@@ -260,7 +160,8 @@ def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, li
         return facts, [f"{error}; no tokens are guessed with it"]
     if found is None and asked != AUTO:
         msg = f"{facts.name} has no head that guesses tokens; remove the method {asked!r}"
-        if path.suffix == ".gguf" and facts.architecture in NO_GGUF:
+        guesses = guesses_of(facts.architecture)
+        if path.suffix == ".gguf" and guesses is not None and guesses.gguf is None:
             msg += ", or use its safetensors: the GGUF files of this model have no head"
         raise ModelError(msg)
     if found is None:

@@ -27,7 +27,7 @@ from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import AnyFile
 from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf
 from cpuserve.loader.safetensors import SafetensorsFile
-from cpuserve.models import names_of
+from cpuserve.models import FAMILIES, names_of
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
@@ -58,14 +58,6 @@ PLAIN: dict[str, object] = {
     "alpha_pattern": {},
     "layer_replication": None,
     "lora_bias": False,
-}
-# The GGUF architecture of adapters, for model families that use the one of another family.
-_ALSO = {
-    "MistralForCausalLM": "llama",
-    "MixtralForCausalLM": "llama",
-    "DeepseekV2ForCausalLM": "deepseek2",
-    "Glm4MoeLiteForCausalLM": "deepseek2",
-    "GraniteMoeSharedForCausalLM": "granitemoe",
 }
 
 
@@ -290,8 +282,10 @@ def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
     if not isinstance(found, str) or found not in ARCHS:
         supported = ", ".join(ARCHS)
         fail(name, f"its architecture {found!r:.40} is not supported; supported: {supported}")
-    family = spec.architecture
-    names = [_ALSO[family]] if family in _ALSO else [n for n in ARCHS if ARCHS[n].family == family]
+    family = FAMILIES.texts.get(spec.architecture)
+    names = [name for name in ARCHS if ARCHS[name].family == spec.architecture]
+    if family is not None and family.shared_gguf:
+        names = list(family.shared_gguf.values())
     if names and found not in names:
         msg = f"its architecture is {found}, that of the model {' or '.join(names)}"
         fail(name, f"it is for another model: {msg}")

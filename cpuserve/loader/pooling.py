@@ -21,8 +21,7 @@ from cpuserve.loader.modules import (
     transformer_settings,
 )
 from cpuserve.loader.tasks import task_prompts
-from cpuserve.models import architecture_of
-from cpuserve.models.base import CLASSIFIERS, GGUF_RERANKERS, JUDGES, RERANKERS, TAGGERS
+from cpuserve.models import FAMILIES, architecture_of
 from cpuserve.models.config import MAX_INT32, read_architectures
 
 if TYPE_CHECKING:
@@ -182,19 +181,20 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     """
     name = next(iter(read_architectures(config)), "")
     if config.get("is_ranker"):  # only the config of a GGUF file has the key is_ranker
-        if name in GGUF_RERANKERS:
+        known = [family.name for family in FAMILIES.texts.values() if family.gguf_rerankers]
+        if name in known:
             return name
-        msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(GGUF_RERANKERS)}"
+        msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(sorted(known))}"
         raise ModelError(msg)
-    return name if name in RERANKERS and len(labels_of(config)) == 1 else None
+    return name if name in FAMILIES.rerankers and len(labels_of(config)) == 1 else None
 
 
 def classifier(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return (pooling, architecture) of a classifier for texts or tokens; None for other models."""
     name = next(iter(read_architectures(config)), "")
-    if name in TAGGERS:
+    if name in FAMILIES.taggers:
         return "token_classify", name
-    return ("classify", name) if name in {*RERANKERS, *CLASSIFIERS} else None
+    return ("classify", name) if name in {*FAMILIES.rerankers, *FAMILIES.classifiers} else None
 
 
 def labels_of(config: Mapping[str, Any]) -> list[str]:
@@ -218,7 +218,8 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
 
 def can_judge(config: Mapping[str, Any]) -> bool:
     """Whether models with this architecture may be rerankers that say "yes" or "no"."""
-    return architecture_of(config) in JUDGES
+    family = FAMILIES.texts.get(architecture_of(config))
+    return family is not None and family.judges
 
 
 def _gguf_dense(path: Path) -> tuple[Dense, ...]:

@@ -13,7 +13,7 @@ from cpuserve.loader.modules import Stack, read_stack
 from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
 from cpuserve.loader.tasks import has_tasks
 from cpuserve.loader.token_heads import ARCHITECTURE, has_token_heads
-from cpuserve.models import MASKED, architecture_of, has_no_head
+from cpuserve.models import FAMILIES, architecture_of, has_no_head
 from cpuserve.models.config import read_architectures
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ModelKind:
     def __post_init__(self) -> None:
         """Read the names of the architecture."""
         self.name = architecture_of(self.config)
-        self.masked = next(iter(read_architectures(self.config)), "") in MASKED
+        self.masked = next(iter(read_architectures(self.config)), "") in FAMILIES.masked
 
     @cached_property
     def stack(self) -> Stack:

@@ -11,20 +11,13 @@ from msgspec import structs
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
 from cpuserve.config.nearest import nearest_and_all
-from cpuserve.models.base import (
-    BUILTIN,
-    CLASSIFIERS,
-    MASKED,
-    MODELS,
-    RERANKERS,
-    SAME,
-    SAVED_AS,
-    TAGGERS,
-)
+from cpuserve.models.base import MODELS
 from cpuserve.models.config import read_architectures, read_object, refuse
+from cpuserve.models.families import FAMILIES, names_in_files
+from cpuserve.models.family import ModelFamily, Whole
 from cpuserve.models.rope import axes_of
 from cpuserve.models.stored_names import AS_PROGRAM
-from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
+from cpuserve.models.text_parts import text_config, text_part
 from cpuserve.models.towers import TOWERS, build_tower, tower_spec
 
 if TYPE_CHECKING:
@@ -34,13 +27,8 @@ if TYPE_CHECKING:
     from cpuserve.program.program import Program
 
 __all__ = [
-    "BUILTIN",
-    "CLASSIFIERS",
-    "MASKED",
+    "FAMILIES",
     "MODELS",
-    "RERANKERS",
-    "TAGGERS",
-    "TEXT_PARTS",
     "architecture_of",
     "build_program",
     "build_tower",
@@ -59,25 +47,48 @@ ENTRY_POINTS = "cpuserve.models"
 def find_model(architecture: str) -> type[ModelDef] | None:
     """Return the family of `architecture`: built-in, registered, or of a plug-in; else None.
 
-    A plug-in offers a family by an entry point of group "cpuserve.models".
-    The name of the entry point is the architecture.
-    Reading entry points is slow, so it happens only for architectures that are not known otherwise.
-
     Raises ModelError if plug-ins claim the architecture but none of them can serve it.
     """
     found = MODELS.get(_with_head(architecture) if has_no_head(architecture) else architecture)
-    if found is not None:
-        return found
-    claims = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN)
-    why = claims.refused.get(architecture)
-    if architecture in claims.accepted:
-        family, why = plugins.load(claims.accepted[architecture], _faults)
+    if found is None:
+        _look_up(architecture)
+    return MODELS.get(architecture) if found is None else found
+
+
+def _look_up(name: str) -> None:
+    """Add the family of the plug-in that claims `name`, if there is one.
+
+    A plug-in offers a family by entry points of group "cpuserve.models", one for each name that
+    config.json and GGUF files have for it. The object is a ModelFamily, a Whole, or the class of a
+    text model (ModelDef). Reading entry points is slow, so it happens only for unknown names.
+
+    Raises ModelError if plug-ins claim the name but none of them can serve it.
+    """
+    claims = _claims()
+    why = claims.refused.get(name)
+    if name in claims.accepted:
+        family, why = plugins.load(claims.accepted[name], _faults)
         if family is not None:
-            MODELS.register(architecture)(family)
+            _add(name, family)
     if why:
-        msg = f"architecture {architecture}: {why}"
+        msg = f"architecture {name}: {why}"
         raise ModelError(msg)
-    return MODELS.get(architecture)
+
+
+def _claims() -> plugins.Claims:
+    return plugins.claims(plugins.installed(ENTRY_POINTS), FAMILIES.builtin)
+
+
+def _add(name: str, family: ModelFamily | Whole | type[ModelDef]) -> None:
+    if not isinstance(family, ModelFamily | Whole):
+        MODELS.register(name)(family)
+        return
+    FAMILIES.add(family)
+    wholes = (family,) if isinstance(family, Whole) else family.wholes
+    for whole in wholes:
+        TOWERS.declare(dict.fromkeys(whole.architectures, whole.tower) if whole.tower else {})
+    if isinstance(family, ModelFamily):
+        MODELS.declare(dict.fromkeys(family.architectures, family.text))
 
 
 def has_no_head(architecture: str) -> bool:
@@ -91,8 +102,7 @@ def _with_head(architecture: str) -> str:
 
 def plugin_notes() -> list[str]:
     """Return a line for each plug-in refused because its name is taken; imports no plug-in."""
-    refused = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN).refused
-    return [f"architecture {name}: {why}" for name, why in refused.items()]
+    return [f"architecture {name}: {why}" for name, why in _claims().refused.items()]
 
 
 def _supported(wanted: str = "") -> str:
@@ -100,14 +110,17 @@ def _supported(wanted: str = "") -> str:
     ending = "ForCausalLM"
     names: dict[str, str] = {}
     # Some have two ways of writing (PhiMoE). The usual one is shown.
-    for name in sorted(MODELS.names(), key=SAME.__contains__):
+    for name in sorted(MODELS.names(), key=lambda name: FAMILIES.shown(name) != name):
         key = name.removesuffix(ending).lower()
         names[name if key in names else key] = name
     return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
 
 
 def _faults(family: object) -> str:
-    return plugins.lacking(family, ("spec", "build"))
+    if not isinstance(family, ModelFamily | Whole):
+        return plugins.lacking(family, ("spec", "build"))
+    taken = sorted(names_in_files(family) & FAMILIES.builtin)
+    return f"has names of built-in families: {', '.join(taken)}" if taken else ""
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -125,13 +138,15 @@ def architecture_of(config: Mapping[str, Any]) -> str:
             + _supported()
         )
         raise ModelError(msg)
-    if names[0] in TEXT_PARTS:
-        return text_part(names[0], config).architecture
+    if names[0] not in FAMILIES.builtin and names[0] not in MODELS and not has_no_head(names[0]):
+        _look_up(names[0])
+    if names[0] in FAMILIES.wholes:
+        return text_part(names[0], config)[0].name
     if names[0] in ("XLMRobertaModel", "XLMRobertaLoRA") and config.get("lora_adaptations"):
         return "JinaEmbeddingsV3Model"
-    if (saved := SAVED_AS.get((names[0], str(config.get("model_type"))))) is not None:
+    if saved := FAMILIES.saved_as.get((names[0], str(config.get("model_type")))):
         return saved
-    return {**RERANKERS, **CLASSIFIERS, **TAGGERS, **MASKED}.get(names[0], names[0])
+    return FAMILIES.heads().get(names[0], names[0])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -141,14 +156,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     and for a value that is missing or out of range.
     """
     architecture, whole = architecture_of(config), config
-    if (name := read_architectures(config)[0]) in TEXT_PARTS:
+    if (name := read_architectures(config)[0]) in FAMILIES.wholes:
         config = text_config(name, config)
     spec = _family(architecture).spec(config)
     _check_shared(config, architecture, spec)
-    if name in TEXT_PARTS:
+    if name in FAMILIES.wholes:
         spec = with_tower(spec, tower_spec(whole, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
-    return replace(spec, architecture=spec.architecture or SAME.get(name, name))
+    return replace(spec, architecture=spec.architecture or FAMILIES.shown(name))
 
 
 def stored_names(config: Mapping[str, Any]) -> StoredNames:

@@ -15,9 +15,8 @@ from typing import Any
 
 from cpuserve.base.errors import ModelError
 from cpuserve.config.nearest import nearest_and_all
-from cpuserve.config.speculation import ASSISTANTS, EAGLE3, MTP
-from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
-from cpuserve.models.base import CLASSIFIERS, MASKED, RERANKERS, TAGGERS
+from cpuserve.config.speculation import EAGLE3, MTP
+from cpuserve.models import FAMILIES, architecture_of, find_model, spec_from_config, unknown
 from cpuserve.models.config import (
     read_architectures,
     read_bool,
@@ -108,7 +107,7 @@ def _near_whole(architecture: str) -> str:
     """Return the end of an error: models of images and text almost like this, and who lists all."""
     ending = "ForConditionalGeneration"
     known: dict[str, str] = {}
-    for name in TEXT_PARTS:  # LightOnOCR is there in two ways of writing
+    for name in sorted(FAMILIES.wholes):  # LightOnOCR is there in two ways of writing
         key = name.removesuffix(ending).lower()
         known[name if key in known else key] = name
     wanted = architecture.removesuffix(ending).lower()
@@ -118,8 +117,7 @@ def _near_whole(architecture: str) -> str:
 def _same_head(architecture: str) -> list[str]:
     """Return the classifiers, or the models for masked tokens, with the head of `architecture`."""
     end = architecture.rpartition("For")[2]
-    heads = (*RERANKERS, *CLASSIFIERS, *TAGGERS, *MASKED)
-    return sorted({name for name in heads if name.rpartition("For")[2] == end})
+    return sorted({name for name in FAMILIES.heads() if name.rpartition("For")[2] == end})
 
 
 def transformers_knows(config: Mapping[str, Any]) -> bool:
@@ -268,7 +266,7 @@ def head_kind(config: Mapping[str, Any]) -> str | None:
     None: by its config.json it is none. Some EAGLE-3 heads are called like decoders there.
     """
     names = read_architectures(config)
-    if set(names) & set(ASSISTANTS):
+    if FAMILIES.assistants.keys() & set(names):
         what, method, value = "an assistant", MTP, "ASSISTANT"
     elif any("eagle3" in name.lower() for name in names):
         what, method, value = "an EAGLE-3 head", EAGLE3, "HEAD"

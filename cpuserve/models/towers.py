@@ -14,6 +14,7 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
+from cpuserve.models.families import FAMILIES
 from cpuserve.models.text_parts import THINKER
 from cpuserve.program.operations.patches import PixelScale
 
@@ -26,55 +27,6 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 # Limits for the scale and for the deviations of pixels, so that their quotients are finite.
 _LEAST, _MOST = 1e-9, 1e9
-BUILTIN = {
-    "AyaVisionForConditionalGeneration": "cpuserve.models.aya_vision:AyaVisionTower",
-    "DeepseekVLForConditionalGeneration": "cpuserve.models.deepseek_vl:DeepseekVLTower",
-    "DotsOCRForCausalLM": "cpuserve.models.dots_ocr:DotsOcrTower",
-    "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
-    "Gemma4ForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4Tower",
-    "Gemma4UnifiedForConditionalGeneration": "cpuserve.models.gemma4_tower:Gemma4UnifiedTower",
-    "Glm46VForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
-    "Glm4vForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
-    "Glm4vMoeForConditionalGeneration": "cpuserve.models.glm_ocr:Glm4vTower",
-    "GlmOcrForConditionalGeneration": "cpuserve.models.glm_ocr:GlmOcrTower",
-    "GraniteDoclingForConditionalGeneration": (
-        "cpuserve.models.granite_docling:GraniteDoclingTower"
-    ),
-    "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
-    "InternVLChatModel": "cpuserve.models.internvl:InternVLChatTower",
-    "InternVLForConditionalGeneration": "cpuserve.models.internvl:InternVLTower",
-    "JanusForConditionalGeneration": "cpuserve.models.deepseek_vl:JanusTower",
-    "KimiK25ForConditionalGeneration": "cpuserve.models.kimi_vl:KimiK25Tower",
-    "KimiVLForConditionalGeneration": "cpuserve.models.kimi_vl:KimiVLTower",
-    "Kimi_K25ForConditionalGeneration": "cpuserve.models.kimi_vl:KimiK25Tower",
-    "Lfm2VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm2VlTower",
-    "Lfm3VlForConditionalGeneration": "cpuserve.models.lfm_vl:Lfm3VlTower",
-    "LightOnOCRForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
-    "LightOnOcrForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
-    "LlavaForConditionalGeneration": "cpuserve.models.llava:LlavaTower",
-    "LlavaNextForConditionalGeneration": "cpuserve.models.llava:LlavaNextTower",
-    "LlavaOnevisionForConditionalGeneration": "cpuserve.models.llava:LlavaOnevisionTower",
-    "Mistral3ForConditionalGeneration": "cpuserve.models.pixtral:Mistral3Tower",
-    "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
-    "QianfanOCRForConditionalGeneration": "cpuserve.models.internvl:QianfanTower",
-    **dict.fromkeys(
-        (
-            "Qwen2_5OmniForConditionalGeneration",
-            "Qwen2_5OmniModel",
-            "Qwen2_5OmniThinkerForConditionalGeneration",
-        ),
-        "cpuserve.models.qwen2_vl:Qwen25OmniTower",
-    ),
-    "Qwen2VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen2VLTower",
-    "Qwen2_5_VLForConditionalGeneration": "cpuserve.models.qwen2_vl:Qwen25VLTower",
-    "Qwen3OmniMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3OmniTower",
-    "Qwen3OmniMoeThinkerForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3OmniTower",
-    "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
-    "Qwen3VLMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
-    "Qwen3_5ForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",
-    "Qwen3_5MoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",
-    "SmolVLMForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
-}
 
 
 def read_pixels(pictures: Mapping[str, Any]) -> PixelScale:
@@ -116,7 +68,9 @@ class TowerDef(Protocol):
         """Append the operations of a tower with hyperparameters `s` to its builder `b`."""
 
 
-TOWERS: Registry[type[TowerDef]] = Registry("tower", BUILTIN)
+TOWERS: Registry[type[TowerDef]] = Registry(
+    "tower", {name: whole.tower for name, whole in FAMILIES.wholes.items() if whole.tower}
+)
 
 
 def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:

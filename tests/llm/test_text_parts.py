@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.models import TEXT_PARTS
+from cpuserve.models import FAMILIES
 from tests.helpers.answers import exact_answers
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import tiny_model
@@ -202,7 +202,7 @@ OWN_CODE = [
 
 @pytest.mark.parametrize(("family", "architecture", "key", "prefix", "head"), OWN_CODE)
 def test_files_with_the_names_of_their_own_code(family, architecture, key, prefix, head, tmp_path):
-    kind = TEXT_PARTS[architecture].text
+    kind = FAMILIES.wholes[architecture].text
     made = published(
         family, architecture, [], tmp_path, prefix=prefix, key=key, head=head, kind=kind
     )

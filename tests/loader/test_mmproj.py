@@ -19,7 +19,8 @@ from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.media.families.table import family_of, family_with
 from cpuserve.models import spec_from_config
-from cpuserve.models.text_parts import TEXT_TYPES, text_type
+from cpuserve.models.families import FAMILIES
+from cpuserve.models.text_parts import text_type
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
 from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
@@ -267,7 +268,7 @@ def test_tokens_of_a_picture_see_all_of_it_in_the_large_gemma_4(tmp_path, width,
 @pytest.mark.parametrize(("kind", "projector"), PROJECTORS.items())
 def test_text_parts_of_mmproj_files_are_those_of_the_whole_model(kind, projector):
     for part, whole in projector.wholes.items():
-        assert TEXT_TYPES[text_type(whole, part)].architecture == part, kind
+        assert FAMILIES.text_types[text_type(whole, part)][0].name == part, kind
 
 
 def test_frames_that_cannot_be_joined_are_named(tmp_path):

@@ -15,7 +15,7 @@ from cpuserve.cli import listings
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import normalize
 from cpuserve.config.fields import FIELDS
-from cpuserve.models import MODELS, TEXT_PARTS
+from cpuserve.models import MODELS, families
 from cpuserve.runtime.executor import Executor
 from cpuserve.sampling.chain import _LETTERS, DEFAULT_ORDER
 from docs.tables.options import table
@@ -93,7 +93,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested |= {"MiMoForCausalLM"}  # tests/models/test_guess_heads.py
     tested |= {"MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"}  # tests/models/test_config.py
     tested.add("BailingMoeV3ForCausalLM")  # there, too
-    assert {*TEXT_PARTS, *tested} >= {row[0] for row in listings.families()[1:]}
+    assert {*families.FAMILIES.wholes, *tested} >= {row[0] for row in listings.families()[1:]}
     methods = {settings.get("quant_method", "mlx") for _, settings in FORMATS.values()}
     methods.add("mxfp4")  # tests/quant/test_readers.py, as stacks of experts
     assert {*methods, "none"} == {row[0] for row in listings.formats()[1:]}

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from cpuserve.base.errors import ModelError
-from cpuserve.models import BUILTIN
+from cpuserve.models import MODELS
 from cpuserve.models.generic import generic_spec, read_spec, transformers_knows
 
 # Families of transformers that call their sizes by other names, with those names.
@@ -94,4 +94,4 @@ def test_a_family_file_comes_before_transformers_and_both_before_a_refusal():
     config = {**config_of("gpt2")[0], "model_type": "no_such_model"}
     with pytest.raises(ModelError, match="SomeForCausalLM") as refusal:
         read_spec(config)
-    assert f"`cpuserve models` lists the {len(BUILTIN)} that are" in str(refusal.value)
+    assert f"`cpuserve models` lists the {len(MODELS.names())} that are" in str(refusal.value)

@@ -11,7 +11,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from cpuserve.base.errors import ModelError
-from cpuserve.models import BUILTIN, TEXT_PARTS, architecture_of, find_model
+from cpuserve.models import FAMILIES, MODELS, architecture_of, find_model
 from cpuserve.models.generic import (
     USUAL,
     _decoders,
@@ -177,7 +177,7 @@ def test_an_unknown_architecture_says_the_ways_out(monkeypatch):
     with pytest.raises(ModelError) as raised:
         read_spec(config)
     message = str(raised.value)
-    assert f"`cpuserve models` lists the {len(BUILTIN)} that are" in message
+    assert f"`cpuserve models` lists the {len(MODELS.names())} that are" in message
     assert "a newer transformers may run it, slowly" in message.lower()
     assert "a GGUF file of the same model" in message
     monkeypatch.setattr("cpuserve.models.generic.find_spec", lambda name: None)
@@ -192,9 +192,9 @@ def test_a_model_of_images_and_text_has_the_nearest_text_parts_that_run():
         read_spec(config)
     nearest = str(raised.value).partition("the nearest are ")[2]
     assert nearest.startswith("Qwen3VLForConditionalGeneration")
-    assert f"`cpuserve models --supported` lists the {len(TEXT_PARTS)} that are" in nearest
+    assert f"`cpuserve models --supported` lists the {len(FAMILIES.wholes)} that are" in nearest
     assert len(str(raised.value)) < 900
-    assert all(name.strip() in TEXT_PARTS for name in USUAL.split(","))
+    assert all(name.strip() in FAMILIES.wholes for name in USUAL.split(","))
 
 
 @pytest.mark.parametrize(

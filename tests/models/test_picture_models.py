@@ -12,9 +12,9 @@ from transformers.models.hunyuan_vl import modeling_hunyuan_vl
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
-from cpuserve.models import TEXT_PARTS, build_program, spec_from_config
+from cpuserve.models import FAMILIES, build_program, spec_from_config
 from cpuserve.models.generic import read_spec
-from cpuserve.models.text_parts import TEXT_TYPES, text_config
+from cpuserve.models.text_parts import text_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant import dequantize
 from tests.helpers.depth import deep_but
@@ -64,7 +64,7 @@ PUBLISHED = {
 }
 KINDS = [
     (name, kind)
-    for name, whole in TEXT_PARTS.items()
+    for name, whole in FAMILIES.wholes.items()
     for kind in dict.fromkeys((whole.text, *whole.others))
     if name not in ELSEWHERE and kind != "mistral4"
 ]
@@ -177,19 +177,23 @@ NUMBERS = (
 )
 
 
-@pytest.mark.parametrize("kind", sorted(k for k in TEXT_TYPES if TEXT_TYPES[k].defaults))
+@pytest.mark.parametrize(
+    "kind", sorted(k for k, (_, part) in FAMILIES.text_types.items() if part.defaults)
+)
 def test_values_that_a_config_leaves_out_are_those_of_transformers(kind):
-    usual, defaults = CONFIG_MAPPING[kind](), TEXT_TYPES[kind].defaults
+    usual, defaults = CONFIG_MAPPING[kind](), FAMILIES.text_types[kind][1].defaults
     numbers = {k: v for k, v in defaults.items() if k in NUMBERS}
     assert {k: getattr(usual, k) for k in numbers} == numbers
     theta = defaults.get("rope_theta")
     assert theta is None or usual.rope_parameters["rope_theta"] == theta
 
 
-@pytest.mark.parametrize("architecture", [n for n in TEXT_PARTS if TEXT_PARTS[n].tied is not None])
+@pytest.mark.parametrize(
+    "architecture", [name for name, whole in FAMILIES.wholes.items() if whole.tied is not None]
+)
 def test_a_head_is_tied_as_in_transformers_if_the_config_does_not_say(architecture):
     whole = getattr(transformers, PUBLISHED.get(architecture, architecture)).config_class
-    assert whole.tie_word_embeddings == TEXT_PARTS[architecture].tied
+    assert whole.tie_word_embeddings == FAMILIES.wholes[architecture].tied
 
 
 def test_llava_leaves_out_most_sizes():

@@ -10,9 +10,7 @@ import transformers
 
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.lora import AdapterReader
-from cpuserve.models import BUILTIN, SAME, architecture_of, build_program, spec_from_config
-from cpuserve.models.base import SAVED_AS
-from cpuserve.models.text_parts import TEXT_TYPES
+from cpuserve.models import MODELS, architecture_of, build_program, families, spec_from_config
 from tests.helpers.adapter import adapter_of
 from tests.helpers.depth import deep_but
 from tests.helpers.pictures import write_picture_model
@@ -78,13 +76,17 @@ def test_text_parts_are_read_by_published_names_and_by_those_of_modules(model, t
 
 def test_every_architecture_that_transformers_has_is_read_in_both_forms():
     compared = {architecture_of(tiny_config(family)) for family in KNOWN}
-    compared |= {TEXT_TYPES[kind].architecture for _, kind in WHOLE} | {"MT5EncoderModel"}
-    compared |= {SAME.get(name, name) for name in compared}
-    known = {SAME.get(name, name) for name in BUILTIN if hasattr(transformers, name)}
+    compared |= {families.FAMILIES.text_types[kind][0].name for _, kind in WHOLE} | {
+        "MT5EncoderModel"
+    }
+    compared |= set(map(families.FAMILIES.shown, compared))
+    known = {
+        families.FAMILIES.shown(name) for name in MODELS.names() if hasattr(transformers, name)
+    }
     assert known <= compared
 
 
-@pytest.mark.parametrize(("saved", "kind"), SAVED_AS)
+@pytest.mark.parametrize(("saved", "kind"), sorted(families.FAMILIES.saved_as))
 def test_files_saved_as_another_class_are_of_the_family_of_their_model_type(saved, kind):
     family = next(f for f in KNOWN if tiny_config(f).get("model_type") == kind)
     config = json.loads(random_model(family).config.to_json_string(use_diff=False))

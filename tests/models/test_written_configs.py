@@ -9,7 +9,7 @@ import transformers
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import read_config
-from cpuserve.models import BUILTIN, build_program, spec_from_config
+from cpuserve.models import MODELS, build_program, spec_from_config
 from cpuserve.program.parts import stored_needs
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import ENCODERS, FAMILIES, SAMPLE, tiny_config
@@ -105,7 +105,7 @@ def test_a_config_without_a_tiny_model_has_the_same_numbers(tmp_path, architectu
 
 def test_every_family_that_transformers_has_is_written_and_read():
     tested = {name for f in (*FAMILIES, *ENCODERS) for name in tiny_config(f)["architectures"]}
-    rest = BUILTIN.keys() - tested - OTHERS.keys()
+    rest = set(MODELS.names()) - tested - OTHERS.keys()
     assert not [name for name in rest if hasattr(transformers, name)]
 
 

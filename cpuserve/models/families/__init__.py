@@ -1,0 +1,92 @@
+"""All model families: the records in the modules here, and those of plug-ins.
+
+A module of this package declares related families as FAMILIES. To add one, add a record.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from cpuserve.models.family import ModelFamily, TextType, Whole
+
+
+@dataclass(slots=True)
+class Families:
+    """The families, by the names that config.json has for them and for their parts.
+
+    texts: text models, by architecture.
+    wholes: models of images and text, by architecture.
+    text_types: text parts, each by its `model_type`, with its family.
+    saved_as: architectures, by the class of transformers that runs them, and the `model_type`.
+    rerankers, classifiers, taggers, masked: the architecture below a head, by that of the model
+      with its head (see ModelFamily).
+    assistants: the family that an assistant guesses for, by the architecture of the assistant.
+    builtin: the names of the families that no plug-in has added.
+    """
+
+    texts: dict[str, ModelFamily] = field(default_factory=dict)
+    wholes: dict[str, Whole] = field(default_factory=dict)
+    text_types: dict[str, tuple[ModelFamily, TextType]] = field(default_factory=dict)
+    saved_as: dict[tuple[str, str], str] = field(default_factory=dict)
+    rerankers: dict[str, str] = field(default_factory=dict)
+    classifiers: dict[str, str] = field(default_factory=dict)
+    taggers: dict[str, str] = field(default_factory=dict)
+    masked: dict[str, str] = field(default_factory=dict)
+    assistants: dict[str, ModelFamily] = field(default_factory=dict)
+    builtin: frozenset[str] = frozenset()
+
+    def add(self, record: ModelFamily | Whole) -> None:
+        """Add a family, under all its names."""
+        wholes = (record,) if isinstance(record, Whole) else record.wholes
+        self.wholes |= {name: whole for whole in wholes for name in whole.architectures}
+        if isinstance(record, Whole):
+            return
+        self.texts |= dict.fromkeys(record.architectures, record)
+        self.text_types |= {kind: (record, part) for kind, part in record.text_types.items()}
+        self.saved_as |= dict.fromkeys(record.saved_as, record.name)
+        for heads, names in (
+            (self.rerankers, record.rerankers),
+            (self.classifiers, record.classifiers),
+            (self.taggers, record.taggers),
+            (self.masked, record.masked),
+        ):
+            heads |= {name: record.below(name) for name in names}
+        self.assistants |= dict.fromkeys(record.assistants, record)
+
+    def heads(self) -> dict[str, str]:
+        """Return the architecture below the head of every classifier and masked model."""
+        return {**self.rerankers, **self.classifiers, **self.taggers, **self.masked}
+
+    def shown(self, architecture: str) -> str:
+        """Return the name that messages and reports show for an architecture."""
+        family = self.texts.get(architecture)
+        return architecture if family is None else family.name
+
+
+def names_in_files(record: ModelFamily | Whole) -> set[str]:
+    """Return the architectures in config.json of a family, and of its models of images and text."""
+    if isinstance(record, Whole):
+        return set(record.architectures)
+    heads = (record.rerankers, record.classifiers, record.taggers, record.masked)
+    wholes = (whole.architectures for whole in record.wholes)
+    return set().union(record.architectures, record.assistants, *heads, *wholes)
+
+
+def declared() -> Iterator[ModelFamily | Whole]:
+    """Return the records of all built-in families; none of their code is imported."""
+    for module in pkgutil.iter_modules(__path__):
+        yield from importlib.import_module(f"{__name__}.{module.name}").FAMILIES
+
+
+def _of(records: Iterable[ModelFamily | Whole]) -> Families:
+    families = Families()
+    for record in records:
+        families.add(record)
+        families.builtin |= names_in_files(record)
+    return families
+
+
+FAMILIES = _of(declared())

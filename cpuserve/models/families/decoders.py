@@ -1,0 +1,119 @@
+"""Families: decoders that have relatives in no other file here."""
+
+from __future__ import annotations
+
+from cpuserve.models.family import ModelFamily, TextType, Whole, sizes
+
+FAMILIES = (
+    ModelFamily(("AfmoeForCausalLM",), "cpuserve.models.afmoe:Afmoe"),
+    ModelFamily(
+        ("Apertus1p5TextForCausalLM",),
+        "cpuserve.models.apertus:Apertus15",
+        text_types={
+            "apertus1p5_text": TextType(
+                sizes(266752, 4096, 14336, 32, 32, 65536, hidden_act="xielu")
+            )
+        },
+        wholes=(Whole(("Apertus1p5ForConditionalGeneration",), "apertus1p5_text", tied=False),),
+    ),
+    ModelFamily(("ApertusForCausalLM",), "cpuserve.models.apertus:Apertus"),
+    ModelFamily(("ArceeForCausalLM",), "cpuserve.models.arcee:Arcee"),
+    ModelFamily(
+        ("AriaTextForCausalLM",),
+        "cpuserve.models.aria:AriaText",
+        text_types={"aria_text": TextType(sizes(32000, 4096, 4096, 32, 32, 2048))},
+        wholes=(Whole(("AriaForConditionalGeneration",), "aria_text", tied=False),),
+    ),
+    ModelFamily(
+        ("BaichuanForCausalLM", "BaiChuanForCausalLM"), "cpuserve.models.baichuan:Baichuan"
+    ),
+    ModelFamily(("BambaForCausalLM",), "cpuserve.models.bamba:Bamba"),
+    ModelFamily(("BioGptForCausalLM",), "cpuserve.models.biogpt:BioGpt"),
+    ModelFamily(("BitNetForCausalLM",), "cpuserve.models.bitnet:BitNet"),
+    ModelFamily(("BloomForCausalLM",), "cpuserve.models.bloom:Bloom"),
+    ModelFamily(("CodeGenForCausalLM",), "cpuserve.models.gptj:CodeGen"),
+    ModelFamily(("CTRLLMHeadModel",), "cpuserve.models.ctrl:Ctrl"),
+    ModelFamily(("DbrxForCausalLM",), "cpuserve.models.dbrx:Dbrx"),
+    ModelFamily(("DeciLMForCausalLM",), "cpuserve.models.deci:DeciLm"),
+    ModelFamily(("DiffLlamaForCausalLM",), "cpuserve.models.diffllama:DiffLlama"),
+    ModelFamily(("Dots1ForCausalLM",), "cpuserve.models.dots1:Dots1"),
+    ModelFamily(("FalconForCausalLM", "RWForCausalLM"), "cpuserve.models.falcon:Falcon"),
+    ModelFamily(("FalconH1ForCausalLM",), "cpuserve.models.falcon_h1:FalconH1"),
+    ModelFamily(("FalconMambaForCausalLM",), "cpuserve.models.mamba:FalconMamba"),
+    ModelFamily(("FlexOlmoForCausalLM",), "cpuserve.models.olmo:FlexOlmo"),
+    ModelFamily(("FlintForCausalLM",), "cpuserve.models.flint:Flint"),
+    ModelFamily(("GPT2LMHeadModel",), "cpuserve.models.gpt2:Gpt2"),
+    ModelFamily(("GPTBigCodeForCausalLM",), "cpuserve.models.gpt2:GptBigCode"),
+    ModelFamily(("GPTJForCausalLM",), "cpuserve.models.gptj:GptJ"),
+    ModelFamily(("GPTNeoForCausalLM",), "cpuserve.models.gpt_neo:GptNeo"),
+    ModelFamily(("GPTNeoXForCausalLM",), "cpuserve.models.gpt_neox:GptNeoX"),
+    ModelFamily(
+        ("GptOssForCausalLM",),
+        "cpuserve.models.gpt_oss:GptOss",
+        text_types={"gpt_oss": TextType()},
+    ),
+    ModelFamily(("HeliumForCausalLM",), "cpuserve.models.helium:Helium"),
+    ModelFamily(
+        ("InternLM2ForCausalLM",),
+        "cpuserve.models.internlm2:InternLm2",
+        text_types={"internlm2": TextType()},
+    ),
+    ModelFamily(
+        ("InternLM3ForCausalLM",),
+        "cpuserve.models.internlm2:InternLm3",
+        saved_as=(("LlamaForCausalLM", "internlm3"),),
+    ),
+    ModelFamily(("Jais2ForCausalLM",), "cpuserve.models.nemotron:Jais2"),
+    ModelFamily(("JambaForCausalLM",), "cpuserve.models.jamba:Jamba"),
+    ModelFamily(("Kolibri1ForCausalLM",), "cpuserve.models.kolibri1:Kolibri1"),
+    ModelFamily(("LagunaForCausalLM",), "cpuserve.models.laguna:Laguna"),
+    ModelFamily(("LaraMiniForCausalLM",), "cpuserve.models.lara_mini:LaraMini"),
+    ModelFamily(("Mamba2ForCausalLM",), "cpuserve.models.mamba:Mamba2Model"),
+    ModelFamily(("MambaForCausalLM",), "cpuserve.models.mamba:MambaModel"),
+    ModelFamily(("MellumForCausalLM",), "cpuserve.models.mellum:Mellum"),
+    ModelFamily(
+        ("Molmo2ForCausalLM",),
+        "cpuserve.models.molmo2:Molmo2",
+        text_types={
+            "molmo2_text": TextType(
+                sizes(151936, 4096, 12288, 36, 32, 36864, num_key_value_heads=8)
+            )
+        },
+        wholes=(Whole(("Molmo2ForConditionalGeneration",), "molmo2_text", tied=False),),
+    ),
+    ModelFamily(("MptForCausalLM", "MPTForCausalLM"), "cpuserve.models.mpt:Mpt"),
+    ModelFamily(
+        ("MuseGlimmerForCausalLM",),
+        "cpuserve.models.muse_glimmer:MuseGlimmer",
+        text_types={
+            "muse_glimmer_text": TextType(
+                sizes(202048, 6656, 19968, 52, 32, 131072, num_key_value_heads=2, head_dim=128)
+            )
+        },
+        wholes=(Whole(("MuseGlimmerForConditionalGeneration",), "muse_glimmer_text"),),
+    ),
+    ModelFamily(("NanoChatForCausalLM",), "cpuserve.models.nanochat:NanoChat"),
+    ModelFamily(("Olmo2ForCausalLM",), "cpuserve.models.olmo:Olmo2"),
+    ModelFamily(
+        ("Olmo3ForCausalLM",),
+        "cpuserve.models.olmo:Olmo3",
+        shared_gguf={"Olmo3ForCausalLM": "olmo2"},
+    ),
+    ModelFamily(("OlmoeForCausalLM",), "cpuserve.models.olmo:Olmoe"),
+    ModelFamily(("OlmoForCausalLM",), "cpuserve.models.olmo:Olmo"),
+    ModelFamily(("OlmoHybridForCausalLM",), "cpuserve.models.olmo_hybrid:OlmoHybrid"),
+    ModelFamily(("OpenAIGPTLMHeadModel",), "cpuserve.models.openai_gpt:OpenAiGpt"),
+    ModelFamily(("OPTForCausalLM",), "cpuserve.models.opt:Opt"),
+    ModelFamily(("OrionForCausalLM",), "cpuserve.models.stablelm:Orion"),
+    ModelFamily(("PanguEmbeddedForCausalLM",), "cpuserve.models.pangu:PanguEmbedded"),
+    ModelFamily(("PersimmonForCausalLM",), "cpuserve.models.persimmon:Persimmon"),
+    ModelFamily(("SeedOssForCausalLM",), "cpuserve.models.seed_oss:SeedOss"),
+    ModelFamily(("SmolLM3ForCausalLM",), "cpuserve.models.smollm3:SmolLm3"),
+    ModelFamily(
+        ("StableLmForCausalLM", "StableLMEpochForCausalLM"), "cpuserve.models.stablelm:StableLm"
+    ),
+    ModelFamily(("Starcoder2ForCausalLM",), "cpuserve.models.starcoder2:Starcoder2"),
+    ModelFamily(("XGLMForCausalLM",), "cpuserve.models.biogpt:Xglm"),
+    ModelFamily(("Zamba2ForCausalLM",), "cpuserve.models.zamba2:Zamba2"),
+    ModelFamily(("ZambaForCausalLM",), "cpuserve.models.zamba:Zamba"),
+)

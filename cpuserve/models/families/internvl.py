@@ -1,0 +1,27 @@
+"""Families: InternVL."""
+
+from __future__ import annotations
+
+from cpuserve.models.family import DENSE, Whole
+
+FAMILIES = (
+    Whole(
+        ("InternVLChatModel",),
+        "qwen2",
+        (*DENSE, "internlm2", "qwen3_moe", "gpt_oss"),
+        tower="cpuserve.models.internvl:InternVLChatTower",
+    ),
+    Whole(
+        ("InternVLForConditionalGeneration",),
+        "qwen2",
+        (*DENSE, "qwen3_moe", "gpt_oss"),
+        tied=True,
+        tower="cpuserve.models.internvl:InternVLTower",
+    ),
+    Whole(
+        ("QianfanOCRForConditionalGeneration",),
+        "qwen3",
+        tied=False,
+        tower="cpuserve.models.internvl:QianfanTower",
+    ),
+)

@@ -1,0 +1,20 @@
+"""Families: Kimi."""
+
+from __future__ import annotations
+
+from cpuserve.models.family import ModelFamily, Whole
+
+FAMILIES = (
+    ModelFamily(("KimiLinearForCausalLM",), "cpuserve.models.kimi_linear:KimiLinear"),
+    Whole(
+        ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        "deepseek_v3",
+        ("kimi_k2",),
+        tower="cpuserve.models.kimi_vl:KimiK25Tower",
+    ),
+    Whole(
+        ("KimiVLForConditionalGeneration",),
+        "deepseek_v3",
+        tower="cpuserve.models.kimi_vl:KimiVLTower",
+    ),
+)

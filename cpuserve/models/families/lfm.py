@@ -1,0 +1,42 @@
+"""Families: LFM."""
+
+from __future__ import annotations
+
+from cpuserve.models.family import ModelFamily, TextType, Whole, sizes
+
+FAMILIES = (
+    ModelFamily(
+        ("Lfm2ForCausalLM", "LFM2ForCausalLM"),
+        "cpuserve.models.lfm:Lfm2",
+        text_types={
+            "lfm2": TextType(sizes(65536, 2560, 12288, 32, 32, 128000, num_key_value_heads=8))
+        },
+        wholes=(
+            Whole(
+                ("Lfm2VlForConditionalGeneration",),
+                "lfm2",
+                ("lfm2_moe",),
+                tied=True,
+                tower="cpuserve.models.lfm_vl:Lfm2VlTower",
+            ),
+        ),
+    ),
+    ModelFamily(
+        ("Lfm2MoeForCausalLM",),
+        "cpuserve.models.lfm:Lfm2Moe",
+        text_types={"lfm2_moe": TextType()},
+    ),
+    ModelFamily(
+        ("Lfm3ForCausalLM",),
+        "cpuserve.models.lfm:Lfm3",
+        text_types={"lfm3": TextType()},
+        wholes=(
+            Whole(
+                ("Lfm3VlForConditionalGeneration",),
+                "lfm3",
+                tied=True,
+                tower="cpuserve.models.lfm_vl:Lfm3VlTower",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,57 @@
+"""Families: models of images and text whose text part is of another family."""
+
+from __future__ import annotations
+
+from cpuserve.models.family import Whole
+
+FAMILIES = (
+    Whole(
+        ("AyaVisionForConditionalGeneration",),
+        "cohere2",
+        tied=True,
+        tower="cpuserve.models.aya_vision:AyaVisionTower",
+    ),
+    Whole(("Cohere2VisionForConditionalGeneration",), "cohere2", tied=True),
+    Whole(("Cosmos3OmniForConditionalGeneration",), "qwen3_vl_text", tied=False),
+    Whole(
+        ("DeepseekVLForConditionalGeneration",),
+        "llama",
+        tied=True,
+        tower="cpuserve.models.deepseek_vl:DeepseekVLTower",
+    ),
+    Whole(("DeepseekVLHybridForConditionalGeneration",), "llama", tied=True),
+    Whole(("DotsOCRForCausalLM",), "qwen2", tower="cpuserve.models.dots_ocr:DotsOcrTower"),
+    Whole(("FastVlmForConditionalGeneration",), "qwen2", tied=False),
+    Whole(("GotOcr2ForConditionalGeneration",), "qwen2", tied=True),
+    Whole(("Idefics2ForConditionalGeneration",), "mistral", tied=False),
+    Whole(
+        ("Idefics3ForConditionalGeneration",),
+        "llama",
+        tied=False,
+        tower="cpuserve.models.siglip:Idefics3Tower",
+    ),
+    Whole(
+        ("JanusForConditionalGeneration",),
+        "llama",
+        tied=True,
+        tower="cpuserve.models.deepseek_vl:JanusTower",
+    ),
+    Whole(("MiniCPMOcrForConditionalGeneration",), "qwen3_5_text", tied=True),
+    Whole(("MiniCPMV4_6ForConditionalGeneration",), "qwen3_5_text", tied=False),
+    Whole(("MiniCPMV4_7ForConditionalGeneration",), "qwen3_5_text", tied=False),
+    Whole(("Ovis2ForConditionalGeneration",), "qwen2", tied=True),
+    Whole(
+        ("PaddleOCRVLForConditionalGeneration",),
+        "paddleocr_vl_text",
+        tied=True,
+        tower="cpuserve.models.siglip:PaddleOcrTower",
+    ),
+    Whole(("PerceptionLMForConditionalGeneration",), "llama"),
+    Whole(
+        ("SmolVLMForConditionalGeneration",),
+        "llama",
+        tied=False,
+        tower="cpuserve.models.siglip:Idefics3Tower",
+    ),
+    Whole(("VideoLlama3ForConditionalGeneration",), "qwen2", tied=False),
+)

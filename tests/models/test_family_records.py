@@ -1,0 +1,91 @@
+"""A plug-in declares its families as cpuserve does: all their names and parts are known."""
+
+import copy
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from cpuserve import models
+from cpuserve.base import plugins
+from cpuserve.base.errors import ModelError
+from cpuserve.loader.guess_heads import guesses_of
+from cpuserve.models.base import MODELS
+from cpuserve.models.families import FAMILIES, declared
+from cpuserve.models.family import NEXTN, Guesses, ModelFamily, TextType, Whole
+from cpuserve.models.llama import Llama
+from cpuserve.models.text_parts import text_config
+from cpuserve.models.towers import TOWERS
+
+SAMPLE = ModelFamily(
+    ("SampleForCausalLM", "OldSampleForCausalLM"),
+    "cpuserve.models.llama:Llama",
+    text_types={"sample_text": TextType({"hidden_size": 64})},
+    wholes=(
+        Whole(
+            ("SampleForConditionalGeneration",),
+            "sample_text",
+            tied=True,
+            tower="cpuserve.models.llava:LlavaTower",
+        ),
+    ),
+    rerankers=("SampleForSequenceClassification",),
+    guesses=Guesses(NEXTN),
+)
+NAMES = sorted({*SAMPLE.architectures, *SAMPLE.rerankers, *SAMPLE.wholes[0].architectures})
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """Return a function that installs an object under names; all tables are put back after it."""
+    tables = {
+        field.name: copy.copy(getattr(FAMILIES, field.name))
+        for field in dataclasses.fields(FAMILIES)
+    }
+    lazy = [
+        (registry, dict(registry._lazy), dict(registry._values)) for registry in (MODELS, TOWERS)
+    ]
+
+    def install(record, names=NAMES):
+        points = tuple(
+            SimpleNamespace(name=name, value="sample:FAMILY", dist=None, load=lambda: record)
+            for name in names
+        )
+        monkeypatch.setattr(plugins, "installed", lambda _group: points)
+
+    yield install
+    for name, table in tables.items():
+        setattr(FAMILIES, name, table)
+    for registry, places, values in lazy:
+        registry._lazy, registry._values = places, values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plug_in_is_known_by_each_of_its_names(plugged, name):
+    plugged(SAMPLE)
+    assert models.architecture_of({"architectures": [name]}) in SAMPLE.architectures
+    assert models.find_model("OldSampleForCausalLM") is Llama
+    assert FAMILIES.shown("OldSampleForCausalLM") == "SampleForCausalLM"
+    assert FAMILIES.rerankers["SampleForSequenceClassification"] == "SampleForCausalLM"
+    assert guesses_of("SampleForCausalLM") is SAMPLE.guesses
+    assert "SampleForConditionalGeneration" in TOWERS
+    config = text_config("SampleForConditionalGeneration", {"text_config": {"vocab_size": 10}})
+    assert (config["hidden_size"], config["vocab_size"]) == (64, 10)
+    assert config["tie_word_embeddings"]
+
+
+def test_a_plug_in_with_the_name_of_a_built_in_family_is_refused(plugged):
+    plugged(dataclasses.replace(SAMPLE, rerankers=("BertForSequenceClassification",)))
+    with pytest.raises(ModelError, match="has names of built-in families: BertForSequence"):
+        models.find_model("SampleForCausalLM")
+    assert FAMILIES.rerankers["BertForSequenceClassification"] == "BertModel"
+
+
+def test_no_name_is_declared_twice():
+    names = [
+        name
+        for record in declared()
+        for whole in ((record,) if isinstance(record, Whole) else (record, *record.wholes))
+        for name in whole.architectures
+    ]
+    assert len(names) == len(set(names))
