@@ -215,14 +215,14 @@ def engine_memory(config: EngineConfig) -> EngineMemory:
 
 
 async def _engine_memory(config: EngineConfig) -> EngineMemory:
-    from cpuserve.engine.client import EngineRequest
+    from cpuserve.engine.ipc import AddRequest
     from cpuserve.engine.process import ProcessClient
     from cpuserve.sampling.params import SamplingParams
 
     client = ProcessClient.spawn(config)
     try:
         await client.wait_ready()
-        async for _ in client.generate(EngineRequest(PROMPT, SamplingParams(max_tokens=1))):
+        async for _ in client.generate(AddRequest.of(PROMPT, SamplingParams(max_tokens=1))):
             pass
         await asyncio.sleep(SETTLE_S)
         report = await client.ask("report")

@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cpuserve.core.pictures import Picture
-from cpuserve.engine.ipc import Output, Stats
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.engine.ipc import AddRequest, Output, Stats
 
 PatchesOf = Callable[[int], Awaitable[bytes]]
 
@@ -24,39 +22,6 @@ class ReplicaStatus:
     restarts: int
     stats: Stats
     hung: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A sequence that an engine generates.
-
-    timeout_s: the longest time that it may take, in seconds; None = no limit.
-    progress: yield an output without tokens after each chunk of the prompt,
-      which shows how many prompt tokens have been computed.
-    continues: the request continues the response of an earlier request,
-      so its prompt is not counted again in the statistics.
-    pictures: the pictures of the prompt, in order.
-    patches_of: returns the patches of the picture with this index, if its Picture has none.
-      An engine asks for them only if the rows of the picture are not in a cache,
-      and perhaps again after a preemption. Its RequestError ends the request.
-    """
-
-    prompt_ids: list[int]
-    params: SamplingParams
-    priority: int = 0
-    timeout_s: float | None = None
-    progress: bool = False
-    continues: bool = False
-    pictures: Sequence[Picture] = ()
-    patches_of: PatchesOf | None = None
-
-    async def patches(self, index: int) -> bytes:
-        """Return the patches of a picture."""
-        given = self.pictures[index].patches
-        if given is not None:
-            return given
-        assert self.patches_of is not None, "nobody has the patches"
-        return await self.patches_of(index)
 
 
 class EngineClient(Protocol):
@@ -77,10 +42,23 @@ class EngineClient(Protocol):
     async def wait_ready(self) -> None:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
-        """Generate one sequence; closing the iterator aborts it. EngineDead: the engine ended.
+    def generate(
+        self,
+        request: AddRequest,
+        *,
+        timeout_s: float | None = None,
+        patches_of: PatchesOf | None = None,
+    ) -> AsyncGenerator[Output, None]:
+        """Generate one sequence; closing the iterator aborts it.
 
-        DeadlineExceeded: the request took more than timeout_s seconds, including time in the queue.
+        timeout_s: the longest time that it may take, in seconds; None = no limit.
+        patches_of: returns the patches of the picture with this index, if its Picture has none.
+          An engine asks for them only if the rows of the picture are not in a cache,
+          and perhaps again after a preemption. Its RequestError ends the request.
+
+        Raises:
+          EngineDead: the engine has ended.
+          DeadlineExceeded: the request took more than timeout_s, including time in the queue.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:

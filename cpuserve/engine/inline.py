@@ -16,11 +16,12 @@ from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.build import build_engine, run_engine
-from cpuserve.engine.client import EngineRequest, ReplicaStatus
+from cpuserve.engine.client import PatchesOf, ReplicaStatus
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
     Abort,
+    AddRequest,
     Ask,
     Inbound,
     Outbound,
@@ -33,7 +34,7 @@ from cpuserve.engine.ipc import (
     StepOutput,
 )
 from cpuserve.engine.loop import run_loop
-from cpuserve.engine.streams import RequestMaker, Streams, limits_of
+from cpuserve.engine.streams import Admission, Streams, limits_of
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], EngineCore]
 Sink = queue.SimpleQueue[Output | EngineDead]
@@ -57,7 +58,7 @@ class InlineClient:
         build: Build = build_engine,
     ) -> None:
         self.info: dict[str, object] = {}
-        self._requests = RequestMaker()
+        self._admission = Admission()
         self._limits: Limits | None = None
         self._router = _Router()
         self._channel = _QueueChannel(self._router)
@@ -79,14 +80,14 @@ class InlineClient:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
         self._take_info(self._started.result())
 
-    def submit(self, request: EngineRequest, sink: Sink) -> int:
+    def submit(self, request: AddRequest, sink: Sink) -> int:
         """Start one sequence and return its id; `sink` gets its outputs, or an EngineDead.
 
         Raises:
             InvalidRequest: the engine could never run the request.
             EngineDead: the engine has ended.
         """
-        message = self._requests.make(request, self._serving())
+        message = self._admission.admit(request, self._serving())
         self._router.add(message.id, sink)
         self._channel.post(message)
         return message.id
@@ -128,15 +129,20 @@ class InlineClient:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
         self._take_info(await asyncio.wrap_future(self._started))
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+    def generate(
+        self,
+        request: AddRequest,
+        *,
+        timeout_s: float | None = None,
+        patches_of: PatchesOf | None = None,
+    ) -> AsyncGenerator[Output, None]:
         """Generate one sequence. Closing the iterator aborts it.
 
         Raises InvalidRequest and EngineDead like submit, and DeadlineExceeded after timeout_s.
         """
-        message = self._requests.make(request, self._serving())
+        message = self._admission.admit(request, self._serving())
         streams = self._router.streams(asyncio.get_running_loop())
-        post, limit_s = self._channel.post, request.timeout_s
-        return streams.run(message, post, _at_once, limit_s, request.patches)
+        return streams.run(message, self._channel.post, _at_once, timeout_s, patches_of)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

@@ -5,11 +5,13 @@ Each step has one message with the outputs of all requests. EOF: the other side 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.base.errors import CpuserveError
+from cpuserve.base.errors import CpuserveError, InvalidRequest
 from cpuserve.core.pictures import Picture
 from cpuserve.sampling.params import SamplingParams
 
@@ -35,6 +37,7 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 class AddRequest(msgspec.Struct, tag="add", array_like=True):
     """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` is time.monotonic().
 
+    The client that sends the request sets its id and arrival.
     progress: whether to send an Output without tokens after each chunk of the prompt but the last.
     continues: whether the request continues the response of an earlier request,
       so that Stats do not count its prompt again.
@@ -50,6 +53,34 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
     progress: bool = False
     continues: bool = False
     pictures: list[Picture] = []
+
+    @classmethod
+    def of(
+        cls,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        progress: bool = False,
+        continues: bool = False,
+        pictures: Sequence[Picture] = (),
+    ) -> AddRequest:
+        """Return the request for a prompt, for `EngineClient.generate`.
+
+        Raises:
+          InvalidRequest: a token id is no 32-bit number.
+        """
+        try:
+            prompt = array("i", prompt_ids).tobytes()
+        except OverflowError as error:
+            msg = f"prompt contains a token id that no model has: {error}"
+            raise InvalidRequest(msg, role="prompt") from error
+        return cls(0, prompt, params, 0.0, priority, progress, continues, list(pictures))
+
+    @property
+    def prompt_ids(self) -> memoryview[int]:
+        """The token ids of the prompt."""
+        return memoryview(self.prompt).cast("i")
 
 
 class PicturePatches(msgspec.Struct, tag="patches", array_like=True):

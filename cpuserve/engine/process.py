@@ -18,9 +18,9 @@ from cpuserve.base.fault_points import fault
 from cpuserve.base.log import get_logger, relay
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
-from cpuserve.core.pictures import without_patches
-from cpuserve.engine.client import EngineRequest, ReplicaStatus
+from cpuserve.engine.client import PatchesOf, ReplicaStatus
 from cpuserve.engine.ipc import (
+    AddRequest,
     Ask,
     Fatal,
     FrameError,
@@ -41,7 +41,7 @@ from cpuserve.engine.ipc import (
 )
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, start_process
 from cpuserve.engine.liveness import HangLimits, LastWords, Liveness
-from cpuserve.engine.streams import RequestMaker, Streams, limits_of
+from cpuserve.engine.streams import Admission, Streams, limits_of
 
 log = get_logger("engine")
 
@@ -80,7 +80,7 @@ class ProcessClient:
         self._socket = sock
         self._stderr = _StderrRelay(process)
         self._streams = Streams()
-        self._requests = RequestMaker()
+        self._admission = Admission()
         self._link: _Link | None = None
         self._ready: asyncio.Future[None] | None = None
         self._replies: dict[int, asyncio.Future[dict[str, object]]] = {}
@@ -138,7 +138,13 @@ class ProcessClient:
             _, self._link = await loop.create_connection(lambda: _Link(self), sock=self._socket)
         await asyncio.shield(self._ready)
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+    def generate(
+        self,
+        request: AddRequest,
+        *,
+        timeout_s: float | None = None,
+        patches_of: PatchesOf | None = None,
+    ) -> AsyncGenerator[Output, None]:
         """Generate one sequence; closing the iterator aborts it.
 
         Raises:
@@ -147,11 +153,8 @@ class ProcessClient:
             DeadlineExceeded: while iterating, timeout_s seconds after the start.
         """
         link, limits = self._connected()
-        message = self._requests.make(request, limits)
-        message.pictures = without_patches(message.pictures)
-        return self._streams.run(
-            message, self._post, link.wait_writable, request.timeout_s, request.patches
-        )
+        message = self._admission.admit(request, limits)
+        return self._streams.run(message, self._post, link.wait_writable, timeout_s, patches_of)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

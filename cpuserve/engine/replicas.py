@@ -18,8 +18,8 @@ from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.kv.cache_folder import SharedMemory
 from cpuserve.engine.affinity import affinity, on_cpus
-from cpuserve.engine.client import EngineClient, EngineRequest, ReplicaStatus
-from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
+from cpuserve.engine.client import EngineClient, PatchesOf, ReplicaStatus
+from cpuserve.engine.ipc import AddRequest, Output, StageProgress, Stats, TierStats
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, with_shared_memory
 from cpuserve.engine.process import DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
@@ -304,14 +304,21 @@ class ReplicaClient:
             keep(f"restarting {r.name}", partial(self._keep, r)) for r in self._replicas
         ]
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+    async def generate(
+        self,
+        request: AddRequest,
+        *,
+        timeout_s: float | None = None,
+        patches_of: PatchesOf | None = None,
+    ) -> AsyncGenerator[Output, None]:
         """Generate one sequence on the replica that the router chooses; see EngineClient."""
         replica = self._choose(request)
         engine, waiting = replica.engine, len(request.prompt_ids)
         replica.open += 1
         replica.waiting_tokens += waiting
         try:
-            async with aclosing(engine.generate(request)) as outputs:
+            stream = engine.generate(request, timeout_s=timeout_s, patches_of=patches_of)
+            async with aclosing(stream) as outputs:
                 async for output in outputs:
                     if waiting and output.tokens:
                         replica.waiting_tokens -= waiting
@@ -485,7 +492,7 @@ class ReplicaClient:
 
     # --- routing ------------------------------------------------------------------------------
 
-    def _choose(self, request: EngineRequest) -> _Replica:
+    def _choose(self, request: AddRequest) -> _Replica:
         params = request.params
         loads = [
             r.load if r.serves and params.adapter not in r.missing else None for r in self._replicas

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
@@ -13,7 +12,7 @@ import msgspec
 
 from cpuserve.base.errors import DeadlineExceeded, EngineDead, RequestError
 from cpuserve.core.admission import Limits, check_pictures, check_request
-from cpuserve.engine.client import EngineRequest, PatchesOf
+from cpuserve.engine.client import PatchesOf
 from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output, PicturePatches
 
 Post = Callable[[Inbound], None]
@@ -177,24 +176,23 @@ def too_late(timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(msg, role="timeout")
 
 
-class RequestMaker:
-    """Creates AddRequests with increasing ids, and checks them before they are sent."""
+class Admission:
+    """Checks requests before they are sent, and gives them increasing ids."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
 
-    def make(self, request: EngineRequest, limits: Limits) -> AddRequest:
-        """Return the message for a request; InvalidRequest if the engine would refuse it.
+    def admit(self, request: AddRequest, limits: Limits) -> AddRequest:
+        """Return a copy with its id and arrival; InvalidRequest if the engine would refuse it.
 
         `params` is copied and validated again, because its fields may have been assigned later.
         """
         params = msgspec.structs.replace(request.params)
-        check_request(request.prompt_ids, params, limits)
-        check_pictures(request.pictures, len(request.prompt_ids), limits)
-        prompt = array("i", request.prompt_ids).tobytes()
+        prompt_ids = request.prompt_ids
+        check_request(prompt_ids, params, limits)
+        check_pictures(request.pictures, len(prompt_ids), limits)
         number, now = next(self._ids), time.monotonic()
-        rest = (request.priority, request.progress, request.continues, list(request.pictures))
-        return AddRequest(number, prompt, params, now, *rest)
+        return msgspec.structs.replace(request, id=number, params=params, arrival=now)
 
 
 def limits_of(info: dict[str, object]) -> Limits:

@@ -465,7 +465,7 @@ def is_read(part: object) -> bool:
 
 
 def patches_of(pictures: Sequence[ReadPicture]) -> Callable[[int], Awaitable[bytes]]:
-    """Return the function that sends the engine the patches of a picture (EngineRequest)."""
+    """Return the function that sends the engine the patches of a picture."""
 
     async def give(index: int) -> bytes:
         return await pictures[index].patches()

@@ -9,8 +9,8 @@ from typing import Any
 
 from cpuserve.base.errors import EngineDead
 from cpuserve.core.pictures import Picture
-from cpuserve.engine.client import EngineRequest, ReplicaStatus
-from cpuserve.engine.ipc import Output, Stats, TokenLogprob
+from cpuserve.engine.client import PatchesOf, ReplicaStatus
+from cpuserve.engine.ipc import AddRequest, Output, Stats, TokenLogprob
 from cpuserve.sampling.params import SamplingParams
 
 # A step of a script: an output, a pause in seconds, an event to wait for, or an error to raise.
@@ -61,21 +61,28 @@ class ScriptedEngine:
     async def wait_ready(self) -> None:
         """Return immediately, because a scripted engine loads nothing."""
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+    async def generate(
+        self,
+        request: AddRequest,
+        *,
+        timeout_s: float | None = None,
+        patches_of: PatchesOf | None = None,
+    ) -> AsyncGenerator[Output, None]:
         """Yield the outputs of the script for one sequence; raise the errors of the script."""
-        prompt_ids, params = request.prompt_ids, request.params
-        self.wishes.append((request.timeout_s, request.progress))
+        prompt_ids, params = request.prompt_ids.tolist(), request.params
+        self.wishes.append((timeout_s, request.progress))
         self.continued.append(request.continues)
         self.priorities.append(request.priority)
         number = len(self.asked)
-        self.asked.append((list(prompt_ids), params))
+        self.asked.append((prompt_ids, params))
         self.pictures.append(list(request.pictures))
         self.running += 1
         finished = False
         try:
             for index, picture in enumerate(request.pictures):
                 if picture.digest not in self.encoded:
-                    self.encoded[picture.digest] = await request.patches(index)
+                    assert patches_of is not None, "nobody has the patches"
+                    self.encoded[picture.digest] = await patches_of(index)
             for step in self.script(self, number, prompt_ids, params):
                 if isinstance(step, Exception):
                     finished = True

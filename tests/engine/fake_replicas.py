@@ -4,8 +4,7 @@ import asyncio
 from typing import ClassVar
 
 from cpuserve.base.errors import EngineDead, StartupError
-from cpuserve.engine.client import EngineRequest
-from cpuserve.engine.ipc import Output, Stats
+from cpuserve.engine.ipc import AddRequest, Output, Stats
 from cpuserve.engine.process import DiedAtStart
 from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
 from cpuserve.sampling.params import SamplingParams
@@ -60,7 +59,7 @@ class Engine:
         await self._death.wait()
         return self._how
 
-    async def generate(self, request):
+    async def generate(self, request, **_):
         self.prompts.append(list(request.prompt_ids))
         yield Output(0, [1])
         await self._gate.wait()
@@ -134,6 +133,6 @@ def with_fakes(body, count=2, starts=lambda index, life: True, block_size=32, po
 
 async def first_of(client, prompt=PROMPT):
     """Return a stream after its first output has been read."""
-    stream = client.generate(EngineRequest(list(prompt), SamplingParams()))
+    stream = client.generate(AddRequest.of(list(prompt), SamplingParams()))
     await anext(stream)
     return stream

@@ -10,8 +10,8 @@ from contextlib import aclosing
 import pytest
 
 from cpuserve.base.errors import EngineDead, InvalidRequest, ModelError, StartupError
-from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.inline import InlineClient
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.patience import PATIENCE_S
@@ -39,7 +39,7 @@ def params(**changes):
 
 def test_submit_delivers_outputs_of_several_requests_to_one_sink(client):
     sink = queue.SimpleQueue()
-    asked = [EngineRequest([n + 1] * 5, params()) for n in range(12)]
+    asked = [AddRequest.of([n + 1] * 5, params()) for n in range(12)]
     prompts = {client.submit(each, sink): each.prompt_ids for each in asked}
     tokens, left = {number: [] for number in prompts}, set(prompts)
     while left:
@@ -56,7 +56,7 @@ def test_what_is_submitted_together_waits_for_the_last_and_shares_steps(client):
     sink = queue.SimpleQueue()
     with client.together():
         numbers = {
-            client.submit(EngineRequest([n + 1] * 5, params(max_tokens=1)), sink) for n in range(6)
+            client.submit(AddRequest.of([n + 1] * 5, params(max_tokens=1)), sink) for n in range(6)
         }
         with pytest.raises(queue.Empty):
             sink.get(timeout=0.05)
@@ -66,12 +66,12 @@ def test_what_is_submitted_together_waits_for_the_last_and_shares_steps(client):
 
 def test_submit_of_a_request_that_cannot_run_is_refused(client):
     with pytest.raises(InvalidRequest, match="empty"):
-        client.submit(EngineRequest([], params()), queue.SimpleQueue())
+        client.submit(AddRequest.of([], params()), queue.SimpleQueue())
 
 
 def test_abort_stops_the_outputs_and_frees_the_blocks(client):
     sink = queue.SimpleQueue()
-    number = client.submit(EngineRequest(PROMPT, params(max_tokens=190)), sink)
+    number = client.submit(AddRequest.of(PROMPT, params(max_tokens=190)), sink)
     sink.get(timeout=PATIENCE_S)
     client.abort([number])
     report = asyncio.run(client.ask("report"))
@@ -83,11 +83,11 @@ def test_generate_streams_and_aborts_on_close_in_any_event_loop(client):
     async def body():
         await client.wait_ready()
         async with aclosing(
-            client.generate(EngineRequest(PROMPT, params(max_tokens=190)))
+            client.generate(AddRequest.of(PROMPT, params(max_tokens=190)))
         ) as stream:
             await anext(stream)
         tokens = [
-            t async for o in client.generate(EngineRequest(PROMPT, params())) for t in o.tokens
+            t async for o in client.generate(AddRequest.of(PROMPT, params())) for t in o.tokens
         ]
         assert tokens == reference(PROMPT, params(), 1, 10)
         return (await client.ask("report"))["running"]
@@ -107,7 +107,7 @@ def test_failure_to_build_is_a_startup_error_for_everybody():
     with pytest.raises(ModelError, match="no such model"):
         asyncio.run(client.wait_ready())
     with pytest.raises(EngineDead, match="no such model"):
-        client.submit(EngineRequest(PROMPT, params()), queue.SimpleQueue())
+        client.submit(AddRequest.of(PROMPT, params()), queue.SimpleQueue())
     assert not client.alive
 
 
@@ -130,7 +130,7 @@ def test_death_of_the_engine_thread_reaches_everybody_who_waits(caplog):
     async def body():
         cores[0].scheduler.update = None  # a bug outside of the executor
         with pytest.raises(EngineDead, match="TypeError"):
-            async for _ in client.generate(EngineRequest(PROMPT, params())):
+            async for _ in client.generate(AddRequest.of(PROMPT, params())):
                 pass
         assert not client.alive
         with pytest.raises(EngineDead):
@@ -143,17 +143,17 @@ def test_death_of_the_engine_thread_reaches_everybody_who_waits(caplog):
 def test_an_engine_that_dies_between_two_checks_of_a_request_ends_that_request(monkeypatch):
     client = InlineClient(fake_config(), build=build)
     client.start()
-    make = client._requests.make
+    admit = client._admission.admit
 
-    def make_while_it_dies(*args):
+    def admit_while_it_dies(*args):
         """The engine is alive when the request is checked and dead before it is registered."""
         client._router.fail("the engine ended with a bug")
-        return make(*args)
+        return admit(*args)
 
-    monkeypatch.setattr(client._requests, "make", make_while_it_dies)
+    monkeypatch.setattr(client._admission, "admit", admit_while_it_dies)
 
     async def body():
-        async for _ in client.generate(EngineRequest(PROMPT, params())):
+        async for _ in client.generate(AddRequest.of(PROMPT, params())):
             pass
 
     try:
@@ -173,7 +173,7 @@ def test_shutdown_ends_the_requests_and_closes_the_executor():
     client = InlineClient(fake_config(), build=remember)
     client.start()
     sink = queue.SimpleQueue()
-    client.submit(EngineRequest(PROMPT, params(max_tokens=190)), sink)
+    client.submit(AddRequest.of(PROMPT, params(max_tokens=190)), sink)
     sink.get(timeout=PATIENCE_S)
     client.shutdown()
     assert cores[0].executor.closed
@@ -182,7 +182,7 @@ def test_shutdown_ends_the_requests_and_closes_the_executor():
         items.append(sink.get())
     assert isinstance(items[-1], EngineDead)
     with pytest.raises(EngineDead):
-        client.submit(EngineRequest(PROMPT, params()), sink)
+        client.submit(AddRequest.of(PROMPT, params()), sink)
 
 
 def test_dropped_client_ends_its_thread():

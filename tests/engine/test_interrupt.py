@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.base.errors import DeadlineExceeded
-from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.inline import InlineClient
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import Abort, AddRequest, Shutdown
@@ -228,7 +227,7 @@ def test_process_ends_an_endless_step_when_its_reader_leaves():
             await client.wait_ready()
             tasks = [
                 asyncio.ensure_future(
-                    anext(client.generate(EngineRequest(PROMPT, SamplingParams())))
+                    anext(client.generate(AddRequest.of(PROMPT, SamplingParams())))
                 )
                 for _ in range(3)
             ]
@@ -253,7 +252,7 @@ def test_process_drops_a_request_when_its_time_is_over():
         )
         try:
             await client.wait_ready()
-            stream = client.generate(EngineRequest(PROMPT, SamplingParams(), timeout_s=0.1))
+            stream = client.generate(AddRequest.of(PROMPT, SamplingParams()), timeout_s=0.1)
             with pytest.raises(DeadlineExceeded, match=r"timeout of 0\.1 s"):
                 await asyncio.wait_for(anext(stream), PATIENCE_S)
             report = await asyncio.wait_for(client.ask("report"), PATIENCE_S)
@@ -271,7 +270,7 @@ def test_process_ends_an_endless_step_on_shutdown():
         )
         await client.wait_ready()
         task = asyncio.ensure_future(
-            anext(client.generate(EngineRequest(PROMPT, SamplingParams())))
+            anext(client.generate(AddRequest.of(PROMPT, SamplingParams())))
         )
         await asyncio.sleep(0.1)
         await client.close()
@@ -287,9 +286,9 @@ def test_inline_client_ends_an_endless_step_on_abort_and_on_shutdown():
     )
     client.start()
     sink = queue.SimpleQueue()
-    number = client.submit(EngineRequest(PROMPT, SamplingParams()), sink)
+    number = client.submit(AddRequest.of(PROMPT, SamplingParams()), sink)
     client.abort([number])
     assert asyncio.run(asyncio.wait_for(client.ask("report"), PATIENCE_S))["running"] == 0
-    client.submit(EngineRequest(PROMPT, SamplingParams()), sink)
+    client.submit(AddRequest.of(PROMPT, SamplingParams()), sink)
     client.shutdown()
     assert not client._thread.is_alive()

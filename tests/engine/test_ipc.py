@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.pictures import Picture
 from cpuserve.engine.ipc import (
+    LENGTH_BYTES,
     MAX_FRAME_BYTES,
     Abort,
     AddRequest,
@@ -105,3 +107,15 @@ def test_encoding_more_than_a_frame_holds_is_refused(monkeypatch):
     monkeypatch.setattr("cpuserve.engine.ipc.MAX_FRAME_BYTES", 10)
     with pytest.raises(FrameError):
         encode_frame(Fatal("x" * 20, False))
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**70])
+def test_a_prompt_with_a_token_id_of_more_than_32_bits_is_refused(token):
+    with pytest.raises(InvalidRequest, match="prompt contains a token id"):
+        AddRequest.of([1, token], SamplingParams())
+
+
+def test_a_request_has_the_token_ids_that_it_was_made_of():
+    request = AddRequest.of([5, 0, 2**31 - 1], SamplingParams(), continues=True)
+    assert request.prompt_ids.tolist() == [5, 0, 2**31 - 1]
+    assert decode_inbound(bytes(encode_frame(request)[LENGTH_BYTES:])) == request

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpuserve.core.pictures import Picture
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.media.families.table import family_of
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.test_pictures_end_to_end import answer, with_engine
@@ -51,7 +51,10 @@ class Question:
     @property
     def request(self):
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=2, ignore_eos=True)
-        return EngineRequest(self.ids, params, pictures=self.pictures, patches_of=self.patches_of)
+        return AddRequest.of(self.ids, params, pictures=self.pictures)
+
+    async def answered_in(self, client):
+        return await answer(client, self.request, self.patches_of)
 
     def answered_by(self, theirs):
         ids, given = list(self.ids), canvas_inputs([self.tiles], [self.size])
@@ -70,10 +73,10 @@ def test_answers_are_those_of_transformers_and_pictures_are_encoded_once(model, 
     questions = [Question(path, size) for size in SIZES]
 
     async def body(client):
-        found = [await answer(client, each.request) for each in questions]
+        found = [await each.answered_in(client) for each in questions]
         for question, (tokens, scores, _) in zip(questions, found, strict=True):
             assert tokens == question.answered_by(theirs), question.size
-            again = await answer(client, question.request)
+            again = await question.answered_in(client)
             assert again[:2] == (tokens, scores)
             assert again[2] > 0
             assert question.asked == 1
@@ -85,7 +88,7 @@ def test_answers_are_those_of_transformers_and_pictures_are_encoded_once(model, 
 
     async def once_more(client):
         others = [Question(path, size) for size in SIZES]
-        answers = [await answer(client, each.request) for each in others]
+        answers = [await each.answered_in(client) for each in others]
         return [each[:2] for each in answers], sum(each.asked for each in others)
 
     again, asked = with_engine(path, once_more, **folder)

@@ -11,7 +11,7 @@ import pytest
 
 from cpuserve.base.errors import EngineDead
 from cpuserve.engine import process
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.liveness import HangLimits, Liveness
 from cpuserve.engine.process import ProcessClient
 from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
@@ -104,7 +104,7 @@ async def engine(model="fake:slow", limits=None, **changes):
 
 async def collect(client, max_tokens=150):
     params = SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True)
-    return [t async for o in client.generate(EngineRequest(PROMPT, params)) for t in o.tokens]
+    return [t async for o in client.generate(AddRequest.of(PROMPT, params)) for t in o.tokens]
 
 
 def test_a_stopped_engine_is_suspect_and_serves_on_when_it_goes_on():

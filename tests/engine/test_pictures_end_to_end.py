@@ -13,7 +13,7 @@ import torch
 from cpuserve import LLM
 from cpuserve.config.load import Given, load_options
 from cpuserve.core.pictures import Picture
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.prepare import prepare
 from cpuserve.sampling.params import SamplingParams
@@ -151,7 +151,10 @@ class Question:
     @property
     def request(self):
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=2, ignore_eos=True)
-        return EngineRequest(self.ids, params, pictures=self.pictures, patches_of=self.patches_of)
+        return AddRequest.of(self.ids, params, pictures=self.pictures)
+
+    async def answered_in(self, client):
+        return await answer(client, self.request, self.patches_of)
 
 
 def answered_by_transformers(theirs, question):
@@ -181,10 +184,10 @@ def with_engine(path, body, **given):
     return asyncio.run(main())
 
 
-async def answer(client, request):
+async def answer(client, request, patches_of=None):
     """(tokens, logprobs, cached tokens) of a response."""
     tokens, scores, cached = [], [], 0
-    async for output in client.generate(request):
+    async for output in client.generate(request, patches_of=patches_of):
         assert not output.error, output.error
         tokens += output.tokens
         scores += [(row.logprob, row.top) for row in output.logprobs or ()]
@@ -198,15 +201,15 @@ def test_a_picture_is_seen_once_and_never_taken_for_another(model):
     wanted = [answered_by_transformers(theirs, each) for each in (one, other)]
 
     async def body(client):
-        first = await answer(client, one.request)
+        first = await one.answered_in(client)
         assert (first[0], first[2]) == (wanted[0], 0)
         assert one.asked == [0]
-        again = await answer(client, one.request)
+        again = await one.answered_in(client)
         assert again[:2] == first[:2]
         assert again[2] == (len(one.ids) - 1) // BLOCK * BLOCK, "0 tokens are recomputed"
         assert one.asked == [0], "0 pictures are decoded"
         assert client.stats.picture_queries == 1, "0 pictures are encoded"
-        second = await answer(client, other.request)
+        second = await other.answered_in(client)
         assert (second[0], second[2]) == (wanted[1], BLOCK), "only the text is shared"
         assert second[1] != first[1], "the likelihoods are those of the other picture"
         assert await client.ask("check") == {"ok": True}
@@ -221,12 +224,12 @@ def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
     async def alone(client):
-        return [await answer(client, Question(theirs, n).request) for n in range(3)]
+        return [await Question(theirs, n).answered_in(client) for n in range(3)]
 
     async def among_others(client):
-        others = [asyncio.create_task(answer(client, EngineRequest(ids, params))) for ids in texts]
-        asked = [Question(theirs, n).request for n in range(3)]
-        found = await asyncio.gather(*(answer(client, each) for each in asked))
+        others = [asyncio.create_task(answer(client, AddRequest.of(ids, params))) for ids in texts]
+        asked = [Question(theirs, n) for n in range(3)]
+        found = await asyncio.gather(*(question.answered_in(client) for question in asked))
         await asyncio.gather(*others)
         return found
 

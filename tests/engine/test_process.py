@@ -15,7 +15,7 @@ import pytest
 
 from cpuserve.base.errors import EngineDead, InvalidRequest, StartupError
 from cpuserve.engine import process
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.process import ProcessClient, _Link
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.children import child_options
@@ -50,7 +50,7 @@ async def collect(client, prompt=PROMPT, **params):
     """(tokens, last output) of one request."""
     tokens, last = [], None
     async for output in client.generate(
-        EngineRequest(prompt, SamplingParams(**{"seed": 1, **params}))
+        AddRequest.of(prompt, SamplingParams(**{"seed": 1, **params}))
     ):
         tokens += output.tokens
         last = output
@@ -79,7 +79,7 @@ def test_progress_is_reported_before_ready():
         client = ProcessClient.spawn(fake_config(), module=MODULE, on_progress=seen.append)
         assert not client.alive
         with pytest.raises(EngineDead, match="not ready"):
-            client.generate(EngineRequest(PROMPT, SamplingParams()))
+            client.generate(AddRequest.of(PROMPT, SamplingParams()))
         await asyncio.gather(client.wait_ready(), client.wait_ready())
         await client.close()
         assert (seen[-1].stage, seen[-1].done, seen[-1].total) == ("load", 100, 100)
@@ -92,11 +92,11 @@ def test_progress_is_reported_before_ready():
 def test_request_that_cannot_run_is_refused_without_asking_the_engine():
     async def body(client):
         with pytest.raises(InvalidRequest, match="context length"):
-            client.generate(EngineRequest([1] * 200, SamplingParams()))
+            client.generate(AddRequest.of([1] * 200, SamplingParams()))
         params = SamplingParams()
         params.temperature = -1.0
         with pytest.raises(InvalidRequest, match="temperature"):
-            client.generate(EngineRequest(PROMPT, params))
+            client.generate(AddRequest.of(PROMPT, params))
         assert len((await collect(client, max_tokens=3))[0]) == 3
 
     with_engine(body)
@@ -106,7 +106,7 @@ def test_request_that_cannot_run_is_refused_without_asking_the_engine():
 def test_closing_the_iterator_aborts_the_request(outputs):
     async def body(client):
         params = SamplingParams(max_tokens=150, seed=1)
-        async with aclosing(client.generate(EngineRequest(PROMPT, params))) as stream:
+        async with aclosing(client.generate(AddRequest.of(PROMPT, params))) as stream:
             for _ in range(outputs):
                 await anext(stream)
         tokens, _ = await collect(client, max_tokens=2)
@@ -134,7 +134,7 @@ def test_cancelling_the_reader_aborts_the_request():
 
 def test_slow_reader_does_not_hold_up_the_others():
     async def body(client):
-        stream = client.generate(EngineRequest(PROMPT, SamplingParams(max_tokens=100, seed=1)))
+        stream = client.generate(AddRequest.of(PROMPT, SamplingParams(max_tokens=100, seed=1)))
         first = await anext(stream)
         tokens, _ = await collect(client, [5], max_tokens=150)
         assert len(tokens) == 150
@@ -175,7 +175,7 @@ def test_death_of_the_engine_ends_all_streams_and_says_how(model, how, capfd):
         assert all(isinstance(r, EngineDead) for r in results)
         assert not client.alive
         with pytest.raises(EngineDead, match=re.escape(how)):
-            client.generate(EngineRequest(PROMPT, SamplingParams()))
+            client.generate(AddRequest.of(PROMPT, SamplingParams()))
         with pytest.raises(EngineDead, match=re.escape(how)):
             await client.ask("report")
 
@@ -381,7 +381,7 @@ def wake_ups(pid):
 
 PARENT = """
 import asyncio, os
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.process import ProcessClient
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config
@@ -392,7 +392,7 @@ async def main():
         await client.wait_ready()
     print(client.pid, flush=True)
     if {model!r} == "fake:slow":
-        async for _ in client.generate(EngineRequest([1, 2], SamplingParams(max_tokens=150))):
+        async for _ in client.generate(AddRequest.of([1, 2], SamplingParams(max_tokens=150))):
             pass
     await asyncio.sleep(60)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.base.errors import EngineDead
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.fake_replicas import Engine, with_fakes
 from tests.helpers.patience import until
@@ -84,17 +84,17 @@ def test_a_replica_that_cannot_load_an_adapter_again_gets_none_of_its_requests(
         engines[0][0].die()
         await until(lambda: client.replicas[0].restarts == 1)
         assert adapters_of(engines) == [{}, {"a": "print a"}]
-        streams = [client.generate(EngineRequest([5 + i] * 64, params)) for i in range(4)]
+        streams = [client.generate(AddRequest.of([5 + i] * 64, params)) for i in range(4)]
         for stream in streams:
             await anext(stream)
         assert [len(lives[-1].prompts) for lives in engines] == [0, 4]
         engines[1][0].die()
         await until(lambda: client.replicas[1].restarts == 1)
         with pytest.raises(EngineDead, match="the adapter a could not be loaded again"):
-            await anext(client.generate(EngineRequest([9] * 64, params)))
+            await anext(client.generate(AddRequest.of([9] * 64, params)))
         Engine.disk["/a"] = "print a3"
         assert await load(client, "a", "/a", in_place=True) == {}
-        await anext(client.generate(EngineRequest([9] * 64, params)))
+        await anext(client.generate(AddRequest.of([9] * 64, params)))
 
     with caplog.at_level("ERROR", "cpuserve"):
         with_fakes(body)

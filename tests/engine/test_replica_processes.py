@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuserve.base.errors import EngineDead, InvalidRequest
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.fake_replicas import PROMPT
@@ -39,7 +39,7 @@ def with_processes(body, model="fake", count=2, **changes):
 
 async def collect(client, prompt, **params):
     tokens = []
-    async for output in client.generate(EngineRequest(prompt, SamplingParams(seed=1, **params))):
+    async for output in client.generate(AddRequest.of(prompt, SamplingParams(seed=1, **params))):
         tokens += output.tokens
     return tokens
 
@@ -89,7 +89,7 @@ def test_a_request_right_after_the_end_of_an_engine_is_told_how_it_ended():
 def test_closing_a_stream_aborts_it_and_a_refusal_costs_no_load():
     async def body(client):
         async with aclosing(
-            client.generate(EngineRequest(PROMPT, SamplingParams(max_tokens=90)))
+            client.generate(AddRequest.of(PROMPT, SamplingParams(max_tokens=90)))
         ) as stream:
             await anext(stream)
             assert sum(r.load for r in client._replicas) == 1.0

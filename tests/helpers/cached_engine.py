@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
+
 from cpuserve.core.step import RowResult
-from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.ipc import AddRequest, Output, Stats
 from tests.helpers.fake_executor import FakeExecutor, FakeModel, fake_config
@@ -63,14 +64,11 @@ class CachedEngine:
     async def wait_ready(self) -> None:
         pass
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: AddRequest, **_: object) -> AsyncGenerator[Output, None]:
         self._number += 1
-        prompt_ids, params = request.prompt_ids, request.params
-        self.prompts.append(prompt_ids)
+        self.prompts.append(request.prompt_ids.tolist())
         self.core.executor.model.saying = [*self.saying, self.end]
-        data = b"".join(token.to_bytes(4, "little") for token in prompt_ids)
-        added = AddRequest(self._number, data, params, 0.0, continues=request.continues)
-        self.core.handle(added)
+        self.core.handle(msgspec.structs.replace(request, id=self._number))
         finish = None
         while finish is None:
             for output in self.core.step().outputs:

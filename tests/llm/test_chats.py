@@ -42,9 +42,10 @@ class ScriptedClient:
 
     def submit(self, request, sink):
         number = len(self.asked)
-        self.asked.append((list(request.prompt_ids), request.params))
+        prompt_ids = request.prompt_ids.tolist()
+        self.asked.append((prompt_ids, request.params))
         self.continued.append(request.continues)
-        for output in self.script(self, number, request.prompt_ids, request.params):
+        for output in self.script(self, number, prompt_ids, request.params):
             output.cached_tokens = 5 + number
             sink.put(output)
         return number

@@ -10,7 +10,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import ConfigError, ModelError
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.process import ProcessClient
 from tests.helpers.answers import exact_answers
 from tests.helpers.children import child_options
@@ -153,7 +153,7 @@ def test_process_gives_the_same_tokens_as_the_thread(executor):
             assert client._process.returncode == 0
 
     async def collect(client, prompt):
-        return [t async for o in client.generate(EngineRequest(prompt, GREEDY)) for t in o.tokens]
+        return [t async for o in client.generate(AddRequest.of(prompt, GREEDY)) for t in o.tokens]
 
     got = asyncio.run(main())
     if executor == "native":

@@ -65,7 +65,7 @@ class Prompt:
       and that are computed once, in whole KV blocks; 0 = each prompt is computed by itself.
     pictures: the pictures of the prompt, in order.
     shown: their sizes and tokens, for the client.
-    patches_of: see EngineRequest.
+    patches_of: see EngineClient.generate.
     """
 
     ids: list[int]

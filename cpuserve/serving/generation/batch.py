@@ -14,7 +14,6 @@ import msgspec
 from cpuserve.base.errors import EngineDead, InvalidRequest
 from cpuserve.core.admission import output_limit
 from cpuserve.core.exclusion import stop_ids
-from cpuserve.engine.client import EngineRequest
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
 from cpuserve.serving.generation.beam_search import BeamSearch, step_params
@@ -170,7 +169,7 @@ def run_batch(
                 batch.open.update(dict.fromkeys(records))
                 for request, choice, own in zip(item.sequences, item.choices, records, strict=True):
                     run = SequenceRun(context, request, item.tools)
-                    batch.go_on(_Sequence(position, item, request.priority, choice, run, own))
+                    batch.go_on(_Sequence(position, item, choice, run, own))
         while batch.running:
             batch.take(batch.sink.get())
     finally:
@@ -191,7 +190,6 @@ def _record(metrics: ServerMetrics, request: SequenceRequest) -> Record:
 class _Sequence:
     position: int
     item: BatchItem
-    priority: int
     choice: Choice
     run: SequenceRun
     record: Record
@@ -225,14 +223,7 @@ class _Batch:
             self._metrics.finish(sequence.record, sequence.choice.reason or "stop")
             self._ended(sequence.position, sequence.choice)
             return
-        request = EngineRequest(
-            run.ids,
-            run.params,
-            sequence.priority,
-            continues=not run.is_first,
-            pictures=sequence.item.prompt.pictures,
-        )
-        self.running[self._client.submit(request, self.sink)] = sequence
+        self.running[self._client.submit(run.request, self.sink)] = sequence
 
     def take(self, output: Output | EngineDead) -> None:
         """Add an output to its choice; a sequence that has ended is removed from `running`."""

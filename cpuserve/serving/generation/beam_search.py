@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import DeadlineExceeded
 from cpuserve.core.exclusion import stop_ids
-from cpuserve.engine.client import EngineRequest
-from cpuserve.engine.ipc import Output, TokenLogprob
+from cpuserve.engine.ipc import AddRequest, Output, TokenLogprob
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.cancellation import CANCELLATIONS
@@ -250,17 +249,17 @@ class _Run:
         timeout = first.timeout_s
         if timeout is not None:
             timeout = max(1e-3, timeout - (time.monotonic() - first.started))
-        request = EngineRequest(
-            [*first.prompt.ids, *beam.tokens],
+        prompt = first.prompt
+        request = AddRequest.of(
+            [*prompt.ids, *beam.tokens],
             self._params,
             first.priority,
-            timeout_s=timeout,
             continues=not is_first,
-            pictures=first.prompt.pictures,
-            patches_of=first.prompt.patches_of,
+            pictures=prompt.pictures,
         )
+        stream = context.client.generate(request, timeout_s=timeout, patches_of=prompt.patches_of)
         found: TokenLogprob | None = None
-        async with aclosing(context.client.generate(request)) as outputs:
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 if output.queue_full:
                     raise context.backlog.refusal(output.error or "The queue is full")

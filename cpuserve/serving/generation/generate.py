@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.base.errors import DeadlineExceeded, InvalidRequest, RequestError
-from cpuserve.engine.client import EngineRequest
 from cpuserve.serving.calls.bad_words import bad_words_us, with_bad_word_ids
 from cpuserve.serving.calls.events import (
     Choice,
@@ -465,8 +464,10 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                     yield events
                 if run.finish is not None:
                     break
-            request = _engine_request(sequence, run)
-            async with aclosing(context.client.generate(request)) as outputs:
+            stream = context.client.generate(
+                run.request, timeout_s=run.timeout_s, patches_of=sequence.prompt.patches_of
+            )
+            async with aclosing(stream) as outputs:
                 async for output in outputs:
                     if output.queue_full:
                         raise context.backlog.refusal(output.error or "The queue is full")
@@ -501,19 +502,6 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                 context.recent.remember(sequence.recent, run.response_ids, ends)
                 if context.kept is not None:
                     context.kept.put(sequence.recent)
-
-
-def _engine_request(sequence: SequenceRequest, run: SequenceRun) -> EngineRequest:
-    return EngineRequest(
-        run.ids,
-        run.params,
-        sequence.priority,
-        timeout_s=run.timeout_s,
-        progress=sequence.progress and run.is_first,
-        continues=not run.is_first,
-        pictures=sequence.prompt.pictures,
-        patches_of=sequence.prompt.patches_of,
-    )
 
 
 # An item is the events of one output, the failure of a sequence, or None at a sequence's end.

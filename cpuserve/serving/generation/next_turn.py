@@ -17,7 +17,7 @@ import msgspec
 
 from cpuserve.base.errors import CpuserveError
 from cpuserve.base.log import get_logger
-from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.serving.calls.events import (
     Choice,
     Event,
@@ -178,15 +178,15 @@ async def _compute(
         if missing < _LEAST_TOKENS:
             continue
         computed.append(ids)
-        request = EngineRequest(
+        request = AddRequest.of(
             prompt.ids,
             params,
             _LAST_PRIORITY,
             continues=True,  # no client has sent this prompt, so it does not count as one
             pictures=prompt.pictures,
-            patches_of=prompt.patches_of,
         )
-        async with aclosing(context.client.generate(request)) as outputs:
+        stream = context.client.generate(request, patches_of=prompt.patches_of)
+        async with aclosing(stream) as outputs:
             async for _ in outputs:
                 context.metrics.computed_ahead += missing
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.engine.ipc import AddRequest
 from cpuserve.serving.calls.events import Text
 from cpuserve.serving.generation.text import NextTurn, TextProcessor
 
@@ -78,6 +79,19 @@ class SequenceRun:
         if sequence.lines is not None:
             found.limit_lines(sequence.lines)
         return found
+
+    @property
+    def request(self) -> AddRequest:
+        """The engine request that the sequence needs now."""
+        sequence = self._sequence
+        return AddRequest.of(
+            self.ids,
+            self.params,
+            sequence.priority,
+            progress=sequence.progress and self.is_first,
+            continues=not self.is_first,
+            pictures=sequence.prompt.pictures,
+        )
 
     @property
     def finish(self) -> str | None:
