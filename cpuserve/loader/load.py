@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,9 +61,8 @@ def open_checkpoint(
     if path.is_dir():
         from cpuserve.loader.heads import with_own_head
         from cpuserve.loader.safetensors import SafetensorsStore
-        from cpuserve.models import stored_names
+        from cpuserve.models import fitted, stored_names
         from cpuserve.models.deepseek import with_split_heads
-        from cpuserve.models.rwkv import with_stacked_shift
 
         config = read_config(path)
         method = quant_method(config)
@@ -71,7 +71,7 @@ def open_checkpoint(
         store = SafetensorsStore(path, tower=(*names, *parts), names=stored_names(config))
         weights = with_divided(open_weights(method, store, config), config)
         config = with_split_heads(with_own_head(config, weights), weights.names())
-        config = with_stacked_shift(config, weights)
+        config = fitted(config, weights.names())
         return Checkpoint(config, with_built(weights, config), path)
     from cpuserve.loader.gguf.model import GgufStore, gguf_config
     from cpuserve.loader.gguf.parts import open_gguf
@@ -80,9 +80,8 @@ def open_checkpoint(
     config = gguf_config(file)
     text = GgufStore(file, config, heads=bool(parts))
     if mmproj is None:
-        return Checkpoint(
-            config, with_normed(open_weights("gguf", text, config), config), path, file
-        )
+        weights = with_built(open_weights("gguf", text, config), config, gguf=True)
+        return Checkpoint(config, weights, path, file)
     from cpuserve.loader.gguf.mmproj import WholeStore, with_mmproj
 
     pictures = open_gguf(Path(mmproj))
@@ -107,23 +106,16 @@ def with_divided(weights: Weights, config: dict[str, Any]) -> Weights:
     return PartWeights(CutWeights(JoinedWeights(weights, names.joined), cut, names.turned))
 
 
-def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
+def with_built(weights: Weights, config: dict[str, Any], *, gguf: bool = False) -> Weights:
     """Return the weights for a Program of this config, with tensors that are built from others.
 
-    Such tensors are the tables of models with token types (BERT), the experts of nomic-bert and
-    DBRX, the biases of experts for text (ERNIE 4.5 VL), the factors of mixtures (RWKV 6), the head
-    of Baichuan 2, and the first matrix of a tower.
-    """
-    from cpuserve.models.bert import TYPES, WORDS, reads_types
-    from cpuserve.models.dbrx import FLAT, flat_experts
-    from cpuserve.models.ernie4_5 import BIAS, biases_pictures
-    from cpuserve.models.nomic_bert import SHIFTED, has_experts
-    from cpuserve.models.rwkv6 import published_form
-    from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
-    from cpuserve.quant.first_rows import FirstRows
-    from cpuserve.quant.flat_experts import FlatExperts
+    Such tensors are the first matrix of a tower, and those of the family of a text (Built).
 
-    if (tower := _tower_of(config)) is not None:
+    gguf: whether they are of a GGUF file without its tower.
+    """
+    from cpuserve.models import built
+
+    if not gguf and (tower := _tower_of(config)) is not None:
         if not tower.patch_weight:
             return weights
         from cpuserve.quant.patches import PatchWeights
@@ -131,31 +123,16 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
         names = tower.patch_weight, tower.merge_weight
         axes, block = tower.patch_axes, tower.merge
         return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
-    if experts := flat_experts(config):
-        return FlatExperts(weights, experts, FLAT)
-    if biases_pictures(config):
-        return FirstRows(weights, BIAS)
-    if has_experts(config):
-        return NomicExperts(weights, config["num_experts"], SHIFTED)
-    if (form := published_form(config)) is not None:
-        from cpuserve.quant.mixture_weights import FinchWeights, MixtureWeights
-        from cpuserve.quant.parts import PartWeights
-
-        return PartWeights((MixtureWeights if form == "fla" else FinchWeights)(weights))
-    if not reads_types(config):
-        return with_normed(weights, config)
-    return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")
-
-
-def with_normed(weights: Weights, config: dict[str, Any]) -> Weights:
-    """Return the weights with normalized rows of the output matrix, if the model is Baichuan 2."""
-    from cpuserve.models.baichuan import HEAD, has_normed_head
-
-    if not has_normed_head(config):
+    how = built(config)
+    if how is None or (gguf and not how.gguf):
         return weights
-    from cpuserve.quant.normed_head import NormedHead
+    module, _, name = how.weights.partition(":")
+    whole: Weights = getattr(importlib.import_module(module), name)(weights, *how.arguments)
+    if not how.parts:
+        return whole
+    from cpuserve.quant.parts import PartWeights
 
-    return NormedHead(weights, HEAD)
+    return PartWeights(whole)
 
 
 def read_config(path: Path, mmproj: str | None = None) -> dict[str, Any]:

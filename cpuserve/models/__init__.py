@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from cpuserve.models.towers import TOWERS, build_tower, tower_spec
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
     from cpuserve.models.spec import ModelSpec, TowerSpec
-    from cpuserve.models.stored_names import StoredNames
+    from cpuserve.models.stored_names import Built, StoredNames
     from cpuserve.program.program import Program
 
 __all__ = [
@@ -32,7 +32,9 @@ __all__ = [
     "architecture_of",
     "build_program",
     "build_tower",
+    "built",
     "find_model",
+    "fitted",
     "has_no_head",
     "names_of",
     "plugin_notes",
@@ -183,6 +185,20 @@ def names_of(architecture: str) -> StoredNames:
     A model without a family runs through transformers, which reads its files itself.
     """
     return getattr(find_model(architecture), "stored", AS_PROGRAM)
+
+
+def built(config: Mapping[str, Any]) -> Built | None:
+    """Return what builds tensors of the model with this config from others; None if none are."""
+    family = find_model(architecture_of(config)) if read_architectures(config) else None
+    hook: Callable[[Mapping[str, Any]], Built | None] | None = getattr(family, "built", None)
+    return None if hook is None else hook(config)
+
+
+def fitted(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the config with keys that follow from the names of the tensors in a checkpoint."""
+    family = find_model(architecture_of(config)) if read_architectures(config) else None
+    hook: Callable[..., dict[str, Any]] | None = getattr(family, "fitted", None)
+    return config if hook is None else hook(config, names)
 
 
 def _check_shared(config: Mapping[str, Any], architecture: str, spec: ModelSpec) -> None:

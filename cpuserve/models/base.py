@@ -21,7 +21,10 @@ GGUF_HEAD = ("cls", "cls.norm", "cls.output")
 class ModelDef(Protocol):
     """One model family: it reads hyperparameters from a config and builds a Program.
 
-    A family may have an attribute `stored`: how files call its tensors (StoredNames).
+    A family may have more attributes:
+    stored: how files call its tensors (StoredNames).
+    built(config): tensors that are built from others (Built), or None.
+    fitted(config, names): the config, with keys that follow from the names of the tensors.
     """
 
     @staticmethod

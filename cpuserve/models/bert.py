@@ -18,6 +18,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import Built
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -41,6 +42,14 @@ class Bert:
     Keys of spec.extra: "offset" (the row of position 0) and "types" (the number of token types).
     All tokens have type 0, except in rerankers: id + vocab / 2 is the same token with type 1.
     """
+
+    @staticmethod
+    def built(config: Mapping[str, Any]) -> Built | None:
+        """Return what adds the rows of token types to the table of words, for pairs of texts."""
+        if not reads_types(config):
+            return None
+        tables = (f"{WORDS}.weight", f"{TYPES}.weight")
+        return Built("cpuserve.quant.bert_weights:TypedWeights", tables)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

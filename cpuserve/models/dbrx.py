@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.config import read_architectures, read_bool, read_int, read_object, refuse
+from cpuserve.models.config import read_bool, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import clip_values, finish_decoder, read_clip, read_decoder
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import Built
 from cpuserve.program.builder import Builder
 
 WORDS = "transformer.wte"
@@ -18,15 +19,15 @@ FLAT = dict(zip(("w1", "v1", "w2"), PARTS, strict=True))
 EXPERTS = "moe_num_experts"
 
 
-def flat_experts(config: Mapping[str, Any]) -> int:
-    """Return the experts of a layer if the config is of DBRX, else 0 (quant/flat_experts.py)."""
-    if "DbrxForCausalLM" not in read_architectures(config):
-        return 0
-    return read_int(read_object(config, "ffn_config"), EXPERTS, 4, high=4096)
-
-
 class Dbrx:
     """DBRX 132B. Source: transformers modeling_dbrx."""
+
+    @staticmethod
+    def built(config: Mapping[str, Any]) -> Built:
+        """Return what divides the flat matrices of the experts."""
+        ffn = read_object(config, "ffn_config")
+        experts = read_int(ffn, EXPERTS, 4, high=4096)
+        return Built("cpuserve.quant.flat_experts:FlatExperts", (experts, FLAT))
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

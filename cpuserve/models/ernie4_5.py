@@ -16,14 +16,14 @@ from cpuserve.models.llama import (
     read_decoder,
 )
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import StoredNames
+from cpuserve.models.stored_names import Built, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import columns, rows
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 BIAS = "moe_statics.e_score_correction_bias"
-VL = "Ernie4_5_VLMoeForConditionalGeneration"
+WHOLE = "Ernie4_5_VLMoeForConditionalGeneration"
 
 
 class Ernie45:
@@ -87,6 +87,13 @@ class Ernie45VlMoe:
     )
 
     @staticmethod
+    def built(config: Mapping[str, Any]) -> Built | None:
+        """Return what reads the biases of experts, which have a second row for pictures."""
+        if WHOLE not in read_architectures(config):
+            return None
+        return Built("cpuserve.quant.first_rows:FirstRows", (BIAS,))
+
+    @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a config, where lists have a value for text first."""
         usual = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
@@ -122,11 +129,6 @@ class Ernie45VlMoe:
                 for part in PARTS
             )
         Ernie45Moe.build(b, s)
-
-
-def biases_pictures(config: Mapping[str, Any]) -> bool:
-    """Return whether biases of experts have a second row, for pictures (quant/first_rows.py)."""
-    return VL in read_architectures(config)
 
 
 def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

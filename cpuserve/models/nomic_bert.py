@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from cpuserve.models.bert import encoder_sizes
 from cpuserve.models.config import (
-    read_architectures,
     read_bool,
     read_choice,
     read_float,
@@ -16,7 +15,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import StoredNames
+from cpuserve.models.stored_names import Built, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -51,11 +50,6 @@ ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu"}
 SHIFTED = "norm1_and_experts_bias"
 
 
-def has_experts(config: Mapping[str, Any]) -> bool:
-    """Return whether the config is of a nomic-bert model with mixtures of experts."""
-    return "NomicBertModel" in read_architectures(config) and bool(config.get("num_experts"))
-
-
 class NomicBert:
     """nomic-embed-text v1, v1.5 and v2-moe. Source: modeling_nomic_bert, and Nomic's for mixtures.
 
@@ -79,6 +73,14 @@ class NomicBert:
         },
         joined={".attn.Wqkv": tuple(f".attn.{n}_proj" for n in "qkv")},
     )
+
+    @staticmethod
+    def built(config: Mapping[str, Any]) -> Built | None:
+        """Return what divides the flat matrices of experts, if there are any."""
+        if not config.get("num_experts"):
+            return None
+        arguments = (config["num_experts"], SHIFTED)
+        return Built("cpuserve.quant.bert_weights:NomicExperts", arguments)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

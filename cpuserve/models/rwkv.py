@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from cpuserve.models.config import (
     read_bool,
@@ -24,13 +24,6 @@ from cpuserve.program.parts import rows
 
 STACKED = "stacked_shift"  # config: the factors of a layer's six mixtures are rows of one tensor
 MIXTURES = "rwkvag"  # the inputs of a layer, in the order of these rows
-
-
-class HasNames(Protocol):
-    """Weights with names (quant/base.py has them all)."""
-
-    def names(self) -> set[str]:
-        """Return the names of all tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +52,11 @@ class Rwkv7:
 
     Source: flash-linear-attention modeling_rwkv7; Peng et al. 2025 (RWKV-7 "Goose").
     """
+
+    @staticmethod
+    def fitted(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+        """Return the config with STACKED if the checkpoint has the tensors of early files."""
+        return {**config, STACKED: True} if "model.layers.0.attn.x_x" in names else config
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -114,12 +112,6 @@ class Arwkv7(Rwkv7):
             first = add_rwkv7(b, sizes, f"{at}.attn", h, x, first)
             dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
-
-
-def with_stacked_shift(config: dict[str, Any], weights: HasNames) -> dict[str, Any]:
-    """Return the config with STACKED if the checkpoint has the tensors of early RWKV 7 files."""
-    stacked = "model.layers.0.attn.x_x" in weights.names()
-    return {**config, STACKED: True} if stacked else config
 
 
 def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv7Sizes:

@@ -10,6 +10,7 @@ from cpuserve.models.config import read_bool, read_choice, read_float, read_int,
 from cpuserve.models.llama import dense_mlp, finish_decoder
 from cpuserve.models.rwkv import read_inner, states_alone, states_in_qwen
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import Built
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
@@ -56,6 +57,11 @@ class Rwkv6:
     """
 
     @staticmethod
+    def built(_config: Mapping[str, Any]) -> Built | None:
+        """Return what stacks the matrices of mixtures."""
+        return Built("cpuserve.quant.mixture_weights:MixtureWeights", parts=True)
+
+    @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an RWKV 6 config of flash-linear-attention."""
         width = read_int(config, "hidden_size", high=1 << 20)
@@ -88,6 +94,11 @@ class Finch(Rwkv6):
 
     Source: modeling_rwkv6.py of these directories. The ranks follow from the width, as there.
     """
+
+    @staticmethod
+    def built(_config: Mapping[str, Any]) -> Built | None:
+        """Return what reads the tensors as directories of RWKV itself call them."""
+        return Built("cpuserve.quant.mixture_weights:FinchWeights", parts=True)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -124,6 +135,11 @@ class Rwkv6Qwen2(Rwkv6):
     """
 
     @staticmethod
+    def built(_config: Mapping[str, Any]) -> None:
+        """Return nothing: GGUF files have stacks."""
+        return
+
+    @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in the config of a GGUF file."""
         if ORDER not in config:
@@ -141,12 +157,6 @@ class Rwkv6Qwen2(Rwkv6):
             add_rwkv6(b, sizes, f"{at}.attn", b.rms_norm(x, f"{at}.input_layernorm"), x)
             dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
-
-
-def published_form(config: Mapping[str, Any]) -> str | None:
-    """Return the form of the tensors in a directory of RWKV 6: "fla", "finch" or None."""
-    forms = {"RWKV6ForCausalLM": "fla", "Rwkv6ForCausalLM": "finch"}
-    return next((forms[a] for a in config.get("architectures") or () if a in forms), None)
 
 
 def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:

@@ -1,10 +1,11 @@
-"""How files call and divide the tensors of a family, where this differs from its Program."""
+"""How files call, divide and hold the tensors of a family, where its Program differs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cpuserve.models.spec import ModelSpec
 
@@ -45,6 +46,22 @@ class StoredNames:
 
 
 AS_PROGRAM = StoredNames()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Tensors of a Program that are built from others when a model is loaded.
+
+    weights: the class of cpuserve.quant that builds them, as "module:attribute".
+    arguments: its arguments after the weights of the files.
+    gguf: whether the tensors of GGUF files need it as well.
+    parts: whether the Program reads parts of the built tensors.
+    """
+
+    weights: str
+    arguments: tuple[Any, ...] = ()
+    gguf: bool = False
+    parts: bool = False
 
 
 def experts_by_number(modules: str, block: str) -> dict[str, str]:

@@ -10,16 +10,32 @@ from cpuserve import models
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.guess_heads import guesses_of
+from cpuserve.loader.load import with_built
 from cpuserve.models.base import MODELS
 from cpuserve.models.families import FAMILIES, declared
 from cpuserve.models.family import NEXTN, Guesses, ModelFamily, TextType, Whole
 from cpuserve.models.llama import Llama
+from cpuserve.models.stored_names import Built
 from cpuserve.models.text_parts import text_config
 from cpuserve.models.towers import TOWERS
+from cpuserve.quant.first_rows import FirstRows
+
+
+class Sample(Llama):
+    """A Llama with two rows in each bias, of which its Program reads the first."""
+
+    @staticmethod
+    def built(_config):
+        return Built("cpuserve.quant.first_rows:FirstRows", (".bias",))
+
+    @staticmethod
+    def fitted(config, names):
+        return {**config, "biased": "lm_head.bias" in names}
+
 
 SAMPLE = ModelFamily(
     ("SampleForCausalLM", "OldSampleForCausalLM"),
-    "cpuserve.models.llama:Llama",
+    f"{__name__}:Sample",
     text_types={"sample_text": TextType({"hidden_size": 64})},
     wholes=(
         Whole(
@@ -64,7 +80,7 @@ def plugged(monkeypatch):
 def test_a_plug_in_is_known_by_each_of_its_names(plugged, name):
     plugged(SAMPLE)
     assert models.architecture_of({"architectures": [name]}) in SAMPLE.architectures
-    assert models.find_model("OldSampleForCausalLM") is Llama
+    assert models.find_model("OldSampleForCausalLM") is Sample
     assert FAMILIES.shown("OldSampleForCausalLM") == "SampleForCausalLM"
     assert FAMILIES.rerankers["SampleForSequenceClassification"] == "SampleForCausalLM"
     assert guesses_of("SampleForCausalLM") is SAMPLE.guesses
@@ -79,6 +95,16 @@ def test_a_plug_in_with_the_name_of_a_built_in_family_is_refused(plugged):
     with pytest.raises(ModelError, match="has names of built-in families: BertForSequence"):
         models.find_model("SampleForCausalLM")
     assert FAMILIES.rerankers["BertForSequenceClassification"] == "BertModel"
+
+
+def test_a_plug_in_builds_tensors_and_keys_from_those_of_its_files(plugged):
+    plugged(SAMPLE)
+    config = {"architectures": ["SampleForCausalLM"]}
+    weights = SimpleNamespace(names=set)
+    assert isinstance(with_built(weights, config), FirstRows)
+    assert with_built(weights, config, gguf=True) is weights
+    assert models.fitted(config, {"lm_head.bias"})["biased"]
+    assert not models.fitted(config, set())["biased"]
 
 
 def test_no_name_is_declared_twice():
