@@ -46,7 +46,7 @@ __all__ = [
 ENTRY_POINTS = "cpuserve.models"
 
 
-def find_model(architecture: str) -> type[ModelDef] | None:
+def find_model(architecture: str) -> ModelDef | None:
     """Return the family of `architecture`: built-in, registered, or of a plug-in; else None.
 
     Raises ModelError if plug-ins claim the architecture but none of them can serve it.
@@ -81,7 +81,7 @@ def _claims() -> plugins.Claims:
     return plugins.claims(plugins.installed(ENTRY_POINTS), FAMILIES.builtin)
 
 
-def _add(name: str, family: ModelFamily | Whole | type[ModelDef]) -> None:
+def _add(name: str, family: ModelFamily | Whole | ModelDef) -> None:
     if not isinstance(family, ModelFamily | Whole):
         MODELS.register(name)(family)
         return
@@ -261,7 +261,7 @@ def build_program(spec: ModelSpec) -> Program:
     return builder.finish()
 
 
-def _family(architecture: str) -> type[ModelDef]:
+def _family(architecture: str) -> ModelDef:
     found = find_model(architecture)
     if found is None:
         raise unknown(architecture)

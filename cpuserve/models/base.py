@@ -36,6 +36,6 @@ class ModelDef(Protocol):
         """Append the operations of a model with hyperparameters `s` to its builder `b`."""
 
 
-MODELS: Registry[type[ModelDef]] = Registry(
+MODELS: Registry[ModelDef] = Registry(
     "model architecture", {name: family.text for name, family in FAMILIES.texts.items()}
 )

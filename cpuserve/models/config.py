@@ -99,6 +99,13 @@ def read_ids(config: Mapping[str, Any], key: str, vocab: int) -> tuple[int, ...]
     return tuple(id_ for id_ in ids if id_ < vocab)
 
 
+def read_window(config: Mapping[str, Any], default: int) -> int:
+    """Return the keys in sliding_window; null means 0, no window."""
+    if "sliding_window" not in config:
+        return default
+    return read_int(config, "sliding_window", 0, low=0)
+
+
 def read_windows(
     config: Mapping[str, Any], window: int, default: Callable[[int], bool]
 ) -> tuple[int, ...]:
@@ -115,6 +122,27 @@ def read_windows(
     if config.get("sliding_window") == 0 and known[1] in kinds:
         refuse("sliding_window", 0, "above 0, because layers have a sliding window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the windows of a Qwen config as arguments of read_decoder.
+
+    The argument is `window` if all layers have the same window, else `extra["windows"]`;
+    {} without windows. Windows are used only if use_sliding_window is true,
+    in layers that layer_types marks as "sliding_attention";
+    without layer_types, in layers from max_window_layers on.
+    """
+    window = read_int(config, "sliding_window", 4096, low=0)
+    if (
+        not read_bool(config, "use_sliding_window", False)
+        or config.get("sliding_window", 1) is None
+    ):
+        return {}
+    first = read_int(config, "max_window_layers", 28, low=0)
+    windows = read_windows(config, window, default=lambda layer: layer >= first)
+    if len({*windows}) == 1:
+        return {"window": windows[0]}
+    return {"extra": {"windows": windows}}
 
 
 def read_kinds(

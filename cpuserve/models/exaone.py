@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.llama import Llama, finish_decoder
+from cpuserve.models.decoders import Llama
+from cpuserve.models.llama import finish_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder

@@ -1,12 +1,12 @@
-"""InternLM 2: Llama, with queries, keys and values by groups of heads; InternLM 3."""
+"""InternLM 2: Llama, with queries, keys and values by groups of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.config import read_bool, refuse
-from cpuserve.models.llama import Llama, finish_decoder, layer_rope, read_decoder
+from cpuserve.models.config import read_bool
+from cpuserve.models.llama import finish_decoder, layer_rope, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -38,26 +38,6 @@ class InternLm2:
             finish_decoder(b, s, h, embedding="model.tok_embeddings")
         else:
             b.logits(h, "output")
-
-
-class InternLm3(Llama):
-    """InternLM 3 8B: Llama with other keys. Source: transformers modeling_internlm3."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in an InternLM 3 config, in both spellings."""
-        spellings = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
-        given = {spellings.get(key, key): v for key, v in config.items() if v is not None}
-        biases = [read_bool(given, key, False) for key in ("attention_bias", "mlp_bias")]
-        if biases[0] != biases[1]:
-            refuse("mlp_bias", biases[1], f"{biases[0]}, as attention_bias")
-        defaults = {
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 32768,
-        }
-        return Llama.spec({**defaults, **given})
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -1,17 +1,12 @@
-"""Llama 2 and 3, SmolLM2, Mistral: pre-norm decoders with rotary positions and gated SiLU.
-
-EuroBERT and LlamaBidirectional are Llama as an encoder: all tokens see each other.
-"""
+"""What decoders share: the keys of Llama's config, and pre-norm layers with gated MLPs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import DECODER_HEAD
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -20,8 +15,6 @@ from cpuserve.models.config import (
     read_heads,
     read_ids,
     read_int,
-    read_windows,
-    refuse,
 )
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
@@ -49,133 +42,6 @@ GATED_ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-
-
-class Llama:
-    """Llama 2/3, and SmolLM2, which has the same layers. Source: transformers modeling_llama."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Llama config."""
-        attention_bias = read_bool(config, "attention_bias", False)
-        return read_decoder(
-            config,
-            positions=2048,
-            qkv_bias=attention_bias,
-            out_bias=attention_bias,
-            mlp_bias=read_bool(config, "mlp_bias", False),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        b.leave(DECODER_HEAD)
-        build_decoder(b, s)
-
-
-class Mistral:
-    """Mistral (dense): Llama without biases, with a sliding window. Source: modeling_mistral."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Mistral config.
-
-        A missing sliding_window is 4096, and null means that layers have no window.
-        """
-        window = 4096
-        if "sliding_window" in config:
-            window = read_int(config, "sliding_window", 0, low=0)
-        return read_decoder(config, positions=131072, window=window)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        b.leave(DECODER_HEAD)
-        build_decoder(b, s)
-
-
-class Ministral:
-    """Ministral 8B: Mistral, where some layers have a window. Source: modeling_ministral."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Ministral config.
-
-        Without layer_types, all layers have the window.
-        """
-        window = 4096
-        if "sliding_window" in config:
-            window = read_int(config, "sliding_window", 0, low=0)
-        windows = read_windows(config, window, default=lambda _layer: window > 0)
-        return read_decoder(config, positions=131072, extra={"windows": windows})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s)
-
-
-class IQuestCoder:
-    """IQuest-Coder V1 40B: Llama. Source: transformers modeling_iquestcoder."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in an IQuest-Coder config."""
-        for key in ("clip_qkv", "use_sliding_window"):
-            if config.get(key):
-                refuse(key, config[key], "absent: no released checkpoint has it")
-        defaults = {
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-        }
-        return Llama.spec({**defaults, **{k: v for k, v in config.items() if v is not None}})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s)
-
-
-class Cwm:
-    """CWM 32B: Llama 3, where three of four layers have a window. Source: modeling_cwm."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a CWM config."""
-        scaling = {
-            "rope_theta": 1e6,
-            "rope_type": "llama3",
-            "factor": 16.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-        keys = ("rope_parameters", "rope_scaling", "rope_theta")
-        ropes = {} if any(config.get(key) is not None for key in keys) else scaling
-        window = 8192
-        if "sliding_window" in config:
-            window = read_int(config, "sliding_window", 0, low=0)
-        return read_decoder(
-            {
-                "head_dim": 128,
-                "num_key_value_heads": 8,
-                "rms_norm_eps": 1e-5,
-                "bos_token_id": 128000,
-                "eos_token_id": [128001, 128008, 128009],
-                **config,
-                **({"rope_parameters": ropes} if ropes else {}),
-            },
-            positions=131072,
-            mlp_bias=read_bool(config, "mlp_bias", False),
-            extra={"windows": read_windows(config, window, lambda i: window > 0 and i % 4 > 0)},
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s)
 
 
 def read_decoder(
@@ -548,35 +414,3 @@ def finish_decoder(
     """
     tied_to = embedding if s.tied else None
     b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap, kept=kept)
-
-
-class EuroBert:
-    """EuroBERT: Llama as an encoder. Source: transformers modeling_eurobert."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a EuroBERT config."""
-        config = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, **config}
-        spec = Llama.spec(config)
-        return replace(spec, encoder=True, pooled=True)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        b.leave(("lm_head.weight",))
-        build_decoder(b, s)
-
-
-class LlamaBidirectional:
-    """Llama without a causal mask (llama-embed-nemotron, NV-EmbedQA). Source: modeling_llama."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Llama config."""
-        spec = Llama.spec(config)
-        return replace(spec, encoder=True, pooled=True)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        EuroBert.build(b, s)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.config import read_bool
+from cpuserve.models.config import read_bool, read_qwen_windows
 from cpuserve.models.llama import build_decoder, read_decoder
-from cpuserve.models.qwen import read_qwen_windows
 from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder

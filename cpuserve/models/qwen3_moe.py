@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.config import read_bool, read_int
+from cpuserve.models.config import read_bool, read_int, read_qwen_windows
 from cpuserve.models.experts import add_mixture, read_experts, read_sparse_step
 from cpuserve.models.llama import (
     build_decoder,
@@ -14,7 +14,6 @@ from cpuserve.models.llama import (
     qk_norm_attention,
     read_decoder,
 )
-from cpuserve.models.qwen import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId

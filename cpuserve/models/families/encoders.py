@@ -26,7 +26,7 @@ FAMILIES = (
         taggers=("DistilBertForTokenClassification",),
         masked=("DistilBertForMaskedLM",),
     ),
-    ModelFamily(("EuroBertModel",), "cpuserve.models.llama:EuroBert"),
+    ModelFamily(("EuroBertModel",), "cpuserve.models.decoders:EuroBert"),
     ModelFamily(
         ("GteModel", "NewModel"),
         "cpuserve.models.gte:Gte",
@@ -35,8 +35,8 @@ FAMILIES = (
     ),
     ModelFamily(("JinaBertModel", "JinaBertForMaskedLM"), "cpuserve.models.jina_v2:JinaV2"),
     ModelFamily(("JinaEmbeddingsV3Model",), "cpuserve.models.gte:JinaV3"),
-    ModelFamily(("JinaEmbeddingsV5Model",), "cpuserve.models.jina_v5:JinaV5"),
-    ModelFamily(("LlamaBidirectionalModel",), "cpuserve.models.llama:LlamaBidirectional"),
+    ModelFamily(("JinaEmbeddingsV5Model",), "cpuserve.models.decoders:JinaV5"),
+    ModelFamily(("LlamaBidirectionalModel",), "cpuserve.models.decoders:LlamaBidirectional"),
     ModelFamily(("ModernBertDecoderForCausalLM",), "cpuserve.models.modernbert:ModernBertDecoder"),
     ModelFamily(
         ("ModernBertModel",),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from cpuserve.models.family import ModelFamily, TextType, Whole, sizes
 
 FAMILIES = (
-    ModelFamily(("CwmForCausalLM",), "cpuserve.models.llama:Cwm"),
+    ModelFamily(("CwmForCausalLM",), "cpuserve.models.decoders:Cwm"),
     ModelFamily(
         ("IQuestCoderForCausalLM",),
-        "cpuserve.models.llama:IQuestCoder",
+        "cpuserve.models.decoders:IQuestCoder",
         saved_as=(("LlamaForCausalLM", "iquestcoder"),),
     ),
     ModelFamily(
@@ -23,7 +23,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("LlamaForCausalLM", "LLaMAForCausalLM", "TeleChat3ForCausalLM", "XverseForCausalLM"),
-        "cpuserve.models.llama:Llama",
+        "cpuserve.models.decoders:Llama",
         text_types={
             "llama": TextType(sizes(32000, 4096, 11008, 32, 32, 2048)),
             "paddleocr_vl_text": TextType(

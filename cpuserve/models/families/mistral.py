@@ -10,7 +10,7 @@ FAMILIES = (
         "cpuserve.models.ministral3:Ministral3",
         text_types={"ministral3": TextType()},
     ),
-    ModelFamily(("MinistralForCausalLM",), "cpuserve.models.llama:Ministral"),
+    ModelFamily(("MinistralForCausalLM",), "cpuserve.models.decoders:Ministral"),
     ModelFamily(
         ("Mistral4ForCausalLM",),
         "cpuserve.models.ministral3:Mistral4",
@@ -18,7 +18,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("MistralForCausalLM",),
-        "cpuserve.models.llama:Mistral",
+        "cpuserve.models.decoders:Mistral",
         text_types={
             "mistral": TextType(sizes(32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8))
         },

@@ -25,7 +25,7 @@ _NEMOTRON_GGUF = HeadNames(
 )
 
 FAMILIES = (
-    ModelFamily(("NemotronForCausalLM",), "cpuserve.models.nemotron:Nemotron"),
+    ModelFamily(("NemotronForCausalLM",), "cpuserve.models.decoders:Nemotron"),
     ModelFamily(
         ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
         "cpuserve.models.nemotron_h:NemotronH",

@@ -7,9 +7,9 @@ from cpuserve.models.family import ModelFamily, TextType, sizes
 FAMILIES = (
     ModelFamily(
         ("Phi3ForCausalLM",),
-        "cpuserve.models.phi3:Phi3",
+        "cpuserve.models.decoders:Phi3",
         text_types={"phi3": TextType(sizes(32064, 3072, 8192, 32, 32, 4096))},
     ),
-    ModelFamily(("PhiForCausalLM",), "cpuserve.models.phi:Phi"),
+    ModelFamily(("PhiForCausalLM",), "cpuserve.models.decoders:Phi"),
     ModelFamily(("PhimoeForCausalLM", "PhiMoEForCausalLM"), "cpuserve.models.mixtral:PhiMoe"),
 )

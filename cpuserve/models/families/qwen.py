@@ -26,7 +26,7 @@ _QWEN2_VL = TextType(
 FAMILIES = (
     ModelFamily(
         ("Qwen2ForCausalLM", "MiMoForCausalLM"),
-        "cpuserve.models.qwen:Qwen2",
+        "cpuserve.models.decoders:Qwen2",
         text_types={
             "qwen2": TextType(sizes(151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32)),
             "qwen2_5_omni_text": TextType(
@@ -92,7 +92,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("Qwen3ForCausalLM",),
-        "cpuserve.models.qwen:Qwen3",
+        "cpuserve.models.decoders:Qwen3",
         text_types={
             "qwen3": TextType(sizes(151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32)),
             "qwen3_vl_text": TextType(

@@ -7,7 +7,7 @@ import msgspec
 
 from cpuserve.config.engine import Decision, Resolved
 from cpuserve.config.options import EngineOptions
-from cpuserve.models.llama import Llama
+from cpuserve.models.decoders import Llama
 from cpuserve.platforms import Capabilities, Host, ModelFacts
 from cpuserve.platforms.cpu import CpuPlatform
 
