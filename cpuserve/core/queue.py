@@ -112,6 +112,15 @@ class WaitingQueue:
         level = self._levels.get(self._level_of(request))
         return level is not None and request in level
 
+    def held_back(self, most: int) -> Iterator[Request]:
+        """Yield the requests that the whole queue holds back (Wait.mark), in any order.
+
+        most: how many of a caller and a priority are yielded, the earliest ones.
+        """
+        for level in self._levels.values():
+            for own in level.of.values():
+                yield from islice((r for r in own if r.wait.mark is not None), most)
+
     def push(self, request: Request) -> None:
         """Insert `request` at its place."""
         self._levels.setdefault(self._level_of(request), _Level()).push(request)

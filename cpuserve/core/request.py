@@ -23,6 +23,23 @@ FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 NO_SLOT = SlotId(-1)
 
 
+@dataclass(slots=True)
+class Wait:
+    """The waits of one request, in seconds of each cause (base/waits.py, core/waits.py).
+
+    queued: before it first got a slot; their sum is Request.scheduled - Request.arrival.
+    held: after that, without a token of its prompt in a step.
+    cause, since: what holds back this request only, and since when; "" = nothing.
+    mark: the seconds of the queue's clock when the queue began to hold it back; None = it does not.
+    """
+
+    queued: dict[str, float] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+    cause: str = ""
+    since: float = 0.0
+    mark: dict[str, float] | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence. The KV cache holds the first `num_computed` of its `token_ids`.
@@ -56,6 +73,7 @@ class Request:
     pictures: the pictures of the prompt, in order.
     ready: whether the request may start:
       False while its grammar is being compiled (`Scheduler.make_ready`).
+    wait: what has held it back before its first token, for how long.
 
     A text with a grammar (params.structured_outputs) ends where the grammar allows no more text,
     even with ignore_eos.
@@ -99,6 +117,7 @@ class Request:
     sure: int = 0
     unsent: list[int] = field(default_factory=list)
     samples_slowly: bool = False
+    wait: Wait = field(default_factory=Wait)
     _jumps: bool = False
 
     def __post_init__(self) -> None:

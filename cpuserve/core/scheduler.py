@@ -45,6 +45,7 @@ from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, cand
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ParkedChunks, ResultProcessor
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
+from cpuserve.core.waits import QueueWaits
 from cpuserve.sampling.slot import SlotRequest
 
 # The engine takes no messages while it moves blocks from or to offload tiers. It stops moving after
@@ -117,6 +118,8 @@ class Scheduler:
         self.parked = ParkedChunks(max_num_batched_tokens)
         self._refused: list[Delta] = []
         self._num_unready = 0
+        self._waits = QueueWaits()
+        self._restoring: set[RequestId] = set()  # the next steps have to restore more blocks first
         # Whether bitmasks for the next step are not computed: requests with one are passed over.
         self.masks_late = False
         self.encodes = False
@@ -134,12 +137,17 @@ class Scheduler:
         self.callers.came(request)
         self.waiting.push(request)
         self._num_unready += not request.ready
+        now = time.monotonic()
+        self._waits.came(request, request.arrival if 0.0 < request.arrival < now else now)
+        if not request.ready:
+            self._waits.hold(request, "grammar", now)
 
     def make_ready(self, request: Request) -> None:
         """Let a waiting request start; it keeps its place in the queue."""
         assert not request.ready, f"request {request.id} is ready"
         request.ready = True
         self._num_unready -= 1
+        self._waits.came(request, time.monotonic())
 
     def end_with_the_grammar(self, request: Request) -> None:
         """Let a running request end before min_tokens, because its grammar allows no more text."""
@@ -183,6 +191,7 @@ class Scheduler:
         if self.waiting:
             slots = len(self._free_slots)
             prompts += candidates(self._startable, slots, self.kv, len(self.running))
+        begun = [request for request in prompts if not request.num_output]
         wanted = bool(self.pictures.wanted)
         self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
         prompts = [] if self.encodes else prompts
@@ -207,6 +216,8 @@ class Scheduler:
             self._marks.append(request.chain.mark)
         if self.pictures.merge:
             self.pictures.turn(self.batch_requests, self._batch)
+        if begun or self.waiting or self.pictures.blocked or self.masks_late:
+            self._note_waits(begun)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
@@ -217,6 +228,8 @@ class Scheduler:
         next_row, block_size, append = 0, self.kv.block_size, self._results.append
         for request, chunk in zip(requests, batch, strict=True):
             self.parked.forget(request.id)
+            if request.wait.cause:
+                self._waits.end(request, time.monotonic())
             first_row, next_row = next_row, next_row + len(chunk.rows)
             if chunk.num_drafts:
                 rows = results[first_row:next_row]
@@ -272,8 +285,10 @@ class Scheduler:
         """Keep these chunks, which wait for experts, for the next steps; return other results."""
         marks, first = self._marks, len(self._batch) - len(self._marks)
         batch, requests = self._take_batch()
+        now = time.monotonic()
         for i in numbers:
             self.parked.park(requests[i].id, batch[i])
+            self._waits.hold(requests[i], "experts", now)
             if i >= first:  # no other request may read its blocks before they are computed
                 self.kv.published.unpublish_since(requests[i].chain, marks[i - first])
         new = {b for i in numbers for b in self._blocks_from(requests[i], batch[i].start)}
@@ -467,6 +482,8 @@ class Scheduler:
         """Skip cached and offloaded tokens of `request`, and schedule some of the others."""
         self.blocks.catch_up(request)
         restored = self.blocks.restore(request, budget)
+        if restored == "some":
+            self._restoring.add(request.id)
         if restored == "all" or (restored == "lost" and self._start_again(request, budget)):
             self._schedule_chunk(request, budget)
 
@@ -531,7 +548,9 @@ class Scheduler:
             self._refused.append(Delta(request, [], "error", error=str(error)))
             return False
         request.slot = self._free_slots.pop()
-        request.scheduled = request.scheduled or time.monotonic()
+        now = time.monotonic()
+        self._waits.started(request, now)
+        request.scheduled = request.scheduled or now
         self.callers.started(request)
         insort(self.running, request, key=by_rank)
         return True
@@ -552,6 +571,52 @@ class Scheduler:
         self.num_preemptions += 1
         self.callers.preempted(request)
         self.waiting.push(request)
+        self._waits.came(request, time.monotonic())
+
+    # --- why requests wait --------------------------------------------------------------------
+
+    def _note_waits(self, begun: list[Request]) -> None:
+        """Note what holds back the requests that are not in this step, or only in the next ones.
+
+        begun: the requests without a first token that could have been in it.
+        """
+        now, num_rows = time.monotonic(), self.work.rows
+        cause = self._queue_cause()
+        late = "grammar" if self.masks_late else cause
+        self._waits.scheduled({False: cause, True: late}, now)
+        in_order = self._policy == "fcfs" and len(self.callers) < 2
+        self._waits.pass_over(self.waiting, now, in_order=in_order)
+        in_step = {request.id for request in self.batch_requests[num_rows:]}
+        blocked = self.pictures.blocked
+        begun = [*begun, *(self.requests[number] for number in blocked - in_step)]
+        if self.masks_late:
+            begun += [request for request in self.running if request.masked]
+        for request in begun:
+            if not request.is_running or request.num_output or request.id in self.parked.ids:
+                continue
+            if request.id in in_step:
+                self._waits.end(request, now)
+            elif self.encodes or request.id in blocked:
+                self._waits.hold(request, "media", now)
+            elif self.masks_late and request.masked:
+                self._waits.hold(request, "grammar", now)
+            else:
+                cause = "offload" if request.id in self._restoring else "prompts"
+                self._waits.hold(request, cause, now)
+        self._restoring.clear()
+
+    def _queue_cause(self) -> str:
+        """Return what holds back the waiting requests that are ready."""
+        if self.encodes:
+            return "media"
+        if not self._free_slots:
+            return "slots"
+        head = next(self._startable, None)
+        if head is None:
+            return "step"
+        kv = self.kv
+        free = kv.num_free - kv.num_groups * (len(self.running) + 1)
+        return "blocks" if kv.needs(len(head.token_ids)) > free else "prompts"
 
     # --- helpers of the methods above ---------------------------------------------------------
 

@@ -153,6 +153,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     wants: the indexes of pictures; the engine needs their patches (PicturePatches).
     drafts: how many draft tokens the step had; those that were right are in `tokens`.
       Such an output has nothing else.
+    queued, held: what the request waited for, in its first output: the seconds of each cause
+      (base/waits.py) before it got a slot, and after that.
     """
 
     id: int
@@ -171,6 +173,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     wants: list[int] = []
     unavailable: bool = False
     drafts: int = 0
+    queued: dict[str, float] = {}
+    held: dict[str, float] = {}
 
     @classmethod
     def of(cls, delta: Delta) -> Output:
@@ -183,6 +187,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
         if request.num_output == len(delta.tokens):
             output.scheduled = request.scheduled
             output.cached_tokens = request.cached_tokens
+            output.queued, output.held = dict(request.wait.queued), dict(request.wait.held)
         if delta.rows is not None:
             output.logprobs = [TokenLogprob.of(row) for row in delta.rows]
         if delta.prompt_rows is not None:

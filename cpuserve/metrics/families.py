@@ -82,7 +82,6 @@ HISTOGRAMS = (
         "Mean time between the output tokens of a request.",
     ),
     ("e2e_request_latency_seconds", "e2e", "From arrival to last token."),
-    ("request_queue_time_seconds", "queue", "From arrival to first step."),
     ("request_prefill_time_seconds", "prefill", "From first step to first token."),
     ("request_decode_time_seconds", "decode", "From first token to last token."),
     ("request_inference_time_seconds", "inference", "From first step to last token."),
@@ -96,6 +95,10 @@ HISTOGRAMS = (
     ("request_params_max_tokens", "params_max_tokens", "max_tokens of requests."),
     ("request_params_n", "params_n", "n of requests."),
     ("iteration_tokens_total", "iteration", "Tokens per engine step."),
+)
+QUEUE_TEXT = (
+    "From arrival to first step, once for each request; "
+    "the label `cause` says for what it waited longest."
 )
 
 
@@ -233,6 +236,12 @@ def _histograms(metrics: ServerMetrics) -> Iterable[Metric]:
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(metrics.labels))
         family.add_metric(list(metrics.labels.values()), _buckets(histogram), histogram.sum)
         yield family
+    names = [*metrics.labels, "cause"]
+    family = HistogramMetricFamily("vllm:request_queue_time_seconds", QUEUE_TEXT, labels=names)
+    for cause, histogram in metrics.queue.items():
+        labels = [*metrics.labels.values(), cause]
+        family.add_metric(labels, _buckets(histogram), histogram.sum)
+    yield family
 
 
 def _buckets(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from cpuserve.base.waits import main_cause
 from cpuserve.metrics.figures import CpuSample, ReplicaFigures, StepStats
 from cpuserve.metrics.histogram import (
     ITERATION_TOKENS,
@@ -37,6 +38,8 @@ class Sequence:
     """The times and counts of one sequence; created by ServerMetrics.start.
 
     arrival, first, last, scheduled, ended: time.monotonic(), 0.0 = not yet.
+    queued, held: the seconds of each cause for which it waited before its first step, and after
+      that without a token of its prompt in a step (base/waits.py).
     reason: why the sequence ended.
     of: labels that name its HTTP request; None outside of a request.
     """
@@ -51,6 +54,8 @@ class Sequence:
     first: float = 0.0
     last: float = 0.0
     scheduled: float = 0.0
+    queued: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
     ended: float = 0.0
     reason: str = ""
     tokens: int = 0
@@ -116,7 +121,8 @@ class ServerMetrics:
         self.itl = BucketHistogram(TOKEN_S)
         self.per_token = BucketHistogram(TOKEN_S)
         self.e2e = BucketHistogram(REQUEST_S)
-        self.queue = BucketHistogram(REQUEST_S)
+        # By the cause of the longest part of each wait; a request is counted once.
+        self.queue = {"step": BucketHistogram(REQUEST_S)}
         self.prefill = BucketHistogram(REQUEST_S)
         self.decode = BucketHistogram(REQUEST_S)
         self.inference = BucketHistogram(REQUEST_S)
@@ -142,16 +148,23 @@ class ServerMetrics:
         return [*self._ended, *self._active.values()]
 
     def on_tokens(
-        self, sequence: Sequence, tokens: int, cached_tokens: int, scheduled: float
+        self,
+        sequence: Sequence,
+        tokens: int,
+        cached_tokens: int,
+        scheduled: float,
+        waits: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {}),
     ) -> None:
         """Record an output of the engine with `tokens` new tokens.
 
-        `scheduled` is the time (time.monotonic) when the sequence first ran, 0.0 if it is unknown.
+        scheduled: the time (time.monotonic) when the sequence first ran, 0.0 if it is unknown.
+        waits: Sequence.queued and Sequence.held.
         """
         now = time.monotonic()
         if sequence.first == 0.0:
             sequence.first = now
             sequence.scheduled = scheduled or sequence.arrival
+            sequence.queued, sequence.held = waits
             self.ttft.observe(now - sequence.arrival, sequence.of, now)
             self.prompt_tokens += sequence.prompt_tokens
             self.cached_tokens += cached_tokens
@@ -194,7 +207,7 @@ class ServerMetrics:
         if sequence.first:
             last = sequence.last or sequence.first
             observed += [
-                (self.queue, max(0.0, sequence.scheduled - sequence.arrival)),
+                (self._queue_of(sequence), max(0.0, sequence.scheduled - sequence.arrival)),
                 (self.prefill, sequence.first - sequence.scheduled),
                 (self.decode, last - sequence.first),
                 (self.inference, last - sequence.scheduled),
@@ -204,6 +217,9 @@ class ServerMetrics:
                 observed.append((self.per_token, per_token))
         for histogram, value in observed:
             histogram.observe(value, sequence.of, now)
+
+    def _queue_of(self, sequence: Sequence) -> BucketHistogram:
+        return self.queue.setdefault(main_cause(sequence.queued), BucketHistogram(REQUEST_S))
 
     def _count_caller(self, sequence: Sequence) -> None:
         known = sequence.caller in self.callers or len(self.callers) < MAX_CALLERS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +20,7 @@ from weakref import WeakKeyDictionary
 from cpuserve.base.errors import ServiceUnavailable, TooManyRequests
 from cpuserve.core.places import CallerPlaces
 from cpuserve.core.turns import CallerTurns
-from cpuserve.serving.work import CURRENT_WORK
+from cpuserve.serving.work import CURRENT_WORK, note_wait, waiting_for
 from cpuserve.tokenizer.rendering.client import RENDERER
 from cpuserve.tokenizer.unlocked import LONG_CHARS
 
@@ -63,8 +64,13 @@ class TurnThreads:
           TooManyRequests: as much work of this caller waits as may wait.
         """
         future: Future[T] = Future()
-        context, caller = copy_context(), WORKS_FOR.get()
-        job = future, lambda: context.run(work)
+        context, caller, begin = copy_context(), WORKS_FOR.get(), time.monotonic()
+
+        def begin_work() -> T:
+            note_wait("thread", begin)
+            return work()
+
+        job = future, lambda: context.run(begin_work)
         with self._lock:
             self._check_waiting(caller)
             self._places.put(caller, job, float(size))
@@ -175,7 +181,8 @@ class _LoopTurns:
             return
         mine = self._make_future()
         self._turns.put(WORKS_FOR.get(), mine, size)
-        await mine
+        with waiting_for("loop"):
+            await mine
 
     def _go_on(self) -> None:
         while self._turns:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.log import get_logger
+from cpuserve.base.waits import Intervals
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 log = get_logger("serve")
 
@@ -20,9 +23,12 @@ class RequestWork:
     A response begins the work and ends it, unless a task continues it: then the response has only
     borrowed it, and its client may leave. Threads that still run for the work delay its end,
     because their memory must stay reserved.
+
+    waits: what held it back before it reached the engine.
     """
 
     def __init__(self) -> None:
+        self.waits = Intervals()
         self._held: list[Callable[[], object]] = []
         self._has_response = True
         self._users = 1
@@ -66,3 +72,19 @@ class RequestWork:
 
 # The work that the current task runs for; None = no request.
 CURRENT_WORK: ContextVar[RequestWork | None] = ContextVar("current_work", default=None)
+
+
+def note_wait(cause: str, begin: float) -> None:
+    """Note that the current request has waited since `begin` (time.monotonic()), until now."""
+    if (work := CURRENT_WORK.get()) is not None:
+        work.waits.add(cause, begin, time.monotonic())
+
+
+@contextmanager
+def waiting_for(cause: str) -> Iterator[None]:
+    """Note that the current request waits in this block; for the causes see base/waits.py."""
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        note_wait(cause, begin)

@@ -20,6 +20,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": reports.metrics},
     "doctor.md": {"report": reports.report},
     "models.md": {"models": listings.page},
+    "guides/tuning.md": {"waits": reports.waits},
 }
 
 

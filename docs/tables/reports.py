@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.status.router import AdapterMetrics, store_families, task_families
+from cpuserve.base.waits import CAUSES
 from cpuserve.cli.doctor import DoctorReport
 from cpuserve.cli.listings import markdown
 from cpuserve.engine.client import ReplicaStatus
@@ -54,6 +55,26 @@ def metrics() -> str:
     for family in sorted(families, key=lambda family: family.name):
         suffix = "_total" if family.type == "counter" else ""
         rows.append([f"`{family.name}{suffix}`", family.type, family.documentation])
+    return "\n".join(markdown(rows))
+
+
+# What to do about a wait, if there is anything to do.
+_REMEDIES = {
+    "body": "fewer large bodies at a time",
+    "model": "memory for all models of `--also-serve`, a longer `--keep-alive`",
+    "grammar": "equal schemas in equal words: a compiled grammar is kept",
+    "slots": "more `--max-num-seqs`, if the KV cache is not full",
+    "blocks": "`--kv-cache-memory`, `--kv-cache-dtype int8`",
+    "prompts": "a higher `--itl-target-ms`; equal beginnings of prompts",
+    "media": "smaller pictures; pictures that were sent before are not encoded again",
+    "experts": "more memory for experts (`--weights-on-disk`)",
+}
+
+
+def waits() -> str:
+    """Return a Markdown table of the causes of a wait."""
+    rows = [["cause", "what held the request back", "what helps"]]
+    rows += [[f"`{cause}`", text, _REMEDIES.get(cause, "")] for cause, text in CAUSES.items()]
     return "\n".join(markdown(rows))
 
 

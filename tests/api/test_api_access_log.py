@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import re
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.records import Records
 from cpuserve.api.http.server import make_server
 from cpuserve.base.log import Limited, OneLine
+from cpuserve.base.waits import CAUSES
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
 from tests.api.fakes import Api
@@ -79,6 +81,8 @@ def test_a_response_is_one_line_with_its_tokens(written, path):
     assert (told["route"], told["status"], told["outcome"]) == (path, 200, "200")
     assert (told["prompt_tokens"], told["completion_tokens"]) == tokens_of(path, answer.json())
     assert 0 <= told["queue_s"] <= told["first_token_s"] <= told["total_s"]
+    assert told["wait_s"] == pytest.approx(sum(told["waits"].values()))
+    assert set(told["waits"]) <= set(CAUSES)
     assert told["end"] in (["stop"], ["length"])
     assert told["model"] == "tiny"
     assert told["id"] == answer.headers["x-request-id"]
@@ -90,6 +94,35 @@ def test_a_stream_is_one_line(written, path):
     assert Api(records=Records(AccessLog("all"))).post(path, **body).status_code == 200
     (line,) = written()
     assert int(read(line)["done"]) > 0
+
+
+def after_waits(engine, number, prompt, params):
+    """Yield a token that waited for others and for a picture, as the scheduler says it."""
+    scheduled = time.monotonic() + 3.0
+    queued, held = {"slots": 2.0, "share": 0.5}, {"media": 1.25}
+    yield Output(number, [5], "length", scheduled=scheduled, queued=queued, held=held)
+
+
+def test_a_line_and_timings_say_for_what_a_request_waited(written):
+    told, text = {}, ""
+    for as_json in (True, False):
+        api = Api(after_waits, records=Records(AccessLog("all", as_json=as_json)))
+        body = api.complete(max_tokens=1, timings_per_token=True).json()
+        (line,) = written()
+        told, text = (json.loads(line), text) if as_json else (told, line)
+    waits = told["waits"]
+    assert {name: waits[name] for name in ("slots", "share", "media")} == {
+        "slots": 2.0, "share": 0.5, "media": 1.25,
+    }  # fmt: skip
+    engine = sum(waits[name] for name in ("step", "slots", "share"))
+    assert engine == pytest.approx(told["queue_s"]), "the rest is the way to the engine"
+    assert told["wait_s"] == pytest.approx(sum(waits.values()))
+    assert list(waits) == [name for name in CAUSES if name in waits]
+    found = read(text)["waits"].split(" + ")
+    assert found[0] == "slots 2.000 s"
+    assert {"share 0.500 s", "media 1.250 s"} <= set(found)
+    timed = body["timings"]["waits_ms"]
+    assert (timed["slots"], timed["share"], timed["media"]) == (2000.0, 500.0, 1250.0)
 
 
 def in_pairs(engine, number, prompt, params):

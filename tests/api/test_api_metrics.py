@@ -246,9 +246,26 @@ def test_times_are_split_at_schedule_and_first_token(monkeypatch):
         "ttft": 3.0, "itl": 2.0, "per_token": 1.0, "e2e": 5.0, "queue": 1.0, "prefill": 2.0,
         "decode": 2.0, "inference": 4.0, "request_prompt": 7.0, "request_generation": 3.0,
     }  # fmt: skip
-    assert {name: getattr(metrics, name).sum for name in sums} == sums
+    queue = metrics.queue["step"]
+    assert {n: (queue if n == "queue" else getattr(metrics, n)).sum for n in sums} == sums
     assert metrics.cached_tokens == 4
     assert metrics.prompt_tokens == 7
+
+
+def test_a_time_in_the_queue_is_counted_once_by_its_main_cause():
+    metrics = ServerMetrics(model_name="m", max_model_len=100, stats=Stats)
+    for waits in ({"slots": 2.0, "share": 0.5}, {"share": 1.0, "step": 0.1}, {"share": 3.0}, {}):
+        sequence = metrics.start(7, 3, 1)
+        scheduled = sequence.arrival + sum(waits.values())
+        metrics.on_tokens(sequence, 1, 0, scheduled, (waits, {"media": 9.0}))
+        metrics.finish(sequence, "stop")
+    (family,) = (
+        f for f in server_families(metrics) if f.name.endswith("request_queue_time_seconds")
+    )
+    counts = {s.labels["cause"]: s.value for s in family.samples if s.name.endswith("_count")}
+    assert counts == {"step": 1, "slots": 1, "share": 2}
+    sums = {s.labels["cause"]: s.value for s in family.samples if s.name.endswith("_sum")}
+    assert sums == {"step": 0.0, "slots": pytest.approx(2.5), "share": pytest.approx(4.1)}
 
 
 def test_steps_are_counted_by_what_they_added():

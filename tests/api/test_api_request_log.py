@@ -38,7 +38,7 @@ LINE = re.compile(
     r"(?P<method>\w+) (?P<path>\S+)( model (?P<model>'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"))?: "
     r"(?P<outcome>[^,]+)(, (?P<prompt>\d+) \+ (?P<done>\d+) tokens)?, \d+\.\d{3} s"
     r"( \((cached \d+, )?(thought \d+, )?(accepted (?P<accepted>\d+), )?"
-    r"(queue \d+\.\d{3} s, first token \d+\.\d{3} s, )?"
+    r"(queue \d+\.\d{3} s, (waited for (?P<waits>[^,]+), )?first token \d+\.\d{3} s, )?"
     r"end (?P<end>[a-z_ ]+)(, adapter '[^']*')?\))?"
 )
 

@@ -22,7 +22,9 @@ from cpuserve.api.http import traces
 from cpuserve.api.http.records import Records, check_protocol, endpoint_of, records_of, with_path
 from cpuserve.api.http.traces import Collector, Traces
 from cpuserve.base.errors import ConfigError
+from cpuserve.base.waits import CAUSES
 from cpuserve.config.server import ServerOptions
+from cpuserve.engine.ipc import Output
 from cpuserve.serving.callers.caller import Caller
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post
@@ -114,6 +116,18 @@ def attributes(span):
         value = getattr(each.value, kind)
         found[each.key] = [v.string_value for v in value.values] if kind == "array_value" else value
     return found
+
+
+def test_a_span_says_for_what_its_request_waited(collector):
+    def engine(_, number, prompt, params):
+        yield Output(number, [5], "length", queued={"slots": 2.0}, held={"media": 0.5})
+
+    with traced(collector) as records:
+        assert Api(engine, records=records).complete(max_tokens=1).status_code == 200
+    (root,) = collector.roots
+    waits = {n: v for n, v in attributes(root).items() if n.startswith("cpuserve.wait.")}
+    assert (waits["cpuserve.wait.slots"], waits["cpuserve.wait.media"]) == (2.0, 0.5)
+    assert {name.removeprefix("cpuserve.wait.") for name in waits} <= set(CAUSES)
 
 
 def children_of(collector, root):

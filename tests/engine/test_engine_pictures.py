@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from array import array
 
 import msgspec
@@ -71,6 +72,19 @@ def test_a_picture_is_encoded_before_its_placeholders_run():
     assert (core.stats.picture_queries, core.stats.picture_hits) == (1, 0)
     assert core.stats.encode_s > 0
     assert core.kv.num_free == core.kv.num_blocks
+
+
+def test_a_prompt_waits_for_its_picture_and_says_so():
+    core, _ = make(FakeTower(rows_a_slice=1))
+    ids, pictures = prompt_with(1, 2, 3, (5, 10), 4, 5)
+    add(core, 0, ids, pictures)
+    began = time.monotonic()
+    outputs = run(core)[0]
+    (first,) = [output for output in outputs if output.scheduled]
+    assert set(first.held) == {"media"}
+    assert 0 < first.held["media"] < time.monotonic() - began
+    assert set(first.queued) == {"step"}
+    assert not any(output.held for output in outputs if output is not first)
 
 
 @pytest.mark.parametrize(

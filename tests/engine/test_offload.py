@@ -261,7 +261,7 @@ def test_restoring_beside_a_stream_takes_several_steps(monkeypatch):
     slow_moves(core, 0.01, monkeypatch)
     restored = []
     core.scheduler.cost.restore_s["swap"] = 0.01
-    tokens = {900: [], 901: []}
+    tokens, held = {900: [], 901: []}, {}
     for number, prompt in ((900, [5, 6, 7]), (901, long)):
         sampling = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
         core.handle(AddRequest(number, array("i", prompt).tobytes(), sampling, 0.0))
@@ -271,10 +271,12 @@ def test_restoring_beside_a_stream_takes_several_steps(monkeypatch):
         before = core.kv.offload.num_restored
         for output in core.step().outputs:
             tokens[output.id] += output.tokens
+            held[output.id] = output.held or held.get(output.id)
         restored.append(core.kv.offload.num_restored - before)
         assert core.check() == {"ok": True}
     assert sum(restored) == 29
     assert max(restored) < 29
+    assert held[901].get("offload"), held
     assert tokens[900] == reference([5, 6, 7], SamplingParams(), 1, 60)
     assert tokens[901] == reference(long, SamplingParams(), 1, 60)
 

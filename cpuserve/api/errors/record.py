@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import RequestError
+from cpuserve.base.waits import Intervals, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -44,6 +45,7 @@ class RequestRecord:
       0.0 = not yet, or there is none).
     parent: the span of the client; None = it sent none.
     ends_later: whether work goes on after the HTTP response, and calls `end` itself.
+    waits: what held it back before it reached the engine.
     at_end: functions that write about the request when it has ended.
     audited: writes the audit line of such work before its result can be read,
       and gets the result; None = there is no audit log.
@@ -60,6 +62,7 @@ class RequestRecord:
     read: float = 0.0
     parent: TraceParent | None = None
     ends_later: bool = False
+    waits: Intervals = field(default_factory=Intervals)
     at_end: list[Callable[[], None]] = field(default_factory=list)
     audited: Callable[[bytes], Awaitable[None]] | None = None
 
@@ -70,7 +73,9 @@ class RequestRecord:
 
     def ended(self, method: str, route: str, caller: str) -> EndedRequest:
         """Return the facts for the lines and the span, with one report for all of them."""
-        return EndedRequest(method, route, caller, None if self.report is None else self.report())
+        report = None if self.report is None else self.report()
+        waits = sum_of([self.waits.seconds(), {} if report is None else report.waits])
+        return EndedRequest(method, route, caller, report, waits)
 
     def end(self) -> None:
         """Call the functions in `at_end`, each of them once."""
@@ -103,12 +108,14 @@ class EndedRequest:
     caller: the name of its API key ("key-1" for the first one without a name), or the client's
       address.
     report: the tokens and times of its generation; None = it reached no model.
+    waits: the seconds of each cause for which it waited before its first token (base/waits.py).
     """
 
     method: str
     route: str
     caller: str
     report: GenerationReport | None
+    waits: Mapping[str, float] = field(default_factory=dict)
 
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:

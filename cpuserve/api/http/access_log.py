@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = get_logger("requests")
 
 _MAX_SHOWN = 100
+_SHOWN_WAIT_S = 0.1
 # Characters of a path that are shown as they are: not the space, which would end it in a line.
 _PATH_CHARS = "/{}:@!$&'()*+,;=~"
 # The first bytes of a TLS connection: a handshake record of version 3.x.
@@ -80,6 +81,7 @@ def _text(record: RequestRecord, ended: EndedRequest) -> str:
         details += [f"thought {found.usage.reasoning}"] if found.usage.reasoning else []
         details += [f"accepted {found.accepted}"] if found.accepted else []
         details += [] if found.queue_s is None else [f"queue {found.queue_s:.3f} s"]
+        details += _waits(ended)
         details += [] if found.first_s is None else [f"first token {found.first_s:.3f} s"]
         details += [f"end {' '.join(found.reasons)}"] if found.reasons else []
         details += [f"adapter {found.adapter[:_MAX_SHOWN]!r}"] if found.adapter else []
@@ -120,7 +122,15 @@ def facts_of(record: RequestRecord, ended: EndedRequest) -> dict[str, object]:
             "first_token_s": found.first_s and round(found.first_s, 6),
             "end": list(found.reasons),
         }
-    return line
+    waits = {cause: round(seconds, 6) for cause, seconds in ended.waits.items()}
+    return line | {"wait_s": round(sum(waits.values()), 6), "waits": waits}
+
+
+def _waits(ended: EndedRequest) -> list[str]:
+    """Return for what the request waited, the longest part first, but no short parts."""
+    parts = sorted(ended.waits.items(), key=lambda part: -part[1])
+    shown = [f"{cause} {seconds:.3f} s" for cause, seconds in parts if seconds >= _SHOWN_WAIT_S]
+    return [f"waited for {' + '.join(shown)}"] if shown else []
 
 
 def _limit(status: int) -> dict[str, object]:

@@ -255,6 +255,7 @@ class RequestIds:
         record.at_end.append(partial(self._log, scope, record))
         scope[WORK] = work = RequestWork()
         CURRENT_WORK.set(work)
+        record.waits = work.waits
         work.hold(record.end)
         try:
             await self._checked(scope, receive, send_with_id)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.serving.generation.generate import cache_miss
+from cpuserve.serving.generation.report import engine_waits
 
 if TYPE_CHECKING:
     from cpuserve.serving.generation.fan_out import SequenceRequest
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def timings_of(generation: Generation) -> dict[str, object]:
     """Return the member `timings` of a response that ends now, with the times of choice 0.
 
-    Time in the queue counts as prompt time. The member cache_miss explains why tokens
+    Time in the queue counts as prompt time; waits_ms says for what the choice waited in the engine.
+    The member cache_miss explains why tokens
     of an earlier prompt are computed again (RecentPrompt.miss).
     """
     usage, sequence = generation.usage(), generation.sequences[0]
@@ -43,7 +45,17 @@ def _timings(
         **_rates("prompt", prompt - cached, 1e3 * (begun - sequence.started)),
         **_rates("predicted", completion, 1e3 * (now - begun)),
         **({} if miss is None else {"cache_miss": miss}),
+        **_waits(sequence),
     }
+
+
+def _waits(sequence: SequenceRequest) -> dict[str, object]:
+    """Return the milliseconds of each cause of its wait, if it has run."""
+    meter = sequence.meter
+    if meter is None or not meter.first:
+        return {}
+    waits = engine_waits(meter)
+    return {"waits_ms": {cause: round(1e3 * seconds, 3) for cause, seconds in waits.items()}}
 
 
 def _drafts(drafts: int, accepted: int) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.errors.http_errors import ServerBusy
 from cpuserve.core.turns import CallerTurns
+from cpuserve.serving.work import waiting_for
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,7 +40,8 @@ class BodyBudget:
         entry = (size, granted)
         self._waiting.put(caller, entry, float(size))
         try:
-            await asyncio.wait((granted,), timeout=wait_s)
+            with waiting_for("body"):
+                await asyncio.wait((granted,), timeout=wait_s)
         except asyncio.CancelledError:
             self._withdraw(entry, caller)
             raise

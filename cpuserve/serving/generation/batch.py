@@ -237,8 +237,9 @@ class _Batch:
             self._send_patches(output.id, sequence.item.prompt, output.wants)
             return
         item, run = sequence.item, sequence.run
+        count, waits = len(output.tokens), (output.queued, output.held)
         self._metrics.on_tokens(
-            sequence.record, len(output.tokens), output.cached_tokens, output.scheduled
+            sequence.record, count, output.cached_tokens, output.scheduled, waits
         )
         if run.is_first:
             item.cached_tokens = max(item.cached_tokens, output.cached_tokens)

@@ -178,7 +178,7 @@ async def beam_events(
         for i, (sequence, beam) in enumerate(zip(sequences, beams, strict=False)):
             text = SequenceRun(context, sequence, tools)
             shown, count = text.push(_output(beam, context.bounds.eos_ids, params.logprobs))
-            metrics.on_tokens(meters[i], count, sequence.cached_tokens, run.scheduled)
+            metrics.on_tokens(meters[i], count, sequence.cached_tokens, run.scheduled, run.waits)
             sequence.count(count, text.num_reasoning)
             sequence.response_ids = text.response_ids
             reasons[i] = text.finish or "length"
@@ -211,12 +211,14 @@ class _Run:
     """The search for one prompt.
 
     scheduled: time.monotonic() when the engine first scheduled the prompt, 0.0 before.
+    waits: Output.queued and Output.held of the prompt.
     """
 
     def __init__(
         self, context: ModelContext, sequences: list[SequenceRequest], rules: BeamRules
     ) -> None:
         self.scheduled = 0.0
+        self.waits: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._context = context
         self._sequences = sequences
         first = sequences[0]
@@ -273,7 +275,7 @@ class _Run:
 
     def _begin(self, output: Output) -> None:
         """Count the sequences as running; called for the first output of the search."""
-        self.scheduled = output.scheduled
+        self.scheduled, self.waits = output.scheduled, (output.queued, output.held)
         for sequence in self._sequences:
             sequence.cached_tokens = output.cached_tokens
             start(self._context, sequence, output.cached_tokens)

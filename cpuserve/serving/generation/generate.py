@@ -480,7 +480,8 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                         sequence.cached_tokens = output.cached_tokens
                         if (why := cache_miss(sequence)) is not None:
                             metrics.on_cache_miss(str(why["reason"]))
-                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                    waits = output.queued, output.held
+                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled, waits)
                     sequence.count(count, run.num_reasoning, len(output.tokens), output.drafts)
                     if events := pace.push(events, ends=run.finish is not None):
                         yield events

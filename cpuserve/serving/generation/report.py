@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cpuserve.base.waits import sum_of
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpuserve.metrics.server import Sequence
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.calls.events import TokenUsage
     from cpuserve.serving.generation.generate import Generation
@@ -38,6 +43,8 @@ class GenerationReport:
     fingerprint: of the model's files and settings; "" = it was not computed.
     params: the sampling parameters of the first sequence.
     is_vector: whether it computes vectors, scores or labels instead of text.
+    waits: the seconds of each cause for which the first sequence that ran has waited in the engine
+      before its first token; `queue_s` of them before it ran (base/waits.py).
     """
 
     usage: TokenUsage
@@ -49,6 +56,7 @@ class GenerationReport:
     fingerprint: str
     params: SamplingParams
     is_vector: bool
+    waits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def queue_s(self) -> float | None:
@@ -68,13 +76,14 @@ def report_of(generation: Generation) -> GenerationReport:
     meters = [each.meter for each in generation.all_sequences if each.meter is not None]
     shown = [each.meter for each in generation.shown_sequences if each.meter is not None]
     ran = [meter for meter in meters if meter.first]
+    arrived = min((meter.arrival for meter in meters), default=None)
     return GenerationReport(
         generation.usage(),
         generation.context.model_names[0],
         generation.call.adapter,
         Times(
             generation.sequences[0].started,
-            min((meter.arrival for meter in meters), default=None),
+            arrived,
             min((meter.scheduled for meter in ran), default=None),
             min((meter.first for meter in ran), default=None),
             max((meter.last for meter in ran if meter.last), default=None),
@@ -86,4 +95,16 @@ def report_of(generation: Generation) -> GenerationReport:
         generation.context.files_fingerprint,
         generation.sequences[0].params,
         generation.call.embed,
+        engine_waits(min(ran, key=lambda meter: meter.scheduled), arrived) if ran else {},
     )
+
+
+def engine_waits(sequence: Sequence, arrived: float | None = None) -> dict[str, float]:
+    """Return the seconds of each cause for which a sequence that runs has waited in the engine.
+
+    The way to the engine is a part of the wait for a step.
+    arrived: when its wait began (time.monotonic()); None = when it was sent to the engine.
+    """
+    queued = sequence.scheduled - (sequence.arrival if arrived is None else arrived)
+    way = max(0.0, queued - sum(sequence.queued.values()))
+    return sum_of([{"step": way}, sequence.queued, sequence.held])

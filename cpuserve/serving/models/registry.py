@@ -20,6 +20,7 @@ from cpuserve.base.errors import (
 )
 from cpuserve.base.log import get_logger
 from cpuserve.serving.models.loaders import CreatedName, FirstLoader, Timers
+from cpuserve.serving.work import waiting_for
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
@@ -425,7 +426,8 @@ class ModelRegistry:
         loading = slot.loading
         try:
             # Other requests wait for the same load, even if this one's client disconnects.
-            return await asyncio.shield(loading)
+            with waiting_for("model"):
+                return await asyncio.shield(loading)
         except asyncio.CancelledError:
             if not loading.cancelled():
                 raise
