@@ -2,7 +2,7 @@
 
 Each dialect makes these messages from its own (`conversation.py` of its package).
 Parts that a model cannot read are replaced or refused in `serving/prompts/chat_prompt.py`,
-and `arrange.py` writes contents as the template accepts them.
+and `arranged` of `chat.py` writes contents as the template accepts them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MediaPart:
     noun: the kind of the part in words, such as "an image".
     where: the path of the part in the request's body.
     data: the content of the part, in base64.
-    url: a data: URL with the bytes, or another URL, which is never fetched.
+    url: a data: URL with the bytes, or another URL, which `media/sources.py` fetches if it may.
     file_id: the id of a file that the caller has stored, until its bytes are in `content`.
     content: the bytes, instead of `data` and `url`.
     media_type: the MIME type, such as "image/png"; "" = unknown.

@@ -2,7 +2,7 @@
 
 A template with .Messages is rendered once. A template with .Prompt and .Response is rendered
 for each turn of a conversation, and the last turn ends after .Response, as in Ollama.
-go_fields.py lists the fields that a template can read. Constructs that cannot be translated
+TOP and FIELDS are the fields that a template can read. Constructs that cannot be translated
 (printf, index, `with`, `define`, `block` and pipelines) raise an error with their name.
 """
 
@@ -78,7 +78,7 @@ class _Scope:
     """The meaning of identifiers at one position of the template.
 
     dot: the Jinja variable that "." refers to; "" outside of a range over a list.
-    kind: the type of the value of "." (see go_fields.py).
+    kind: the type of the value of "." (a key of FIELDS or LISTS, or "str").
     """
 
     dot: str = ""

@@ -3,7 +3,7 @@
 All values that fit the result of `convert` fit the client's schema. llguidance lacks not, if,
 dependentRequired, dependentSchemas, propertyNames, contains, uniqueItems, unevaluatedProperties,
 unevaluatedItems, $dynamicRef, unknown formats, a oneOf whose types overlap, and a number of members
-beside optional ones (tests/engine/test_grammar_direct_coder.py shows each of these facts).
+beside optional ones (tests/engine/test_grammar_library.py shows each of these facts).
 Keywords that it lacks are expressed by other keywords. This may exclude some valid values
 (comments say where), but never admits invalid values. Annotations are left out. A keyword
 that cannot be enforced is refused, and the error has its JSON pointer. Objects are closed: without
