@@ -12,17 +12,20 @@ from cpuserve.base.errors import ModelError
 from cpuserve.loader.guess_heads import guesses_of
 from cpuserve.loader.load import with_built
 from cpuserve.models.base import MODELS
+from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared
 from cpuserve.models.family import NEXTN, Guesses, ModelFamily, TextType, Whole
-from cpuserve.models.llama import Llama
 from cpuserve.models.stored_names import Built
 from cpuserve.models.text_parts import text_config
 from cpuserve.models.towers import TOWERS
 from cpuserve.quant.first_rows import FirstRows
 
 
-class Sample(Llama):
+class Sample:
     """A Llama with two rows in each bias, of which its Program reads the first."""
+
+    spec = staticmethod(Llama.spec)
+    build = staticmethod(Llama.build)
 
     @staticmethod
     def built(_config):

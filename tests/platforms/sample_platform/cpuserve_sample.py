@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -51,5 +52,4 @@ class SamplePlatform:
         return Resolved(config, (ours, *others))
 
 
-class SampleModel(Llama):
-    """A Llama under another name."""
+SampleModel = replace(Llama, about="A Llama under another name.")
