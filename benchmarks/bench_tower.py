@@ -41,10 +41,12 @@ GRID = (64, 64)  # rows and columns of patches of a picture for a tower of any s
 def measure(args, path, team, prepared):
     """Return the records of all rounds."""
     config, spec = prepared.resolved.config, prepared.spec
-    weights = quantize_online(
-        open_checkpoint(path).weights, config.quantize, spec.tower.names, config.tower_quantize
+    program, schemes = (
+        build_program(spec),
+        (config.quantize, spec.tower.names, config.tower_quantize),
     )
-    executor = NativeExecutor(config, build_program(spec), weights, team, tower=spec.tower)
+    weights = quantize_online(open_checkpoint(path).weights, program, *schemes)
+    executor = NativeExecutor(config, program, weights, team, tower=spec.tower)
     tower, side = executor.tower, spec.tower.side
     tile = (side, side) if side else GRID
     stream = np.random.default_rng(1)

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cpuserve.loader.load import open_checkpoint  # noqa: E402
+from cpuserve.models import build_program, spec_from_config  # noqa: E402
 from cpuserve.platforms.formats import scheme_for  # noqa: E402
 from cpuserve.quant import dequantize  # noqa: E402
 from cpuserve.quant.online import kind_of, quantize  # noqa: E402
@@ -126,6 +127,8 @@ def print_losses(base, schemes, files):
     checkpoint = open_checkpoint(base)
     texts = ids_of(base)
     model = llama(checkpoint.config)
+    program = build_program(spec_from_config(checkpoint.config))
+    uses = {need.name: need.use for need in program.weights}
     tokens = sum(len(ids) - 1 for ids in texts)
 
     @torch.inference_mode()
@@ -157,7 +160,7 @@ def print_losses(base, schemes, files):
     sizes = sum(np.prod(checkpoint.weights.get(n).shape) for n in checkpoint.weights.names())
     for scheme in schemes:
         exact = scheme_for(scheme, int(sizes))
-        show(exact, logprobs(named(checkpoint, lambda n, x, s=exact: packed(n, x, s))))
+        show(exact, logprobs(named(checkpoint, lambda n, x, s=exact: packed(n, x, s, uses))))
     for file in files:
         show(file.name, logprobs(named(open_checkpoint(file), lambda _, x: x)))
 
@@ -179,12 +182,12 @@ def in_bf16(_, x):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
-def packed(name, x, scheme):
+def packed(name, x, scheme, uses):
     """Return the fp32 values of a tensor after `scheme` has quantized it from bf16."""
     rows = in_bf16(name, x)
     if x.ndim < 2:
         return rows
-    return quantize(rows, kind_of(name, scheme)).values()
+    return quantize(rows, kind_of(name, uses.get(name, "linear"), scheme)).values()
 
 
 def llama(config):

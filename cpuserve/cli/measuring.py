@@ -70,8 +70,9 @@ def work_of(prepared: Prepared) -> Work:
     from cpuserve.runtime.native import lower
 
     config = prepared.resolved.config
-    weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
-    lowered = lower(config, build_program(replace(prepared.spec, adapters=None)), weights)
+    program = build_program(replace(prepared.spec, adapters=None))
+    stored = open_checkpoint(Path(prepared.facts.path)).weights
+    lowered = lower(config, program, quantize_online(stored, program, config.quantize))
     bytes_read, weights_used = lowered.read_bytes, lowered.linear_weights
     return Work(prepared.spec.vocab, bytes_read, weights_used, lowered.dot)
 
@@ -103,8 +104,9 @@ def picture_decisions(prepared: Prepared) -> list[Decision]:
     from cpuserve.runtime.tower import tower_config
 
     stored = open_checkpoint(Path(prepared.facts.path), config.mmproj).weights
-    weights = quantize_online(stored, config.quantize, tower.names, config.tower_quantize)
-    kind = lower(tower_config(config, tower), build_tower(tower), weights).dot
+    program = build_tower(tower)
+    weights = quantize_online(stored, program, config.quantize, tower.names, config.tower_quantize)
+    kind = lower(tower_config(config, tower), program, weights).dot
     rate = REACHED * _peak(probe, kind)
     got = f"{tower.layers} layers of {tower.width}, patches of {tower.patch} x {tower.patch} pixels"
     why = (

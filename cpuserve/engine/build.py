@@ -178,7 +178,7 @@ def _head_executor(
         msg = f"{config.model_path} has no head that guesses tokens any more"
         raise ModelError(msg)
     head, weights = found
-    weights = quantize_online(weights, config.quantize)
+    weights = quantize_online(weights, head.program, config.quantize)
     return head, NativeExecutor(config, head.program, weights, team)
 
 
@@ -207,7 +207,7 @@ def _assistant(
         weight_cache_bytes=0,
     )
     head, weights = open_assistant(Path(own.model_path), Path(config.model_path))
-    weights = quantize_online(weights, own.quantize)
+    weights = quantize_online(weights, head.program, own.quantize)
     assert isinstance(target, NativeExecutor)  # asks_for_head
     kv: dict[str, Any] = {"kv_owner": target.native, "kv_layers": draft.caches}
     executor = NativeExecutor(own, head.program, weights, team, **kv)
@@ -334,7 +334,9 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     tokenizer = Path(config.tokenizer_path)
     eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)
     names = tower.names if tower else ()
-    weights = quantize_online(checkpoint.weights, config.quantize, names, config.tower_quantize)
+    weights = quantize_online(
+        checkpoint.weights, program, config.quantize, names, config.tower_quantize
+    )
     adapted = None
     if config.adapters or config.adapter_slots:
         adapted = AdaptedModel(config, spec, program)

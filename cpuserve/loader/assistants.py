@@ -163,11 +163,11 @@ def _program(s: ModelSpec, target: ModelSpec) -> Program:
     from cpuserve.program.builder import Builder
 
     b, table = Builder(s), MODEL_TABLE.removesuffix(".weight")
-    sizes = {"vocab": target.vocab, "width": target.width}
-    hidden = b.embed(table, **sizes, scale=0.0)
+    vocab, width = target.vocab, target.width
+    hidden = b.embed(table, vocab=vocab, width=width, scale=0.0)
     b.add_media(hidden, column=0)
-    token = b.embed(table, **sizes, scale=target.embed_scale)
-    both = b.columns(token, target.width, more=hidden)
+    token = b.embed(table, vocab=vocab, width=width, scale=target.embed_scale)
+    both = b.columns(token, width, more=hidden)
     x = b.linear(both, "pre_projection", features=s.width)
     for heads in _heads(s, _kinds(s)):
         b.read_cache(*heads)

@@ -49,7 +49,6 @@ from cpuserve.quant.compress import (
     quantization_config,
 )
 from cpuserve.quant.dense import dense_weights, dequantize
-from cpuserve.quant.online import stays
 from cpuserve.quant.parts import PartWeights, transposed
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
     needs = [need for need in stored_needs(program.weights) if need.role == "matrix"]
     known = weights.names()  # without the matrices that are built from flat ones
     flat = [n.name for n in needs if ".experts." in n.name and n.name not in known]
-    stacks = [n.name for n in needs if len(n.shape) != 2 and not stays(n.name)]
+    stacks = [n.name for n in needs if len(n.shape) != 2 and n.use != "exact"]
     if stacks := sorted(flat + stacks):
         msg = (
             f"{source} stores the matrices of all experts as one tensor ({stacks[0]}), which "
@@ -267,7 +266,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
             "no shape of its own, would transpose them again; use --scheme int8 or int4"
         )
         raise ModelError(msg)
-    matrices = {need.name for need in needs if is_quantized(need.name)}
+    matrices = {need.name: need for need in needs if is_quantized(need)}
     items: list[_Item] = []
     for file in store.files:
         for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.offset):
@@ -282,7 +281,8 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
                 module = tensor.name[:-same] + each[len(name) - same :].removesuffix(".weight")
                 stored = weights.get(each)
                 stored = transposed(stored) if each in across else stored
-                items.append(_Matrix(file, module, stored, form_of(each, stored.shape[1], scheme)))
+                form = form_of(matrices[each], stored.shape[1], scheme)
+                items.append(_Matrix(file, module, stored, form))
     return items
 
 

@@ -73,4 +73,4 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -
     layers = cast("tuple[tuple[float, ...], ...]", s.extra["xielu"])
     u = b.linear(h, f"{at}.up_proj", features=s.intermediate)
     b.xielu(u, f"{at}.act_fn", layers[layer] if layers else ())
-    return b.linear(u, f"{at}.down_proj", features=s.width, add_to=to)
+    return b.linear(u, f"{at}.down_proj", features=s.width, add_to=to, use="down")

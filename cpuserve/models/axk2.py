@@ -75,7 +75,7 @@ class AxK2:
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
             out = _attention(b, s, f"{at}.self_attn", _gated_norm(b, s, x, f"{at}.input_layernorm"))
-            b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+            b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
             norm = f"{at}.post_attention_layernorm"
             if layer in dense:
                 gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, norm), s.intermediate, to=x)

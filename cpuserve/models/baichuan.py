@@ -70,7 +70,11 @@ def has_normed_head(config: Mapping[str, Any]) -> bool:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
     at, width = f"model.layers.{layer}.self_attn", s.q_heads * s.head_dim
-    names = [f"{at}.{part}_proj" for part in "qkv"] if s.extra["split"] else [f"{at}.W_pack"]
-    qkv = b.linear(h, names, features=[3 * width // len(names)] * len(names))
+    if s.extra["split"]:
+        qkv = b.linear(h, [f"{at}.{part}_proj" for part in "qkv"], features=width, use="qkv")
+    else:
+        qkv = b.linear(h, f"{at}.W_pack", features=3 * width)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
-    b.linear(b.attention(qkv, layer=layer, alibi=s.rope is None), f"{at}.o_proj", add_to=x)
+    b.linear(
+        b.attention(qkv, layer=layer, alibi=s.rope is None), f"{at}.o_proj", add_to=x, use="output"
+    )

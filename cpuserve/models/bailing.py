@@ -295,13 +295,15 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     at = f"model.layers.{layer}.attention"
     widths = [n * s.head_dim for n in (s.q_heads, s.kv_heads, s.kv_heads)]
     if s.extra.get("split"):  # GGUF files of Ling 1
-        qkv = b.linear(h, [f"{at}.{p}_proj" for p in "qkv"], features=widths, bias=s.qkv_bias)
+        qkv = b.linear(
+            h, [f"{at}.{p}_proj" for p in "qkv"], features=widths, bias=s.qkv_bias, use="qkv"
+        )
     else:
         qkv = b.linear(h, f"{at}.query_key_value", features=sum(widths), bias=s.qkv_bias)
     q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
     norms = (q_norm, k_norm) if s.extra["qk_norm"] else (None, None)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=norms[0], k_norm=norms[1])
-    b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x, use="output")
 
 
 def _routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -326,7 +328,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         b.gate(b.linear(h, f"{at}.g_proj", features=s.q_heads), to=out, heads=s.q_heads)
     else:
         out = _delta(b, s, at, h)
-    b.linear(out, f"{at}.dense", bias=s.out_bias and attends, add_to=x)
+    b.linear(out, f"{at}.dense", bias=s.out_bias and attends, add_to=x, use="output")
 
 
 def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
@@ -334,6 +336,7 @@ def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     sizes = cast("dict[str, int]", s.extra["delta"])
     heads, width = sizes["heads"], sizes["width"]
     wide = heads * width
-    qkvz = b.linear(h, [f"{at}.{part}_proj" for part in "qkvg"], features=[wide] * 4)
+    names = [f"{at}.{part}_proj" for part in "qkvg"]
+    qkvz = b.linear(h, names, features=[wide] * 4, use=("linear", "linear", "values", "linear"))
     gates = b.linear(h, [f"{at}.b_proj", f"{at}.f_proj"], features=[heads, wide])
     return gated_rows(b, s, at, qkvz, gates, bound=cast("float", s.extra["bound"]))

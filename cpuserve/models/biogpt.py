@@ -82,11 +82,11 @@ def _layers(b: Builder, s: ModelSpec, root: str, x: ValueId) -> ValueId:
         at = f"{root}.layers.{i}"
         h = b.layer_norm(x, f"{at}.self_attn_layer_norm")
         names = [f"{at}.self_attn.{n}_proj" for n in "qkv"]
-        qkv = b.linear(h, names, features=s.width, bias=True)
+        qkv = b.linear(h, names, features=s.width, bias=True, use="qkv")
         b.rope_store_kv(qkv, layer=i, rope=None)
         a = b.attention(qkv, layer=i)
         b.linear(a, f"{at}.self_attn.out_proj", bias=True, add_to=x)
         h, then = b.layer_norm(x, f"{at}.final_layer_norm"), cast("Then", s.activation)
         g = b.linear(h, f"{at}.fc1", features=s.intermediate, bias=True, then=then)
-        b.linear(g, f"{at}.fc2", bias=True, add_to=x)
+        b.linear(g, f"{at}.fc2", bias=True, add_to=x, use="down")
     return b.layer_norm(x, f"{root}.layer_norm")

@@ -40,7 +40,7 @@ class Ctrl:
             qkv = b.linear(h, names, features=s.width, bias=True)
             b.rope_store_kv(qkv, layer=i, rope=None)
             a = b.attention(qkv, layer=i)
-            b.linear(a, f"{at}.multi_head_attention.dense", bias=True, add_to=x)
+            b.linear(a, f"{at}.multi_head_attention.dense", bias=True, add_to=x, use="output")
             h = b.layer_norm(x, f"{at}.layernorm2", eps=1e-6)
             g = b.linear(h, f"{at}.ffn.0", features=s.intermediate, bias=True, then="relu")
             b.linear(g, f"{at}.ffn.2", bias=True, add_to=x)

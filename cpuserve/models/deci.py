@@ -49,10 +49,10 @@ class DeciLm:
                 h = b.rms_norm(x, f"{at}.input_layernorm")
                 parts = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
                 sizes = [s.q_heads * d, kv * d, kv * d]
-                qkv = b.linear(h, parts, features=sizes, bias=s.qkv_bias)
+                qkv = b.linear(h, parts, features=sizes, bias=s.qkv_bias, use="qkv")
                 b.rope_store_kv(qkv, layer=cache, rope=s.rope, heads=(kv, d))
                 a = b.attention(qkv, layer=cache)
-                b.linear(a, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+                b.linear(a, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
                 cache += 1
             if width:
                 h = b.rms_norm(x, f"{at}.post_attention_layernorm")

@@ -343,7 +343,7 @@ def _phi_layers(b: Builder, s: ModelSpec) -> None:
         b.linear(attend(b, s, i, h), f"{at}.self_attn.dense", bias=True, add_to=x)
         then = cast("Then", s.extra["activation"])
         g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-        b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)
+        b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x, use="down")
     h = b.layer_norm(x, "model.final_layernorm")
     b.logits(h, "lm_head", tied_to="model.embed_tokens" if s.tied else None, bias=True)
 
@@ -366,7 +366,7 @@ Phi = DecoderRow(
 def _starcoder2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     at, then = f"model.layers.{layer}.mlp", cast("Then", s.extra["activation"])
     g = b.linear(h, f"{at}.c_fc", features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.c_proj", bias=s.mlp_bias, add_to=x)
+    b.linear(g, f"{at}.c_proj", bias=s.mlp_bias, add_to=x, use="down")
 
 
 def _starcoder2(config: Config) -> dict[str, Any]:
@@ -484,7 +484,7 @@ def _bitnet_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: Value
     """Add the layer's attention of h to x."""
     at = f"model.layers.{layer}.self_attn"
     a = b.rms_norm(attend(b, s, layer, h), f"{at}.attn_sub_norm")
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _bitnet_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -493,7 +493,7 @@ def _bitnet_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
     then = cast("Then", s.extra["gate"])
     g = b.linear(h, f"{at}.gate_proj", features=s.intermediate, then=then)
     b.multiply(b.linear(h, f"{at}.up_proj", features=s.intermediate), to=g)
-    b.linear(b.rms_norm(g, f"{at}.ffn_sub_norm"), f"{at}.down_proj", add_to=x)
+    b.linear(b.rms_norm(g, f"{at}.ffn_sub_norm"), f"{at}.down_proj", add_to=x, use="down")
 
 
 def _bitnet_gate(config: Config) -> dict[str, Any]:

@@ -456,7 +456,9 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
         nonlocal selected
         given = selected if layer in shared else None
         out, selected = latent_and_selection(b, s, layer, h, given)
-        b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+        b.linear(
+            out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output"
+        )
 
     build_decoder(b, s, attention=attention, mlp=mlp)
 
@@ -464,7 +466,7 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
 def add_latent(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the latent attention of h to x."""
     out = latent_output(b, s, layer, h)
-    b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def latent_output(

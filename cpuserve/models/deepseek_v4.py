@@ -371,4 +371,6 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     shared = f"{at}.shared_experts"
     values = b.linear(h, [f"{shared}.w1", f"{shared}.w3"], features=s.intermediate)
     b.limit(values, limit)
-    return b.linear(b.activation(values, "silu_mul"), f"{shared}.w2", features=s.width, add_to=out)
+    return b.linear(
+        b.activation(values, "silu_mul"), f"{shared}.w2", features=s.width, add_to=out, use="down"
+    )

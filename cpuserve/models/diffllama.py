@@ -13,6 +13,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 
 class DiffLlama:
@@ -49,7 +50,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     b.add(less, to=out)
     b.part_norm(out, None, width=s.head_dim, parts=s.q_heads // 2)
     b.multiply_by(out, 1 - first)
-    b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _stored(b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId) -> ValueId:
@@ -60,9 +61,11 @@ def _stored(b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId) -> ValueI
     """
     d, half, count = s.head_dim // 2, s.kv_heads // 2, s.q_heads + s.kv_heads
     names = {f"{at}.q_proj": s.q_heads * d, f"{at}.k_proj": s.kv_heads * d}
+    uses: list[Use] = ["linear", "linear"]
     for head in range(half):
         names |= {rows(f"{at}.v_proj", i * d, d): d for i in (head, half + head)}
-    qkv = b.linear(h, list(names), features=list(names.values()), bias=s.qkv_bias)
+        uses += ["values", "values"]
+    qkv = b.linear(h, list(names), features=list(names.values()), bias=s.qkv_bias, use=uses)
     values = b.columns(qkv, s.kv_heads * d, column=count * d)
     qk = b.resize_heads(b.columns(qkv, count * d), heads=count, begin=0, to=2 * d)
     one = b.columns(qk, 2 * count * d, more=values)

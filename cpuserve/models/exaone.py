@@ -64,12 +64,12 @@ class Exaone:
             at = f"{layer}.attn.attention"
             h = b.rms_norm(x, f"{layer}.ln_1")
             parts = [f"{at}.{part}_proj" for part in "qkv"]
-            qkv = b.linear(h, parts, features=list(sizes), bias=s.qkv_bias)
+            qkv = b.linear(h, parts, features=list(sizes), bias=s.qkv_bias, use="qkv")
             b.rope_store_kv(qkv, layer=i, rope=s.rope)
             b.linear(b.attention(qkv, layer=i), f"{at}.out_proj", bias=s.out_bias, add_to=x)
             h = b.rms_norm(x, f"{layer}.ln_2")
             both = [f"{layer}.mlp.c_fc_{part}" for part in range(2)]
             then = cast("Then", f"{s.activation}_mul")
             g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
-            b.linear(g, f"{layer}.mlp.c_proj", bias=s.mlp_bias, add_to=x)
+            b.linear(g, f"{layer}.mlp.c_proj", bias=s.mlp_bias, add_to=x, use="down")
         finish_decoder(b, s, b.rms_norm(x, "transformer.ln_f"), embedding="transformer.wte")

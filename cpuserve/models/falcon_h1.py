@@ -13,6 +13,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,10 @@ class FalconH1:
             bias = cast("bool", s.extra["mamba_bias"])
             _add(b, s, mixed, f"{at}.mamba.out_proj", bias, factors.mamba, x)
             a = attend(b, s, i, h)
-            _add(b, s, a, f"{at}.self_attn.o_proj", s.out_bias, factors.attention, x)
+            _add(b, s, a, f"{at}.self_attn.o_proj", s.out_bias, factors.attention, x, "output")
             h = b.rms_norm(x, f"{at}.pre_ff_layernorm")
             g = _gated(b, s, f"{at}.feed_forward", h)
-            _add(b, s, g, f"{at}.feed_forward.down_proj", s.mlp_bias, factors.mlp, x)
+            _add(b, s, g, f"{at}.feed_forward.down_proj", s.mlp_bias, factors.mlp, x, "down")
         finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
 
 
@@ -141,13 +142,20 @@ def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 
 
 def _add(
-    b: Builder, s: ModelSpec, value: ValueId, name: str, bias: bool, factor: float, x: ValueId
+    b: Builder,
+    s: ModelSpec,
+    value: ValueId,
+    name: str,
+    bias: bool,
+    factor: float,
+    x: ValueId,
+    use: Use = "linear",
 ) -> None:
     """Add to x the product of a value and the matrix `name`, times a constant factor."""
     if not bias:
         b.multiply_by(value, factor)
-        b.linear(value, name, add_to=x)
+        b.linear(value, name, add_to=x, use=use)
         return
-    out = b.linear(value, name, features=s.width, bias=True)
+    out = b.linear(value, name, features=s.width, bias=True, use=use)
     b.multiply_by(out, factor)
     b.add(out, to=x)

@@ -191,7 +191,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     both = b.linear(h, [f"{at}.gate_proj", f"{at}.up_proj"], features=width)
     b.keep_top(both, width=width, deviations=deviations)
     g = b.activation(both, cast("Then", f"{s.activation}_mul"))
-    return b.linear(g, f"{at}.down_proj", features=s.width)
+    return b.linear(g, f"{at}.down_proj", features=s.width, use="down")
 
 
 def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:

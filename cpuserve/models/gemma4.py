@@ -187,7 +187,7 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
     pad = None if s.tower is None else cast("int", s.extra["pad"])
-    own = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad)
+    own = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers")
     b.add(own, to=inputs)
     return inputs
 
@@ -219,7 +219,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
         sizes += [kv_heads * d] * 2
     else:
         b.leave(f"{at}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
-    qkv = b.linear(h, names, features=sizes, bias=s.qkv_bias)
+    qkv = b.linear(h, names, features=sizes, bias=s.qkv_bias, use="qkv" if v in names else "linear")
     if own:
         b.part_norm(qkv, None, width=d, column=(s.q_heads + kv_heads) * d, parts=kv_heads)
     b.rope_store_kv(
@@ -232,7 +232,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
         stores=own,
     )
     a = b.attention(qkv, layer=cache, window=window, scale=s.attention_scale)
-    out = b.linear(a, o, features=s.width, bias=s.out_bias)
+    out = b.linear(a, o, features=s.width, bias=s.out_bias, use="output")
     b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
 
 

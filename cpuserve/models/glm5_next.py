@@ -141,14 +141,14 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         heads = cast("dict[str, int]", s.extra["delta"])["heads"]
         bound = cast("float", s.extra["bound"])
         out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
-        return b.linear(out, f"{at}.o_proj", features=s.width)
+        return b.linear(out, f"{at}.o_proj", features=s.width, use="output")
     indexer = cast("Indexer | None", s.extra.get("indexer"))
     if indexer is None:
         leave_indexer(b, at, (*LATENT_INDEXER, *POOLS))
     elif indexer["pool"] == 1:  # the weight of the only token of a pool is 1 with any gate
         leave_indexer(b, at, POOLS)
     out = latent_output(b, s, layer, h)
-    return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+    return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:

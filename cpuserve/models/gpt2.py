@@ -81,7 +81,7 @@ class Gpt2:
             wide = _matrix(s, f"{at}.mlp.c_fc", s.intermediate)
             then = cast("Then", s.activation)
             g = b.linear(h, wide, features=s.intermediate, bias=True, then=then)
-            b.linear(g, _matrix(s, f"{at}.mlp.c_proj", s.width), bias=True, add_to=x)
+            b.linear(g, _matrix(s, f"{at}.mlp.c_proj", s.width), bias=True, add_to=x, use="down")
         h = b.layer_norm(x, "transformer.ln_f")
         b.logits(h, "lm_head", tied_to="transformer.wte" if s.tied else None)
 
@@ -94,7 +94,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     b.rope_store_kv(qkv, layer=layer, rope=None)
     scale = s.head_dim**-0.5 if s.attention_scale is None else s.attention_scale
     a = b.attention(qkv, layer=layer, scale=scale / (layer + 1 if s.extra["by_layer"] else 1))
-    b.linear(a, _matrix(s, f"{at}.c_proj", s.width), bias=True, add_to=x)
+    b.linear(a, _matrix(s, f"{at}.c_proj", s.width), bias=True, add_to=x, use="down")
 
 
 def _matrix(s: ModelSpec, name: str, features: int) -> str:

@@ -64,7 +64,7 @@ class GptNeo:
             _attention(b, s, i, b.layer_norm(x, f"{at}.ln_1"), x)
             h, then = b.layer_norm(x, f"{at}.ln_2"), cast("Then", s.activation)
             g = b.linear(h, f"{at}.mlp.c_fc", features=s.intermediate, bias=True, then=then)
-            b.linear(g, f"{at}.mlp.c_proj", bias=True, add_to=x)
+            b.linear(g, f"{at}.mlp.c_proj", bias=True, add_to=x, use="down")
         h = b.layer_norm(x, "transformer.ln_f")
         b.logits(h, "lm_head", tied_to="transformer.wte" if s.tied else None)
 
@@ -95,7 +95,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     """Add the layer's attention of h to x."""
     at = f"transformer.h.{layer}.attn.attention"
     parts = {f"{at}.{part}_proj": s.width for part in "qkv"}
-    qkv = b.linear(h, list(parts), features=list(parts.values()))
+    qkv = b.linear(h, list(parts), features=list(parts.values()), use="qkv")
     b.rope_store_kv(qkv, layer=layer, rope=None)
     window = cast("tuple[int, ...]", s.extra["windows"])[layer]
     a = b.attention(qkv, layer=layer, window=window, scale=s.attention_scale)

@@ -14,6 +14,7 @@ from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 
 class GptNeoX:
@@ -103,11 +104,12 @@ def grouped_attention(
         norm_heads(b, s, qkv, (q,) * s.q_heads, (k,) * s.kv_heads, bias=True)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
     a = b.attention(qkv, layer=layer, alibi=alibi)
-    b.linear(a, f"{at}.dense", bias=s.out_bias, add_to=x)
+    use: Use = "linear" if head_norm else "output"
+    b.linear(a, f"{at}.dense", bias=s.out_bias, add_to=x, use=use)
 
 
 def plain_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
     """Add the MLP of h, which has no gate, to x."""
     then = cast("Then", s.extra["activation"])
     g = b.linear(h, f"{at}.dense_h_to_4h", features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.dense_4h_to_h", bias=s.mlp_bias, add_to=x)
+    b.linear(g, f"{at}.dense_4h_to_h", bias=s.mlp_bias, add_to=x, use="down")

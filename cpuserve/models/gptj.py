@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from cpuserve.models.config import read_choice, read_int, refuse
 from cpuserve.models.llama import read_decoder, unpaired
@@ -12,6 +12,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 SHARDS = 4  # CodeGen was trained on four devices, and its matrices have their parts in turn
 
@@ -115,6 +116,7 @@ def _attention(
 ) -> None:
     """Add the layer's attention of h to x."""
     at = f"transformer.h.{layer}.attn"
-    qkv = b.linear(h, list(parts), features=list(parts.values()))
+    use: Use | Literal["qkv"] = "qkv" if f"{at}.v_proj" in parts else "values"
+    qkv = b.linear(h, list(parts), features=list(parts.values()), use=use)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
     b.linear(b.attention(qkv, layer=layer), f"{at}.out_proj", add_to=x)

@@ -326,4 +326,4 @@ def _mlp(
         if split:
             both = [f"{at}.shared_mlp.{part}_proj" for part in ("gate", "up")]
         g = b.linear(h, both, features=shared, then=then)
-        b.linear(g, f"{at}.shared_mlp.output_linear", add_to=x)
+        b.linear(g, f"{at}.shared_mlp.output_linear", add_to=x, use="down")

@@ -63,16 +63,18 @@ class Gte:
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
             at = f"encoder.layer.{i}"
-            qkv = b.linear(x, f"{at}.attention.qkv_proj", features=3 * s.width, bias=True)
+            qkv = b.linear(
+                x, f"{at}.attention.qkv_proj", features=3 * s.width, bias=True, use="values"
+            )
             a = b.attend_both_sides(qkv, rope=s.rope)
-            b.linear(a, f"{at}.attention.o_proj", bias=True, add_to=x)
+            b.linear(a, f"{at}.attention.o_proj", bias=True, add_to=x, use="output")
             x = b.layer_norm(x, f"{at}.attn_ln")
             # The stored matrix has the rows of up, then the rows of the gate.
             both = [
                 rows(f"{at}.mlp.up_gate_proj", n * s.intermediate, s.intermediate) for n in (1, 0)
             ]
             g = b.linear(x, both, features=s.intermediate, then=cast("Then", s.activation))
-            b.linear(g, f"{at}.mlp.down_proj", bias=True, add_to=x)
+            b.linear(g, f"{at}.mlp.down_proj", bias=True, add_to=x, use="down")
             x = b.layer_norm(x, f"{at}.mlp_ln")
         leave_linears(b, "pooler.dense", "classifier", *(f"lm_head.{n}" for n in _HEAD))
         b.hidden(x)
@@ -121,7 +123,7 @@ class JinaV3:
             x = b.layer_norm(x, f"{at}.norm1")
             then = cast("Then", s.activation)
             g = b.linear(x, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-            b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)
+            b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x, use="down")
             x = b.layer_norm(x, f"{at}.norm2")
         leave_linears(b, "pooler.dense")
         b.hidden(x)

@@ -37,9 +37,9 @@ def head_norm_attention(
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
     heads = (s.q_heads, s.kv_heads, s.kv_heads)
     names = [f"{at}.{part}_proj" for part in "qkv"]
-    qkv = b.linear(h, names, features=[n * d for n in heads], bias=s.qkv_bias)
+    qkv = b.linear(h, names, features=[n * d for n in heads], bias=s.qkv_bias, use="qkv")
     norm_heads(b, s, qkv, q, k)
     if paired and s.rope is not None:
         b.rotate(qkv, heads=s.q_heads + s.kv_heads, rope=s.rope, paired=True)
     b.rope_store_kv(qkv, layer=layer, rope=None if paired else s.rope)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")

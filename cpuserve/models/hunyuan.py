@@ -105,12 +105,12 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     at = f"model.layers.{layer}.self_attn"
     heads = {"q_proj": s.q_heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
     names, features = [f"{at}.{name}" for name in heads], [n * s.head_dim for n in heads.values()]
-    qkv = b.linear(h, names, features=features, bias=s.qkv_bias)
+    qkv = b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
     assert s.rope is not None, "read_decoder sets it"
     b.rotate(qkv, heads=s.q_heads + s.kv_heads, rope=s.rope)
     q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
     b.rope_store_kv(qkv, layer=layer, rope=None, q_norm=q_norm, k_norm=k_norm)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

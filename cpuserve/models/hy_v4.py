@@ -138,7 +138,7 @@ def _attention(
     out = attend_latent(b, s, at, h, q, selected, sinks=sinks)
     values = s.q_heads * cast("int", s.extra["values"])
     b.gate(b.linear(h, f"{at}.linear_gate", features=values), to=out)
-    y = b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+    y = b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
     return y, selected
 
 

@@ -32,7 +32,7 @@ class InternLm2:
             h = b.rms_norm(x, f"{at}.ffn_norm")
             both = [f"{at}.feed_forward.w1", f"{at}.feed_forward.w3"]
             g = b.linear(h, both, features=s.intermediate, then="silu_mul")
-            b.linear(g, f"{at}.feed_forward.w2", add_to=x)
+            b.linear(g, f"{at}.feed_forward.w2", add_to=x, use="down")
         h = b.rms_norm(x, "model.norm")
         if s.tied:
             finish_decoder(b, s, h, embedding="model.tok_embeddings")

@@ -138,7 +138,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         at = f"model.layers.{layer}.self_attn"
         heads = cast("dict[str, int]", s.extra["delta"])["heads"]
         out = row_delta(b, s, at, h, rates=(1, 1, heads, 1))
-        b.linear(out, f"{at}.o_proj", add_to=x)
+        b.linear(out, f"{at}.o_proj", add_to=x, use="output")
 
 
 def row_delta(
@@ -152,7 +152,7 @@ def row_delta(
     sizes = cast("dict[str, int]", s.extra["delta"])
     heads, width = sizes["heads"], sizes["width"]
     wide = heads * width
-    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=[wide] * 3)
+    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=[wide] * 3, use="qkv")
     low = [b.linear(h, f"{at}.{n}_a_proj", features=width) for n in "gf"]
     z, decays = (
         b.linear(y, f"{at}.{n}_b_proj", features=wide) for n, y in zip("gf", low, strict=True)

@@ -108,7 +108,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     heads = cast("tuple[int, ...]", s.extra["heads"])[layer]
     counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
     names, features = [f"{at}.{name}" for name in counts], [n * d for n in counts.values()]
-    qkv = b.linear(h, names, features=features, bias=s.qkv_bias)
+    qkv = b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
     q_norm, k_norm = f"{at}.q_norm", f"{at}.k_norm"
     b.rope_store_kv(
         qkv, layer=layer, rope=layer_rope(s, layer), q_norm=q_norm, k_norm=k_norm, q_heads=heads
@@ -116,7 +116,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     a = b.attention(qkv, layer=layer, window=layer_window(s, layer), q_heads=heads)
     gates = b.linear(h, f"{at}.g_proj", features=heads * (1 if s.extra["gate_per_head"] else d))
     b.soft_gate(gates, to=a)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -132,7 +132,7 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
     """Add attention of h to x. layer: the number of this layer among the attention layers."""
     d = s.head_dim
     features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
-    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features)
+    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features, use="qkv")
     q_norm, k_norm = (f"{at}.{n}_layernorm" for n in "qk")
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=q_norm, k_norm=k_norm)
     b.linear(b.attention(qkv, layer=layer), f"{at}.out_proj", add_to=x)
@@ -157,7 +157,7 @@ def lfm_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None
     """Return the layer's gated MLP of h; if `to` is not None, add it to `to` and return `to`."""
     at = f"model.layers.{layer}.feed_forward"
     g = b.linear(h, [f"{at}.w1", f"{at}.w3"], features=s.intermediate, then="silu_mul")
-    return b.linear(g, f"{at}.w2", features=s.width, add_to=to)
+    return b.linear(g, f"{at}.w2", features=s.width, add_to=to, use="down")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -273,4 +273,4 @@ def _gated_attention(
     a = attend(b, s, layer, h, qk_norm=True, cache=cache)
     if s.extra["gated"]:
         b.gate(b.linear(h, f"{at}.gate_proj", features=s.q_heads), to=a, heads=s.q_heads)
-    return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, add_to=to)
+    return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, add_to=to, use="output")

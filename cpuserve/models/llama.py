@@ -152,7 +152,7 @@ def gated_mlp(
         g = b.activation(values, then)
     else:
         g = b.linear(h, both, features=features, bias=s.mlp_bias, then=then)
-    return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to)
+    return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to, use="down")
 
 
 def before_silu(limit: float) -> float:
@@ -186,7 +186,7 @@ def plain_mlp(
 def squared_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, x: ValueId) -> None:
     """Add down(relu(up(h)) ** 2) to x, with the matrices below the name `at`."""
     u = b.linear(h, f"{at}.up_proj", features=features, bias=s.mlp_bias, then="relu2")
-    b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x)
+    b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x, use="down")
 
 
 def unpaired(
@@ -264,7 +264,7 @@ def attend(
         q, k, v = heads
         rotated = [unpaired(name, heads[name], d, rope.rotary) for name in (q, k)]
         parts = {**rotated[0], **rotated[1], v: parts[v]}
-    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
     if wide_norm:
         b.part_norm(qkv, f"{at}.q_norm", width=s.q_heads * d)
         b.part_norm(qkv, f"{at}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
@@ -315,7 +315,7 @@ def self_attention(
         sinks=sinks,
         cache=cache,
     )
-    b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 qk_norm_attention = partial(self_attention, qk_norm=True)
@@ -389,7 +389,14 @@ def build_sandwich(
         h = x if before is None else norm(b, x, f"{layer}.{before}")
         a = attention(b, s, i, h)
         to = x if after is None else None
-        o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias, add_to=to)
+        o = b.linear(
+            a,
+            f"{layer}.self_attn.o_proj",
+            features=s.width,
+            bias=s.out_bias,
+            add_to=to,
+            use="output",
+        )
         if after is not None:
             b.add(norm(b, o, f"{layer}.{after}"), to=x)
         h = x if before_mlp is None else norm(b, x, f"{layer}.{before_mlp}")

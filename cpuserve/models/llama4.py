@@ -115,7 +115,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     parts = {name: n * d for name, n in heads.items()}
     if rope is not None:
         parts = _unpaired(heads, d, rope)
-    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
     if rope is not None and s.extra["qk_norm"]:
         b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
     scale = cast("tuple[float, int] | None", s.extra["query_scale"])
@@ -124,7 +124,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     b.rope_store_kv(qkv, layer=layer, rope=rope)
     window = layer_window(s, layer)
     a = b.attention(qkv, layer=layer, window=window, sections=window > 0)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _unpaired(heads: Mapping[str, int], head_dim: int, rope: Rope) -> dict[str, int]:

@@ -73,7 +73,7 @@ class LongcatFlash:
             for i in range(2):
                 h = b.rms_norm(x, f"{at}.input_layernorm.{i}")
                 out = latent_output(b, s, layer, h, at=f"{at}.self_attn.{i}")
-                b.linear(out, f"{at}.self_attn.{i}.o_proj", bias=s.out_bias, add_to=x)
+                b.linear(out, f"{at}.self_attn.{i}.o_proj", bias=s.out_bias, add_to=x, use="output")
                 h = b.rms_norm(x, f"{at}.post_attention_layernorm.{i}")
                 if experts is None:
                     experts = _mixture(b, s, f"{at}.mlp", h)
@@ -87,7 +87,7 @@ def _build_head(b: Builder, s: ModelSpec) -> None:
     """Append the operations of a head: a layer with one attention and one MLP, without experts."""
     at, x = "model.layers.0", guess_inputs(b, s, rms_norm)
     out = latent_output(b, s, 0, b.rms_norm(x, f"{at}.input_layernorm"))
-    b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
     gated_mlp(
         b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.post_attention_layernorm"), s.intermediate, to=x
     )

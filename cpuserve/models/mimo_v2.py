@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from cpuserve.models.config import (
     read_bool,
@@ -27,6 +27,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 _DEFAULTS = {
     "rms_norm_eps": 1e-5,
@@ -142,7 +143,8 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         firsts = (0, parts["q"], parts["q"] + parts["k"])
         sizes = zip(firsts, parts.values(), strict=True)
         names = [rows(f"{at}.qkv_proj", first, count) for first, count in sizes]
-    qkv = b.linear(h, names, features=list(parts.values()), bias=s.qkv_bias)
+    use: Use | Literal["qkv"] = "values" if s.extra["fused"] else "qkv"
+    qkv = b.linear(h, names, features=list(parts.values()), bias=s.qkv_bias, use=use)
     if values < d:
         qkv = b.resize_heads(qkv, begin=parts["q"] + parts["k"], heads=kv_heads, to=d)
     b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer), heads=(kv_heads, d))
@@ -150,4 +152,4 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     if values < d:
         a = b.resize_heads(a, begin=0, heads=s.q_heads, to=values)
     b.multiply_by(a, cast("float", s.extra["value_scale"]))
-    b.linear(a, f"{at}.o_proj", add_to=x)
+    b.linear(a, f"{at}.o_proj", add_to=x, use="output")

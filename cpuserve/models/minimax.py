@@ -13,6 +13,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 KINDS = ("linear_attention", "full_attention")
 _PARTS = ("linear_attn", "full_attn", "mlp")
@@ -75,7 +76,8 @@ class MiniMax:
                 out, name = _lightning(b, s, layer, x), cast("str", s.extra["output"])
             b.multiply_by(out, betas[full])
             b.multiply_by(x, alphas[full])
-            b.linear(out, f"{at}.self_attn.{name}", add_to=x)
+            use: Use = "output" if name == "o_proj" else "linear"
+            b.linear(out, f"{at}.self_attn.{name}", add_to=x, use=use)
             h = b.rms_norm(x, f"{at}.post_attention_layernorm")
             x = _experts(b, s, f"{at}.block_sparse_moe", h, (alphas[2], betas[2]))
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
@@ -113,7 +115,7 @@ def _lightning(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     at, d, heads = f"model.layers.{layer}.self_attn", s.head_dim, s.q_heads
     starts = [[(3 * head + part) * d for head in range(heads)] for part in (2, 1, 0)]
     parts = [rows(f"{at}.qkv_proj", start, d) for part in starts for start in part]
-    vkq = b.linear(h, parts, features=d, then="silu")
+    vkq = b.linear(h, parts, features=d, then="silu", use="values")
     out = b.decayed_sums(vkq, at, width=d, slopes=_slopes(heads, layer, s.layers))
     out = b.rms_norm(out, f"{at}.norm", eps=_LINEAR_EPS)
     b.gate(b.linear(h, f"{at}.output_gate", features=heads * d), to=out)

@@ -99,7 +99,7 @@ def _published_lists(config: Mapping[str, Any], sparse: Mapping[str, Any]) -> di
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     a = attend(b, s, layer, h, qk_norm=True, plus_one=True)
-    b.linear(a, f"model.layers.{layer}.self_attn.o_proj", add_to=x)
+    b.linear(a, f"model.layers.{layer}.self_attn.o_proj", add_to=x, use="output")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -127,4 +127,4 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 def _gated(b: Builder, at: str, h: ValueId, features: int, x: ValueId) -> None:
     both = [f"{at}.gate_proj", f"{at}.up_proj"]
     g = b.linear(h, both, features=features, then="clamped_swiglu_mul")
-    b.linear(g, f"{at}.down_proj", add_to=x)
+    b.linear(g, f"{at}.down_proj", add_to=x, use="down")

@@ -137,7 +137,7 @@ class ModernBertDecoder:
             at = f"model.layers.{i}"
             h = b.layer_norm(x, f"{at}.attn_norm", bias=bias) if i else x
             names = [f"{at}.attn.{part}_proj" for part in "qkv"]
-            qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias)
+            qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias, use="qkv")
             b.rope_store_kv(qkv, layer=i, rope=layer_rope(s, i))
             a = b.attention(qkv, layer=i, window=layer_window(s, i))
             b.linear(a, f"{at}.attn.Wo", bias=s.out_bias, add_to=x)

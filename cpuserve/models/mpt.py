@@ -64,6 +64,6 @@ class Mpt:
             b.linear(a, f"{at}.attn.out_proj", add_to=x)
             h = b.layer_norm(x, f"{at}.norm_2", bias=False)
             g = b.linear(h, f"{at}.ffn.up_proj", features=s.intermediate, then="gelu")
-            b.linear(g, f"{at}.ffn.down_proj", add_to=x)
+            b.linear(g, f"{at}.ffn.down_proj", add_to=x, use="down")
         h = b.layer_norm(x, "transformer.norm_f", bias=False)
         b.logits(h, "lm_head", tied_to=WORDS if s.tied else None)

@@ -72,7 +72,9 @@ class MuseGlimmer:
             b.leave(f"{at}.self_attn.{part}_norm.weight" for part in "qk")
             before, after_attention, before_mlp, after_mlp = (f"{at}.{norm}" for norm in NORMS)
             a = _attention(b, s, layer, b.rms_norm(x, before, plus_one=True))
-            o = b.linear(a, f"{at}.self_attn.o_proj", features=s.width, bias=s.out_bias)
+            o = b.linear(
+                a, f"{at}.self_attn.o_proj", features=s.width, bias=s.out_bias, use="output"
+            )
             b.add(b.rms_norm(o, after_attention, plus_one=True, eps=after), to=x)
             o = plain_mlp(b, s, layer, b.rms_norm(x, before_mlp, plus_one=True), None)
             b.add(b.rms_norm(o, after_mlp, plus_one=True, eps=after), to=x)
@@ -93,7 +95,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the attention of h, where the sigmoid of a linear of h multiplies each column."""
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
     parts = {f"{at}.{p}_proj": (s.q_heads if p == "q" else s.kv_heads) * d for p in "qkv"}
-    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
     b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
     b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer))
     window = layer_window(s, layer)

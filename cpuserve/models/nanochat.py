@@ -49,7 +49,7 @@ class NanoChat:
             _attention(b, s, i, _norm(b, x), x)
             h = _norm(b, x)
             g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, then="relu2")
-            b.linear(g, f"{at}.mlp.fc2", add_to=x)
+            b.linear(g, f"{at}.mlp.fc2", add_to=x, use="down")
         finish_decoder(b, s, _norm(b, x), softcap=cast("float", s.extra["logit_cap"]))
 
 
@@ -65,7 +65,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     """
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
     parts = {f"{at}.{p}_proj": (s.q_heads if p == "q" else s.kv_heads) * d for p in "qkv"}
-    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
     b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")

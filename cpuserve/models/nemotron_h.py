@@ -94,7 +94,7 @@ class NemotronH:
             elif kind == "attention":
                 cache = kinds[:i].count("attention")
                 a = attend(b, s, i, h, cache=cache, name="mixer")
-                b.linear(a, f"{at}.mixer.o_proj", bias=s.out_bias, add_to=x)
+                b.linear(a, f"{at}.mixer.o_proj", bias=s.out_bias, add_to=x, use="output")
             elif kind == "mlp":
                 squared_mlp(b, s, f"{at}.mixer", h, s.intermediate, x)
             else:

@@ -133,7 +133,7 @@ def _mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
     else:
         names, then = [f"{at}.mlp.fc1"], s.activation
     g = b.linear(h, names, features=s.intermediate, bias=s.mlp_bias, then=cast("Then", then))
-    return b.linear(g, f"{at}.mlp.fc2", bias=s.mlp_bias, add_to=h)
+    return b.linear(g, f"{at}.mlp.fc2", bias=s.mlp_bias, add_to=h, use="down")
 
 
 def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:

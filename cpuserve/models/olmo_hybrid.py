@@ -78,7 +78,9 @@ class OlmoHybrid:
             at = f"model.layers.{i}"
             if attention:
                 a = attend(b, s, i, x, wide_norm=True, cache=sum(attends[:i]))
-                o = b.linear(a, f"{at}.self_attn.o_proj", features=s.width, bias=s.out_bias)
+                o = b.linear(
+                    a, f"{at}.self_attn.o_proj", features=s.width, bias=s.out_bias, use="output"
+                )
                 b.add(b.rms_norm(o, f"{at}.post_attention_layernorm"), to=x)
                 o = plain_mlp(b, s, i, x, None)
                 b.add(b.rms_norm(o, f"{at}.post_feedforward_layernorm"), to=x)
@@ -105,7 +107,12 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
     sizes = cast("DeltaSizes", s.extra["delta"])
     keys = sizes["key_heads"] * sizes["key_width"]
     values = sizes["value_heads"] * sizes["value_width"]
-    inputs = b.linear(h, [f"{at}.{n}_proj" for n in "qkvg"], features=[keys, keys, values, values])
+    inputs = b.linear(
+        h,
+        [f"{at}.{n}_proj" for n in "qkvg"],
+        features=[keys, keys, values, values],
+        use=("linear", "linear", "values", "linear"),
+    )
     gates = b.linear(h, [f"{at}.{n}_proj" for n in "ba"], features=sizes["value_heads"])
     # The epsilon of the gated norm is always 1e-5, even if the config has another one.
     out = b.gated_delta(
@@ -118,4 +125,4 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
         beta=cast("float", s.extra["beta"]),
         eps=1e-5,
     )
-    b.linear(out, f"{at}.o_proj", add_to=x)
+    b.linear(out, f"{at}.o_proj", add_to=x, use="output")

@@ -120,7 +120,7 @@ def _attention(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None
     """Add attention of h to x."""
     at = f"model.decoder.layers.{i}.self_attn"
     names = [f"{at}.{n}_proj" for n in "qkv"]
-    qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias)
+    qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias, use="qkv")
     b.rope_store_kv(qkv, layer=i, rope=None)
     b.linear(b.attention(qkv, layer=i), f"{at}.out_proj", bias=s.out_bias, add_to=x)
 
@@ -129,4 +129,4 @@ def _mlp(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None:
     """Add fc2(act(fc1(h))) to x."""
     at, then = f"model.decoder.layers.{i}", cast("Then", s.activation)
     g = b.linear(h, f"{at}.fc1", features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.fc2", bias=s.mlp_bias, add_to=x)
+    b.linear(g, f"{at}.fc2", bias=s.mlp_bias, add_to=x, use="down")

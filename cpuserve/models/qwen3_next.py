@@ -151,7 +151,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
         a = gated_attention(b, s, at, sum(attends[:layer]), h)
-        b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+        b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
     else:
         at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
         inputs, gates = project(b, sizes, at, h)
@@ -174,7 +174,9 @@ def gated_attention(
     """
     d = s.head_dim
     features = [2 * s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
-    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias)
+    qkv = b.linear(
+        h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias, use="qkv"
+    )
     qkv = b.split_gates(qkv)
     b.rope_store_kv(
         qkv,

@@ -251,7 +251,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         else:
             leave_indexer(b, at, INDEXER)
         a = gated_attention(b, s, at, cache, h, selection=selection)
-        return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+        return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
     at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
     inputs, gates = project_parts(b, sizes, at, h)
     sigmoid, tiled = cast("bool", s.extra["sigmoid"]), cast("bool", s.extra["tiled"])

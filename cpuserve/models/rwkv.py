@@ -82,7 +82,7 @@ class Rwkv7:
             mixed = b.lerp(h, b.row_before(h), f"{at}.ffn.x_k")
             inner = cast("int", s.extra["inner"])
             y = b.linear(mixed, f"{at}.ffn.key", features=inner, then="relu2")
-            b.linear(y, f"{at}.ffn.value", add_to=x)
+            b.linear(y, f"{at}.ffn.value", add_to=x, use="down")
         h = b.layer_norm(x, "model.norm", bias=bias)
         finish_decoder(b, s, h, embedding="model.embeddings")
 
@@ -219,7 +219,7 @@ def add_rwkv7(
         return b.linear(y, f"{stem}.2", features=features, bias=part != "g")
 
     r, k = (b.linear(mixed[p], f"{at}.{p}_proj", features=keys) for p in "rk")
-    v = b.linear(mixed["v"], f"{at}.v_proj", features=s.value_dim)
+    v = b.linear(mixed["v"], f"{at}.v_proj", features=s.value_dim, use="values")
     if first is None:
         # Some files have matrices for the first values of the first layer as well.
         kinds = ("lora.0.weight", "lora.2.weight", "lora.2.bias")
@@ -230,7 +230,7 @@ def add_rwkv7(
     out = b.wkv7(inputs, at, heads=s.heads, norm=s.norm_eps > 0, eps=s.norm_eps)
     if s.ranks["g"]:
         b.multiply(ranked("g", s.value_dim), to=out)
-    b.linear(out, f"{at}.o_proj", add_to=x)
+    b.linear(out, f"{at}.o_proj", add_to=x, use="output")
     return v if first is None else first
 
 

@@ -215,7 +215,7 @@ def add_rwkv6(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, x: ValueId) -> Non
     act: Then = "silu" if normed else "sigmoid"
     gates = b.linear(mixed["g"], f"{at}.g_proj.linear", features=s.heads * s.value_width, then=act)
     b.multiply(gates, to=out)
-    b.linear(out, f"{at}.o_proj", add_to=x)
+    b.linear(out, f"{at}.o_proj", add_to=x, use="output")
 
 
 def _mixtures(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, before: ValueId) -> list[ValueId]:
@@ -241,7 +241,7 @@ def _add_channels(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> 
     before = b.row_before(h)
     y = b.lerp(h, before, f"{at}.key.mu")
     y = b.linear(y, f"{at}.key.linear", features=inner, then="relu2")
-    y = b.linear(y, f"{at}.value", features=s.width)
+    y = b.linear(y, f"{at}.value", features=s.width, use="down")
     gates = b.lerp(h, before, f"{at}.receptance.mu")
     b.gate(b.linear(gates, f"{at}.receptance.linear", features=s.width), to=y)
     b.add(y, to=x)

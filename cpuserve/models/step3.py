@@ -205,7 +205,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     heads = cast("tuple[int, ...]", s.extra["heads"])[layer]
     counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
     names, features = [f"{at}.{name}" for name in counts], [n * d for n in counts.values()]
-    qkv = b.linear(h, names, features=features, bias=s.qkv_bias)
+    qkv = b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
     b.rope_store_kv(
         qkv,
         layer=layer,
@@ -218,7 +218,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     window, scale = layer_window(s, layer), s.attention_scale
     a = b.attention(qkv, layer=layer, window=window, scale=scale, q_heads=heads)
     b.gate(b.linear(h, f"{at}.g_proj", features=heads), to=a, heads=heads)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -101,10 +101,10 @@ def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, us
     """Return use number `use` of the transformer block `at`, of x, with the embeddings `first`."""
     h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
     widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
-    qkv = b.linear(h, [f"{at}.self_attn.{part}_proj" for part in "qkv"], features=widths)
+    qkv = b.linear(h, [f"{at}.self_attn.{part}_proj" for part in "qkv"], features=widths, use="qkv")
     b.rope_store_kv(qkv, layer=use, rope=None)
     a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
-    h = b.linear(a, f"{at}.self_attn.o_proj", features=s.width)
+    h = b.linear(a, f"{at}.self_attn.o_proj", features=s.width, use="output")
     h = b.rms_norm(h, f"{at}.pre_ff_layernorm")
     return gated_mlp(b, s, f"{at}.feed_forward", h, s.intermediate)
 

@@ -125,20 +125,20 @@ def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, us
     h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
     widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
     attention = f"{at}.self_attn"
-    qkv = b.linear(h, [f"{attention}.{part}_proj" for part in "qkv"], features=widths)
+    qkv = b.linear(h, [f"{attention}.{part}_proj" for part in "qkv"], features=widths, use="qkv")
     if s.extra["adapted"]:
         for n, part in enumerate("qkv"):
             adapter = _adapter(b, s, h, f"{attention}.linear_{part}_adapter_list.{use}", widths[n])
             b.add(adapter, to=qkv, column=sum(widths[:n]))
     b.rope_store_kv(qkv, layer=use, rope=s.rope if s.extra["rotated"] else None)
     a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
-    h = b.linear(a, f"{attention}.o_proj", features=s.width)
+    h = b.linear(a, f"{attention}.o_proj", features=s.width, use="output")
     h = b.rms_norm(h, f"{at}.pre_ff_layernorm")
     mlp, wide = f"{at}.feed_forward", 2 * s.intermediate
     both = b.linear(h, f"{mlp}.gate_up_proj", features=wide, bias=s.mlp_bias)
     b.add(_adapter(b, s, h, f"{mlp}.gate_up_proj_adapter_list.{use}", wide), to=both)
     g = b.activation(both, cast("Then", s.extra["act"]))
-    return b.linear(g, f"{mlp}.down_proj", features=s.width, bias=s.mlp_bias)
+    return b.linear(g, f"{mlp}.down_proj", features=s.width, bias=s.mlp_bias, use="down")
 
 
 def _adapter(b: Builder, s: ModelSpec, h: ValueId, at: str, features: int) -> ValueId:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from cpuserve.base.errors import ModelError
 from cpuserve.program.lora import Adapters
 from cpuserve.program.ops import Op, Then, ValueId
-from cpuserve.program.program import CacheLayer, StateLayer, Value, WeightNeed
+from cpuserve.program.program import CacheLayer, StateLayer, Use, Value, WeightNeed
 
 
 class SizeDefaults(Protocol):
@@ -64,6 +65,8 @@ class BaseBuilder:
         self._cache: list[CacheLayer] = []
         self._states: list[StateLayer] = []
         self._unread: set[str] = set()
+        # (x, matrices) of the products that write a value
+        self._products: dict[ValueId, list[tuple[ValueId, tuple[str, ...]]]] = {}
         self._adapters = spec.adapters
         self._adapted: ValueId | None = None  # value with the adapter of each token (RouteAdapters)
 
@@ -98,15 +101,33 @@ class BaseBuilder:
     def _eps(self, eps: float | None) -> float:
         return self._spec.norm_eps if eps is None else eps
 
-    def _matrix(self, name: str, rows: int, columns: int, *, bare: bool = False) -> str:
-        return self._need(name if bare else f"{name}.weight", (rows, columns), "matrix")
+    def _matrix(
+        self, name: str, rows: int, columns: int, *, bare: bool = False, use: Use = "linear"
+    ) -> str:
+        return self._need(name if bare else f"{name}.weight", (rows, columns), "matrix", use)
 
-    def _need(self, name: str, shape: tuple[int, ...], role: str) -> str:
-        need = WeightNeed(name, shape, role)
-        if self._weights.setdefault(name, need) != need:
-            msg = f"two ops need {name} in different forms: {self._weights[name]} and {need}"
+    def _need(self, name: str, shape: tuple[int, ...], role: str, use: Use = "linear") -> str:
+        """Add a tensor to the needs; one that two ops read has the first use but "linear"."""
+        need = self._weights.setdefault(name, WeightNeed(name, shape, role, use))
+        if (need.shape, need.role) != (shape, role):
+            other = WeightNeed(name, shape, role, use)
+            msg = f"two ops need {name} in different forms: {need} and {other}"
             raise ModelError(msg)
+        if need.use == "linear":
+            self._weights[name] = replace(need, use=use)
         return name
+
+    def _keep_exact(self, *values: ValueId, steps: int = 1) -> None:
+        """Give the matrices that make `values` the use "exact".
+
+        steps: the number of successive products, of which the last makes a value.
+        """
+        products = [product for value in values for product in self._products.get(value, ())]
+        for x, weights in products:
+            for name in weights:
+                self._weights[name] = replace(self._weights[name], use="exact")
+            if steps > 1:
+                self._keep_exact(x, steps=steps - 1)
 
 
 def then_width(what: str, features: tuple[int, ...], then: Then) -> int:

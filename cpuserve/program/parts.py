@@ -93,8 +93,10 @@ def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
         matrices = () if part.index is None else (part.index + 1,)
         width = need.shape[1:]
         shape = (*matrices, *((*width, part.end) if part.columns else (part.end, *width)))
-        before = found.get(part.tensor)
+        before, use = found.get(part.tensor), need.use
         if before is not None and len(before.shape) == len(shape):
             shape = tuple(map(max, before.shape, shape))
-        found[part.tensor] = WeightNeed(part.tensor, shape, need.role)
+        if before is not None and before.use != "linear":
+            use = before.use
+        found[part.tensor] = WeightNeed(part.tensor, shape, need.role, use)
     return tuple(found.values())

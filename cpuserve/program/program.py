@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cpuserve.program.ops import Op, Rope, ValueId
 
@@ -22,6 +23,14 @@ class Value:
     fold: int = 1
 
 
+# What a matrix computes, which decides how quantization at load stores it (quant/online.py):
+# "down" projections of a feed-forward, the "values" of attention, its "output", the "embedding" of
+# tokens or of "layers" (a row has the embeddings of a token for all layers), and the output "head".
+# A matrix with the use "exact" is not quantized, because its errors change more than its result:
+# it chooses experts or keys, or makes the decays of states.
+Use = Literal["linear", "down", "values", "output", "embedding", "layers", "head", "exact"]
+
+
 @dataclass(frozen=True, slots=True)
 class WeightNeed:
     """One checkpoint tensor that the program reads.
@@ -29,11 +38,13 @@ class WeightNeed:
     role: a "matrix" is packed for Linear, Embed and Logits.
       A "vector" (norm weight, bias) and a "table" (learned positions) are fp32.
       "ids" are whole numbers, which are used as fp32.
+    use: what a matrix computes.
     """
 
     name: str
     shape: tuple[int, ...]
     role: str
+    use: Use = "linear"
 
 
 @dataclass(frozen=True, slots=True)

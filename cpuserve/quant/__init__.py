@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from cpuserve.program.program import Program
     from cpuserve.quant.base import QuantTensor, Weights
     from cpuserve.quant.stored import TensorStore
 
@@ -36,10 +37,15 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
 
 
 def quantize_online(
-    weights: Weights, scheme: str, tower: tuple[str, ...] = (), tower_scheme: str = "none"
+    weights: Weights,
+    program: Program,
+    scheme: str,
+    tower: tuple[str, ...] = (),
+    tower_scheme: str = "none",
 ) -> Weights:
     """Return `weights`; packing quantizes its dense matrices with a scheme other than "none".
 
+    program: the Program that reads them.
     tower: the beginnings of the tensor names of the tower, which has a scheme of its own,
       `tower_scheme`: "none" or "int8".
     """
@@ -47,7 +53,7 @@ def quantize_online(
         return weights
     from cpuserve.quant.online import OnlineWeights
 
-    return OnlineWeights(weights, scheme, tower, tower_scheme)
+    return OnlineWeights(weights, program.weights, scheme, tower, tower_scheme)
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:

@@ -34,19 +34,18 @@ from cpuserve.quant.online import (
     BLOCK,
     FINE,
     PER_TOKEN,
-    ROUTERS,
     kind_of,
     quantize,
     quantize_zeros,
-    stays,
 )
 from cpuserve.quant.rows import join_bits
-from cpuserve.quant.stored import BY_HEADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy.typing as npt
+
+    from cpuserve.program.program import WeightNeed
 
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 # The number of rows that are quantized together is a multiple of this number,
 # because the zero points of 8 rows share a 32-bit word.
 ROWS_OF_WORD = 8
-WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # vLLM fuses all three
+WITH_VALUES = ("q_proj.weight", "k_proj.weight")  # vLLM fuses both with v_proj.weight
 # vLLM creates these linears, like routers, without a quantization config: they are not quantized.
 GATES = ("shared_expert_gate.weight",)
 _EXPERT = re.compile(r".*\.experts\.\d+\..*")
@@ -94,17 +93,17 @@ class StoredMatrixTensor(NamedTuple):
     rows: int
 
 
-def is_quantized(name: str) -> bool:
-    """Whether files have matrix `name` quantized: not embeddings, heads, routers and gates."""
-    kept = (*PER_TOKEN, *ROUTERS, *BY_HEADS, *GATES)
-    return name.endswith(".weight") and not name.endswith(kept) and not stays(name)
+def is_quantized(need: WeightNeed) -> bool:
+    """Whether files have a matrix quantized: not embeddings, heads, routers and gates."""
+    name, kept = need.name, need.use in (*PER_TOKEN, "exact")
+    return name.endswith(".weight") and not name.endswith(GATES) and not kept
 
 
-def form_of(name: str, k: int, scheme: str) -> Form:
-    """Return how matrix `name` [n, k] is stored; scheme: a value of --quantization but none."""
-    expert = _EXPERT.fullmatch(name) is not None
-    together, leader = WITH_VALUES
-    kind = kind_of(leader if name.endswith(together) else name, scheme)
+def form_of(need: WeightNeed, k: int, scheme: str) -> Form:
+    """Return how a matrix [n, k] is stored; scheme: a value of --quantization but none."""
+    expert = _EXPERT.fullmatch(need.name) is not None
+    use = "values" if need.name.endswith(WITH_VALUES) else need.use
+    kind = kind_of(need.name, use, scheme)
     if expert and scheme.startswith("int4"):
         kind = "w4m_g32" if scheme.endswith(FINE) else "w4m_g128"
     if scheme == "w8a8":

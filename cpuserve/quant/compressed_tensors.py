@@ -30,7 +30,6 @@ from cpuserve.base.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, block_sizes, fp8_matrix, matrix_shape, mxfp4_matrix
 from cpuserve.quant.mx import mx_matrix
-from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import (
     EIGHT,
     FOUR,
@@ -46,6 +45,9 @@ from cpuserve.quant.packed import (
 )
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, int8_rows, join_bits, spread_bits
+
+# Attention outputs, which lose nothing with one activation scale per row (quant/online.py).
+ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,9 @@ The file has the same arithmetic in numpy as well, for the torch executor and th
 int8: one scale per output: its largest absolute weight / 127.
 int4: a scale and a minimum per 128 inputs. The range is clipped if that reduces the squared error.
 Both schemes keep the embedding and the output head in int8,
-since their precision affects the choice of every token.
+since their precision affects the choice of every token. A row of the embeddings of all layers
+(Gemma 3n and 4) has embeddings that may differ in magnitude, so one scale must not cover them.
+The Program knows the use of each matrix (`WeightNeed.use`).
 
 Activations are int8 rows with one scale per 128 inputs. The losses below are in nats per token,
 compared with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation
@@ -20,7 +22,7 @@ In the output head, groups of 32 are no more accurate than one scale per output 
 and 0.0136 with int8, 0.5534 and 0.5545 with int4), but every step has 6 % more bytes to read.
 Embeddings have the weight kind of the output head, since most heads are tied to them.
 
-int4_mixed: like int4, but with int8 for the matrices in SENSITIVE.
+int4_mixed: like int4, but with int8 for the matrices with a use in SENSITIVE.
 Errors in their outputs reach every later layer (down projections),
 or every later token that attends to this one (values). Small models lose more by 4 bits. For them,
 int4 already keeps SENSITIVE in int8, and int4_mixed also keeps every second layer in int8.
@@ -41,13 +43,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cpuserve.program.parts import parse
 from cpuserve.quant.codes import GROUP, ZERO, Codes
-from cpuserve.quant.stored import BY_HEADS, DENSE_KINDS
+from cpuserve.quant.stored import DENSE_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
+    from cpuserve.program.program import Use, WeightNeed
     from cpuserve.program.weight_kinds import WeightKind
     from cpuserve.quant.base import QuantTensor, Weights
 
@@ -63,67 +67,9 @@ SCALE_BITS = 7
 MOST_SCALE = np.float32(4096)  # the largest scale: 15 times this scale is within fp16
 MIXED = "int4_mixed"
 FINE = "_fine"
-SENSITIVE = (
-    "v_proj.weight",
-    "down_proj.weight",
-    ".w2.weight",
-    "output_linear.weight",
-    "c_proj.weight",
-    "fc2.weight",
-    "dense_4h_to_h.weight",
-    ".ffn.value.weight",
-)
-ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
+SENSITIVE = ("down", "values")
+PER_TOKEN = ("embedding", "layers", "head")  # each scheme stores them with 8 bits
 LAYER = re.compile(r"\.(\d+)\.")  # the number of the layer in a name
-# The table of per-layer embeddings (Gemma 3n and 4). A row has the embeddings of a token for all
-# layers, which may differ in magnitude, so one scale must not cover several layers.
-BY_LAYER = "embed_tokens_per_layer.weight"
-PER_TOKEN = (
-    "embed_tokens.weight",
-    BY_LAYER,
-    "lm_head.weight",
-    "embed_in.weight",
-    "model.embeddings.weight",
-    "embed_out.weight",
-    "tokens_embed.weight",
-    "transformer.w.weight",
-    "wte.weight",
-    "word_embeddings.weight",
-    "tok_embeddings.weight",
-    "shared.weight",
-)
-# Small matrices that choose experts, or weigh the keys that an indexer selects, or make the decays
-# and steps of states (RWKV). They are not quantized, because an error in a router changes the
-# experts that a token is multiplied by, and an error in a decay changes all later tokens.
-ROUTERS = (
-    "mlp.gate.weight",
-    "ffn.gate.weight",
-    "mlp.gate.wg.weight",
-    "feed_forward.gate.weight",
-    "feed_forward.router.weight",
-    ".moe.gate.weight",
-    "block_sparse_moe.gate.weight",
-    "block_sparse_moe.router.weight",
-    "router.layer.weight",
-    "mlp.router.weight",
-    "router.classifier.weight",
-    "router.gate.weight",
-    "mixer.gate.weight",
-    "router.proj.weight",
-    "modality_router.weight",
-    "hc_attn_fn",
-    "hc_ffn_fn",
-    ".hc_fn",
-    "hc_head_fn",
-    "block_inject_weight.weight",
-    "indexer.weights_proj.weight",
-    "index_kpool_compress_gate",
-    *(f"{part}.lora.{i}.weight" for part in ("w_lora", "a_lora", "w_proj.linear") for i in (0, 2)),
-    "compressor.wgate.weight",
-)
-# Tables of n-grams stay in the mapped file; to quantize their rows would save no memory. The small
-# matrices of RWKV 6 that make the factors of mixtures stay as well; their outputs meet all inputs.
-STAYING = (".ngram_embedding.", ".attn.x_proj.")
 # A step of a tower has many rows for each matrix, so its time depends on the multiplications alone,
 # and fewer bytes would not make it faster. Scales for groups of 32 inputs made it 1.5 times slower.
 TOWER_KIND: WeightKind = "w8_channel_g128"
@@ -135,15 +81,18 @@ class OnlineWeights:
     def __init__(
         self,
         weights: Weights,
+        needs: Iterable[WeightNeed],
         scheme: str,
         tower: tuple[str, ...] = (),
         tower_scheme: str = "none",
     ) -> None:
-        """scheme: a value of EngineConfig.quantize; tower_scheme: of EngineConfig.tower_quantize.
+        """needs: the weights of the Program, which knows the use of each matrix.
 
+        scheme: a value of EngineConfig.quantize; tower_scheme: of EngineConfig.tower_quantize.
         tower: the beginnings of the tensor names of the tower.
         """
         self._weights = weights
+        self._uses: dict[str, Use] = {need.name: need.use for need in needs}
         self._scheme = scheme
         self._tower = tower
         self._tower_scheme = tower_scheme
@@ -158,31 +107,22 @@ class OnlineWeights:
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """Return the weight kind of the scheme; a tensor quantized in the file keeps its kind."""
-        stored = self._weights.kind(name, dtype)
-        kept = name.endswith((*ROUTERS, *BY_HEADS)) or stays(name)
-        if kept or stored not in DENSE_KINDS.values():
+        stored, use = self._weights.kind(name, dtype), self._uses.get(name, "linear")
+        if use == "exact" or stored not in DENSE_KINDS.values():
             return stored
         if name.startswith(self._tower):
             return stored if self._tower_scheme == "none" else TOWER_KIND
-        if self._scheme == "none":
-            return stored
-        part = parse(name)
-        return kind_of(name if part is None else part.tensor, self._scheme)
+        return stored if self._scheme == "none" else kind_of(name, use, self._scheme)
 
 
-def stays(name: str) -> bool:
-    """Return whether matrix `name` keeps the form of its file with every scheme."""
-    return any(part in name for part in STAYING)
-
-
-def kind_of(name: str, scheme: str) -> WeightKind:
-    """Return the weight kind of the dense matrix `name` with the scheme `scheme`."""
+def kind_of(name: str, use: Use, scheme: str) -> WeightKind:
+    """Return the weight kind of a dense matrix with the scheme `scheme`."""
     if scheme.startswith("int4"):
         fine = FINE if scheme.endswith(FINE) else ""
-        scheme = ("int8" if _in_8_bits(name, scheme) else "int4") + fine
-    if name.endswith(BY_LAYER):
+        scheme = ("int8" if _in_8_bits(name, use, scheme) else "int4") + fine
+    if use == "layers":
         return "w8_g32"
-    per_token = name.endswith(PER_TOKEN)
+    per_token = use in PER_TOKEN
     if scheme.endswith(FINE):
         return "w8_g32" if per_token or scheme.startswith("int8") else "w4m_g32"
     if per_token:
@@ -191,16 +131,16 @@ def kind_of(name: str, scheme: str) -> WeightKind:
         return "w4m_g128"
     if scheme == "w8a8":
         return "w8_channel"
-    return "w8_channel" if name.endswith(ONE_SCALE) else "w8_channel_g128"
+    return "w8_channel" if use == "output" else "w8_channel_g128"
 
 
-def _in_8_bits(name: str, scheme: str) -> bool:
+def _in_8_bits(name: str, use: Use, scheme: str) -> bool:
     """Whether an int4 scheme stores matrix `name` of a layer with 8 bits."""
     mixed, fine = scheme.startswith(MIXED), scheme.endswith(FINE)
     layer = LAYER.search(name)
     if mixed and fine and layer and int(layer[1]) % 2:
         return True
-    return (mixed or fine) and name.endswith(SENSITIVE)
+    return (mixed or fine) and use in SENSITIVE
 
 
 def quantize(rows: Float32, kind: str) -> Codes:

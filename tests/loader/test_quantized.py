@@ -19,10 +19,11 @@ from cpuserve.cli import main as cli
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.quantized import quantize_checkpoint
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.program import WeightNeed
 from cpuserve.quant import dequantize
 from cpuserve.quant.compress import Form, compress, form_of
-from cpuserve.quant.online import OnlineWeights, kind_of, quantize, quantize_int4, quantize_zeros
-from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
+from cpuserve.quant.online import OnlineWeights, quantize, quantize_int4, quantize_zeros
+from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits, program_of
 from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.quantized import quantized_copy
@@ -33,6 +34,11 @@ SCHEMES = ("int8", "int8_fine", "w8a8", "int4", "int4_fine", "int4_mixed", "int4
 AS_AT_LOAD = ("int8", "int8_fine", "w8a8")
 # Two groups of 128 in every matrix.
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+def needs_of(path):
+    """The weights of the Program of a checkpoint."""
+    return program_of(open_checkpoint(path)).weights
 
 
 def source(family):
@@ -111,7 +117,7 @@ def test_our_reader_returns_the_values_that_were_written(scheme, family, tmp_pat
 def test_matrices_have_the_kinds_that_they_get_at_load(scheme, tmp_path):
     """Written minimums of groups of 32 are zero points, so these have the kind w4z_g32 instead."""
     model = source("llama")
-    at_load = OnlineWeights(open_checkpoint(model).weights, scheme)
+    at_load = OnlineWeights(open_checkpoint(model).weights, needs_of(model), scheme)
     out = written(model, tmp_path / "out", scheme)
     weights = open_checkpoint(out).weights
     for module in modules(tensors_of(out)):
@@ -145,9 +151,10 @@ def test_eight_bits_have_the_values_that_loading_makes(scheme, tmp_path):
     model = source("llama")
     dense, out = tensors_of(model), written(model, tmp_path / "out", scheme)
     weights = open_checkpoint(out).weights
+    kinds = OnlineWeights(open_checkpoint(model).weights, needs_of(model), scheme)
     for module in modules(tensors_of(out)):
         name = f"{module}.weight"
-        want = quantize(dense[name], kind_of(name, scheme)).values()
+        want = quantize(dense[name], kinds.kind(name, "float32")).values()
         assert np.array_equal(dequantize(weights.get(name)), want)
 
 
@@ -158,9 +165,10 @@ def test_eight_bits_give_the_products_of_weights_quantized_at_load(isa, scheme, 
     dense = tensors_of(model)
     weights = open_checkpoint(written(model, tmp_path / "out", scheme)).weights
     x = np.random.default_rng(1).standard_normal((3, 512)).astype(np.float32)
+    kinds = OnlineWeights(open_checkpoint(model).weights, needs_of(model), scheme)
     for part in ("self_attn.o_proj", "mlp.down_proj", "mlp.up_proj"):
         name = f"model.layers.1.{part}.weight"
-        (n, k), kind = dense[name].shape, kind_of(name, scheme)
+        (n, k), kind = dense[name].shape, kinds.kind(name, "float32")
         rows = np.ascontiguousarray(x[:, :k])
         want = _C.kernel_linear(isa, kind, "f32", dense[name].view(np.uint8), n, k, rows)
         stored = weights.get(name)
@@ -178,7 +186,7 @@ def test_a_copy_with_the_same_option_gives_the_logits_of_the_original(scheme, fa
     logits = []
     for path in (model, written(model, tmp_path / "out", scheme)):
         opened = open_checkpoint(path)
-        checkpoint = replace(opened, weights=OnlineWeights(opened.weights, scheme))
+        checkpoint = replace(opened, weights=OnlineWeights(opened.weights, needs_of(model), scheme))
         logits.append(native_logits(checkpoint, LEVELS[-1], [len(TOKENS)])[0])
     assert np.array_equal(*logits)
 
@@ -187,7 +195,7 @@ def test_a_copy_with_the_same_option_gives_the_logits_of_the_original(scheme, fa
 def test_the_option_keeps_the_kinds_of_a_copy_and_quantizes_the_rest(scheme, tmp_path):
     out = written(source("llama"), tmp_path / "out", scheme)
     stored = open_checkpoint(out).weights
-    weights = OnlineWeights(stored, scheme)
+    weights = OnlineWeights(stored, needs_of(out), scheme)
     for module in modules(tensors_of(out)):
         name = f"{module}.weight"
         assert weights.kind(name, "float32") == stored.kind(name, "float32")
@@ -252,7 +260,8 @@ def test_groups_of_one_sign_keep_their_values(rows, symmetric):
     ],
 )
 def test_each_matrix_gets_its_form(name, k, scheme, form):
-    found = form_of(name, k, scheme)
+    use = "down" if name.endswith("down_proj.weight") else "linear"
+    found = form_of(WeightNeed(name, (8, k), "matrix", use), k, scheme)
     assert str(found) == form
     assert found.symmetric == (found.bits == 8 or ".experts." in name)
 

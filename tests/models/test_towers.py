@@ -133,7 +133,7 @@ def native(
     def use(team):
         schemes = {"quantize": text, "tower_quantize": scheme}
         config = settings(dtype, threads=threads, **schemes, **more)
-        made = quantize_online(weights, text, spec.tower.names, scheme)
+        made = quantize_online(weights, build_program(spec), text, spec.tower.names, scheme)
         tower = tower_of(config, spec, made, team)
         tower.start(patches, [(side, side)] * len(tiles))
         slices = 1

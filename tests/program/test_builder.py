@@ -44,11 +44,11 @@ def test_linear_lists_its_matrices_and_only_the_biases_asked_for(b):
     b.logits(x, "head")
     program = b.finish()
     assert program.weights == (
-        WeightNeed("e.weight", (512, 64), "matrix"),
+        WeightNeed("e.weight", (512, 64), "matrix", "embedding"),
         WeightNeed("gate.weight", (40, 64), "matrix"),
         WeightNeed("up.weight", (40, 64), "matrix"),
         WeightNeed("up.bias", (40,), "vector"),
-        WeightNeed("head.weight", (512, 64), "matrix"),
+        WeightNeed("head.weight", (512, 64), "matrix", "head"),
     )
     assert program.ops[1].biases == (None, "up.bias")
     assert program.values[program.ops[1].out].width == 40

@@ -250,7 +250,8 @@ def test_every_op_of_gpt_oss_agrees_beyond_its_clamp(packed, isa):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "deepseek-v2", "opt"])
 def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, isa):
     checkpoint = checkpoint_of(family, "bfloat16")
-    weights = OnlineWeights(checkpoint.weights, scheme)
+    needs = build_program(spec_from_config(checkpoint.config)).weights
+    weights = OnlineWeights(checkpoint.weights, needs, scheme)
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
@@ -292,7 +293,7 @@ class OneKind(OnlineWeights):
     """A checkpoint whose matrices are all packed into the same kind."""
 
     def __init__(self, weights, kind):
-        super().__init__(weights, "int8")
+        super().__init__(weights, (), "int8")
         self._kind = kind
 
     def kind(self, name, dtype):

@@ -30,7 +30,7 @@ def opened(quantize, activation_bits):
         activation_bits=activation_bits,
         quantize=quantize,
     )
-    weights = quantize_online(checkpoint.weights, quantize)
+    weights = quantize_online(checkpoint.weights, program, quantize)
     return NativeExecutor(config, program, weights, _C.Team(1, None))
 
 

@@ -20,7 +20,7 @@ from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.gguf.blocks import QUANTIZED
 from cpuserve.quant.gguf.converted import CONVERTED
 from cpuserve.quant.gguf.sizes import BUILT, DECODED, packed_bytes
-from tests.helpers.checkpoint_logits import native_logits
+from tests.helpers.checkpoint_logits import native_logits, program_of
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_blocks import write_model
 from tests.helpers.levels import LEVELS, each_level
@@ -59,7 +59,7 @@ def test_rows_have_the_same_bits_at_every_level(isa):
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int8_fine", "w8a8"])
 def test_rows_that_are_quantized_when_they_are_looked_up_have_the_same_bits(scheme):
     checkpoint = open_checkpoint(untied(dtype="bfloat16"))
-    quantized = quantize_online(checkpoint.weights, scheme)
+    quantized = quantize_online(checkpoint.weights, program_of(checkpoint), scheme)
     check_same(dataclasses.replace(checkpoint, weights=quantized), dtype="bfloat16")
 
 

@@ -568,6 +568,7 @@ class ColumnsBuilder(BaseBuilder):
             self._check_width(f"{name}: target", target, width)
         rows = parts * parts if target is None else parts
         weight = self._need(f"{name}.weight", (rows, k), "table")
+        self._keep_exact(gates)
         self._ops.append(MixParts(x, gates, weight, parts, width, k, target, active, scale))
 
     def match_rms(self, x: ValueId, *, like: ValueId, floor: float) -> None:

@@ -11,7 +11,7 @@ from cpuserve.program.loads import TableLoad
 from cpuserve.program.lora import name_table
 from cpuserve.program.operations.experts import ExpertsBuilder
 from cpuserve.program.ops import Op, Then, ValueId, split_then
-from cpuserve.program.program import Program
+from cpuserve.program.program import Program, Use
 from cpuserve.program.row_formats import WHOLE_ROW
 from cpuserve.program.tables import line_waves
 
@@ -376,6 +376,7 @@ class DenseBuilder(ExpertsBuilder):
         width: int | None = None,
         scale: float = 1.0,
         other: int | None = None,
+        use: Use = "embedding",
     ) -> ValueId:
         """Return scale * (the embedding row of each token): [T, width].
 
@@ -383,12 +384,13 @@ class DenseBuilder(ExpertsBuilder):
 
         vocab, width: the shape of the matrix `name`; by default as in the spec.
         other: tokens of pictures have the row of this id, if `width` is given; None = their own.
+        use: "layers" if a row has the embeddings of a token for all layers.
         """
         media: Literal["row", "id", "other"] = "id" if width else "row"
         if width and other is not None:
             media = "other"
         vocab, width = vocab or self._spec.vocab, width or self._spec.width
-        weight = self._matrix(name, vocab, width)
+        weight = self._matrix(name, vocab, width, use=use)
         out = self._value(name, width)
         self._ops.append(Embed(out, weight, vocab, width, scale, media, other or 0))
         self._route_adapters()
@@ -461,6 +463,7 @@ class DenseBuilder(ExpertsBuilder):
         add_to: ValueId | None = None,
         tied_to: str | None = None,
         bare: bool = False,
+        use: Use | Literal["qkv"] | Sequence[Use] = "linear",
     ) -> ValueId:
         """Multiply x by the concatenated matrices, add biases, and apply the activation `then`.
 
@@ -472,26 +475,25 @@ class DenseBuilder(ExpertsBuilder):
         add_to: a value that the result is added to in place, and that is returned.
         tied_to: the name of the matrix; `names` is then only the name of its bias.
         bare: the tensors of the matrices are called `names`, without the suffix ".weight".
+        use: what the matrices compute, or each of them; "qkv": the last one computes values.
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
-        label = join(parts)
+        label, count = join(parts), len(parts)
         if features is None:
-            if add_to is None or len(parts) != 1:
+            if add_to is None or count != 1:
                 msg = f"linear {label}: features are not given; only add_to can replace them"
                 raise ModelError(msg)
             features = self._width(add_to)
-        sizes = (features,) * len(parts) if isinstance(features, int) else tuple(features)
-        flags = (bias,) * len(parts) if isinstance(bias, bool) else tuple(bias)
-        if not len(parts) == len(sizes) == len(flags):
-            msg = (
-                f"linear {label}: {len(parts)} matrices, {len(sizes)} features, {len(flags)} biases"
-            )
+        sizes = (features,) * count if isinstance(features, int) else tuple(features)
+        flags = (bias,) * count if isinstance(bias, bool) else tuple(bias)
+        if not count == len(sizes) == len(flags):
+            msg = f"linear {label}: {count} matrices, {len(sizes)} features, {len(flags)} biases"
             raise ModelError(msg)
-        width = then_width(f"linear {label}", sizes, then)
-        k = self._width(x)
+        width, k = then_width(f"linear {label}", sizes, then), self._width(x)
         matrices = parts if tied_to is None else (tied_to,)
         weights = tuple(
-            self._matrix(n, size, k, bare=bare) for n, size in zip(matrices, sizes, strict=True)
+            self._matrix(n, size, k, bare=bare, use=u)
+            for n, size, u in zip(matrices, sizes, _uses(use, count), strict=True)
         )
         biases = tuple(
             self._need(f"{n}.bias", (size,), "vector") if flag else None
@@ -506,10 +508,10 @@ class DenseBuilder(ExpertsBuilder):
             out = add_to
             self._check_width(f"linear {label}: add_to", add_to, width)
         self._ops.append(Linear(x, out, weights, biases, sizes, k, fused, add_to is not None))
-        if not adapted:
-            return out
-        self._add_adapters(x, parts, sizes, out)
-        return out if then == "none" else self.activation(out, then)
+        self._products.setdefault(out, []).append((x, weights))
+        if adapted:
+            self._add_adapters(x, parts, sizes, out)
+        return out if fused == then else self.activation(out, then)
 
     def activation(self, x: ValueId, then: Then) -> ValueId:
         """Return act(x). For "*_mul", return act(first half of the columns) * (second half)."""
@@ -547,13 +549,23 @@ class DenseBuilder(ExpertsBuilder):
         if self._spec.pooled:
             self.hidden(x)
             return
-        weight = self._matrix(tied_to or name, vocab, width)
+        weight = self._matrix(tied_to or name, vocab, width, use="head")
         shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
         self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift, kept))
 
     def hidden(self, x: ValueId) -> None:
         """Append the last op of an embedding model, which returns rows of x."""
         self._ops.append(Hidden(x, self._width(x)))
+
+
+def _uses(use: Use | Literal["qkv"] | Sequence[Use], count: int) -> Sequence[Use]:
+    """Return the use of each of `count` matrices of `DenseBuilder.linear`."""
+    if not isinstance(use, str):
+        return use
+    if use != "qkv":
+        return (use,) * count
+    others: list[Use] = ["linear"] * (count - 1)
+    return (*others, "values")
 
 
 def gathers(to: Lowering, *weights: str) -> bool:

@@ -242,6 +242,7 @@ class EntriesBuilder(LatentBuilder):
         check_rope(rope, width)
         self._need(ape, (pool, series * width), "vector")
         weight = self._need(f"{norm}.weight", (width,), "vector")
+        self._keep_exact(*gates)
         raw = [self.store_rows(x, window=window) for x in (*keys, *gates)]
         for layer in raw[1:]:  # the kernel reads one block table for all of them
             self._cache[layer] = replace(self._cache[layer], joined=True)

@@ -12,6 +12,7 @@ from cpuserve.program.loads import Orders
 from cpuserve.program.lora import SCALES, Adapters, name_a, name_b
 from cpuserve.program.lora import parse as parse_adapter
 from cpuserve.program.ops import Op, Then, ValueId, split_then
+from cpuserve.program.program import Use
 from cpuserve.program.row_formats import WHOLE_ROW, combined_format
 
 if TYPE_CHECKING:
@@ -303,11 +304,14 @@ class ExpertsBuilder(BaseBuilder):
         features: int,
         then: Then,
         biased: bool,
+        use: Use = "linear",
     ) -> None:
         """Multiply the routed rows x by the matrices [features, width of x] of their experts."""
         k, sizes = self._width(x), (features,) * len(experts[0])
         then_width(join(tuple(experts[0])), sizes, then)
-        weights = tuple(tuple(self._matrix(n, features, k) for n in names) for names in experts)
+        weights = tuple(
+            tuple(self._matrix(n, features, k, use=use) for n in names) for names in experts
+        )
         biases = tuple(
             tuple(self._need(f"{n}.bias", (features,), "vector") for n in names)
             for names in (experts if biased else ())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import ModelError
 from cpuserve.program.operations.attention import AttentionBuilder, check_rope
+from cpuserve.program.operations.columns import Columns
 from cpuserve.program.ops import Op, Rope, ValueId
 from cpuserve.program.program import CacheLayer
 
@@ -265,6 +266,8 @@ class IndexerBuilder(AttentionBuilder):
             raise ModelError(msg)
         if ape is not None:
             self._need(ape, (pool, width), "vector")
+            joined = (op for op in self._ops if isinstance(op, Columns) and op.out == x)
+            self._keep_exact(*(op.more for op in joined if op.more is not None))  # the gates
         if rope is not None:
             check_rope(rope, width)
         weight = self._need(f"{norm}.weight", (width,), "vector") if norm else None
@@ -298,5 +301,7 @@ class IndexerBuilder(AttentionBuilder):
         if weights is not None:
             self._check_width(f"layer {layer}: index weights", weights, heads)
         out = self._value(f"layers.{layer}.selection", (keep + 1) * pool - 1)
+        if weights is not None:
+            self._keep_exact(weights)
         self._ops.append(SelectKeys(q, weights, out, layer, heads, width, keep, pool))
         return out

@@ -233,7 +233,7 @@ class LatentBuilder(IndexerBuilder):
         """
         width = self._width(x) // heads
         self._check_width(name, x, heads * width)
-        weight = self._matrix(name, heads * features, width)
+        weight = self._matrix(name, heads * features, width, use="exact")
         out = self._value(name, heads * features)
         self._ops.append(HeadLinear(x, out, weight, heads, features, 0, features, width, width))
         return out
@@ -247,7 +247,7 @@ class LatentBuilder(IndexerBuilder):
             msg = f"{kv_b}: adapters of this matrix are not supported"
             raise ModelError(msg)
         if isinstance(kv_b, str):
-            both = self._matrix(kv_b, heads * (nope + values), rank)
+            both = self._matrix(kv_b, heads * (nope + values), rank, use="exact")
             return (both, heads, nope + values, 0), (both, heads, nope + values, nope)
         keys = self._matrix(kv_b[0], heads * rank, nope)
         return (keys, heads, rank, 0), (

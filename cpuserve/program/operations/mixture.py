@@ -283,7 +283,7 @@ class MixtureBuilder(DenseBuilder):
             hidden = self._activate(hidden, routing, then, (limit, gate_limit), weigh_inputs)
         out_width = width if to is None else self._width(to)
         out = self._value(f"{router} out", out_width, chosen)
-        self._expert_linear(hidden, routing, out, down, out_width, "none", biased)
+        self._expert_linear(hidden, routing, out, down, out_width, "none", biased, "down")
         total = self._value(f"{router} sum", out_width) if to is None else to
         combined = (out, routing, total, out_width, chosen, to is not None)
         self._ops.append(Combine(*combined, weighted=not weigh_inputs))
@@ -336,6 +336,7 @@ class MixtureBuilder(DenseBuilder):
     ) -> ValueId:
         """Return the experts that each token chooses, and their weights: [T, 2 * chosen]."""
         count = self._width(logits)
+        self._keep_exact(logits)
         for name in filter(None, (bias, factors)):
             self._need(name, (count,), "vector")
         routing = self._value(f"{router} routing", 2 * chosen)

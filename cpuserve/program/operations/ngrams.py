@@ -136,7 +136,8 @@ class NgramsBuilder(BaseBuilder):
             msg = f"{name}: n-grams of {self._spec.vocab} token ids, of at most {MOST_IDS}"
             raise ModelError(msg)
         weights = tuple(
-            self._matrix(f"{name}.shard_{i}", count, width) for i, count in enumerate(rows)
+            self._matrix(f"{name}.shard_{i}", count, width, use="exact")
+            for i, count in enumerate(rows)
         )
         out, state = self._value(name, len(sizes) * width), len(self._states)
         hashes = (tuple(sizes), tuple(multipliers), end)

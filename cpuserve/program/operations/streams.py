@@ -188,6 +188,7 @@ class StreamsBuilder(BaseBuilder):
             raise ModelError(msg)
         self._need(scales, (parts,), "vector")
         self._need(base, (columns,), "vector")
+        self._keep_exact(weights)
         eps = self._spec.norm_eps
         sizes = (rounds, eps, floor, parts, most)
         self._ops.append(StreamWeights(x, weights, streams, scales, base, *sizes))
@@ -222,6 +223,7 @@ class StreamsBuilder(BaseBuilder):
         streams = self._streams(to, self._width(y))
         columns = weight_columns(streams, ALL_PARTS if mixed else 2 if given else 1)
         self._check_width("weights", weights, columns)
+        self._keep_exact(weights)
         self._ops.append(SpreadStreams(to, y, weights, self._width(y), mixed, given))
 
     def gate_streams(self, keys: ValueId, queries: ValueId, values: ValueId) -> ValueId:

@@ -252,6 +252,8 @@ class WkvBuilder(RecurrentBuilder):
         if gates is not None:
             self._check_width("lerp: gates", gates, width)
         out = self._value(f"{name or 'gated'} lerp", width)
+        if gates is not None and plain:
+            self._keep_exact(gates, steps=2)
         self._ops.append(Lerp(x, to, out, width, weight, gates, plain))
         return out
 
@@ -283,6 +285,7 @@ class WkvBuilder(RecurrentBuilder):
         r_k = self._need(f"{name}.r_k", (heads, keys // heads), "vector")
         norms = self._norm_of_heads(name, values, norm=norm)
         out, state = self._value(name, values), len(self._states)
+        self._keep_exact(decay, rate, steps=2)
         self._ops.append(Wkv7(*inputs, out, state, *sizes, k_k, k_a, r_k, *norms, eps))
         # A unit of the state is a head. For every open token (a token after the closed state) it
         # also keeps three rows as wide as a key, and two as wide as a value.
@@ -321,6 +324,7 @@ class WkvBuilder(RecurrentBuilder):
         norms = self._norm_of_heads(name, heads * value_width, norm=norm)
         out, state = self._value(name, heads * value_width), len(self._states)
         sizes = (heads, kv_heads, key_width, value_width)
+        self._keep_exact(decay, steps=2)
         self._ops.append(Wkv6(*inputs, out, state, *sizes, u, *norms, eps, scale))
         # Every open token keeps its key, the decay of each row until it, and its value.
         row = 2 * whole_lines(key_width) + whole_lines(value_width)
