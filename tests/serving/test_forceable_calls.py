@@ -16,7 +16,7 @@ from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.calls.events import ToolCallDelta
 from cpuserve.serving.tools.families import family as family_of
 from cpuserve.serving.tools.learn import LearnedFormat
-from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought
+from cpuserve.serving.tools.use import response_structure, tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.rendered_calls import NAME, ONE_CALL, OTHER, SOURCES, TOOLS, learned, written
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -124,7 +124,7 @@ def test_a_structured_output_comes_after_a_thought_with_calls_beside_it(family, 
     found = learned(family)[0]
     call = GenerateCall(tools=TOOLS, messages=[], **FORM)
     used = tool_use(call, found)
-    assert waits_for_thought(call, used) == found.thinks
+    assert used.waits == found.thinks
     form = response_structure(call, used)
     header = {"gpt-oss": "<|channel|>final<|message|>"}.get(family, "")
     if found.turns is not None:
@@ -144,7 +144,7 @@ def test_a_structured_output_without_tools_comes_after_a_thought(family, allows)
     found = learned(family)[0]
     call = GenerateCall(messages=[], **FORM)
     used = tool_use(call, found)
-    assert waits_for_thought(call, used) == found.thinks
+    assert (used is not None and used.waits) == found.thinks
     assert allows(response_structure(call, used), '{"a": 1}')
     assert not allows(response_structure(call, used), '{"a": "x"}')
 

@@ -56,10 +56,10 @@ class Prompt:
 
     thinks: whether the prompt ends within a thought.
     continues: whether the prompt ends with the beginning of the response's text.
-    waits: whether the forced beginning of the response is not in the prompt,
-      but comes after the model's thought, if the model thinks.
     rendered: the messages as the chat template wrote them, with masks (tokenizer/masks.py).
-    opening: the beginning of the response, which follows `rendered` in the prompt.
+    opening: the forced beginning of the response, which follows `rendered` in the prompt.
+    later: the forced beginning that comes after the model's thought, if the model thinks;
+      the grammar of the response begins only there. None = the grammar begins at once.
     labels: the labels of the options, if the prompt is a question of a decision.
     shared: the number of tokens that all prompts of the call share at their beginning
       and that are computed once, in whole KV blocks; 0 = each prompt is computed by itself.
@@ -72,9 +72,9 @@ class Prompt:
     text: str | None = None
     thinks: bool = False
     continues: bool = False
-    waits: bool = False
     rendered: str | None = None
     opening: str = ""
+    later: str | None = None
     labels: Labels | None = None
     shared: int = 0
     pictures: Sequence[Picture] = ()

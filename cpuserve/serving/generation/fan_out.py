@@ -162,7 +162,7 @@ def sequences_of(
     for k in range(params.n):
         own = _params_of(params, k)
         sequence = SequenceRequest(first + k, prompt, own, params.n, priority)
-        if prompt.waits:
+        if prompt.later is not None:
             sequence.after_thought, form = own, own.structured_outputs
             if form is not None:
                 form = msgspec.structs.replace(form, later=True)

@@ -41,7 +41,7 @@ from cpuserve.serving.models.recent_prompts import as_shown, difference
 from cpuserve.serving.prompts.prompts import prompts_of
 from cpuserve.serving.threads import run_limited, run_sized
 from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
-from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought
+from cpuserve.serving.tools.use import response_structure, tool_use
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
@@ -153,8 +153,7 @@ async def read_prompts(
     if call.decisions is not None:  # only the first token counts, even if it begins a tool call
         return None, await prompts_of(context, call, num_bytes)
     tools = tool_use(call, context.learned_format, context.thoughts)
-    opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
-    return tools, await prompts_of(context, call, num_bytes, opening, waits=waits)
+    return tools, await prompts_of(context, call, num_bytes, tools)
 
 
 # Kinds of output, each as (its name in error messages, the endpoints to use).

@@ -57,8 +57,7 @@ class SequenceRun:
         self._held: list[Event] = []  # events held back until it is known whether the model thinks
         self._num_held = 0  # the number of tokens in the events of `_held`
         waits = sequence.after_thought is not None
-        opening = "" if waits or tools is None else tools.opening
-        self._processor = self._begin(opening, waits=waits)
+        self._processor = self._begin(sequence.prompt.opening, waits=waits)
         if tools is not None:
             self._processor.watch_thought(tools.thoughts.budget, waits=waits)
 
@@ -145,7 +144,7 @@ class SequenceRun:
         tools, sequence, why = self._tools, self._sequence, self._processor.turn
         assert tools is not None
         self.is_first = False
-        opening = "" if sequence.after_thought is None else tools.opening
+        opening = sequence.prompt.later or ""
         if why is NextTurn.NONE:
             self._tokens.clear()
             self._processor = self._begin(opening)

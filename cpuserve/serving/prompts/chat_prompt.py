@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cpuserve.core.pictures import Picture
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.pictures import PictureReader, ReadPicture
+    from cpuserve.serving.tools.use import ToolUse
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -43,18 +44,15 @@ async def chat_prompt(
     context: ModelContext,
     call: GenerateCall,
     num_bytes: int,
+    tools: ToolUse | None = None,
     *,
     most: int | None = None,
-    opening: str = "",
-    waits: bool = False,
     measures: bool = False,
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template.
 
+    tools: has the forced beginning of the response, such as the start of a tool call.
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
-    opening: the forced beginning of the response, such as the start of a tool call.
-    waits: `opening` and the grammar of the response come after the thought,
-      if the prompt allows a thought.
     measures: the prompt is only counted, so damaged pixels of pictures are not noticed.
 
     num_bytes: the size of the request's body; small and large requests render on separate threads.
@@ -69,20 +67,20 @@ async def chat_prompt(
             text = reader.marked(text, mark)
         text = reader.spaced(text)
     thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
-    waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
-    begun = "" if waits else opening
+    may_think = thinks or not (continues or ends_thought(text, _tags(context)))
+    opening, later = ("", None) if tools is None else tools.begin(may_think=may_think)
     if pictures:
         _check_uncut(call)
     elif call.earlier is not None:
-        ids = await continued(context, call.earlier, text + begun, masked=True)
-        return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
+        ids = await continued(context, call.earlier, text + opening, masked=True)
+        return Prompt(ids, thinks=thinks, opening=opening, later=later)
     digests = [each.digest for each in pictures]
     cut = cut_of(context, call)
-    ids, earlier = await chat_tokens(context, call, text, begun, most, cut, digests)
+    ids, earlier = await chat_tokens(context, call, text, opening, most, cut, digests)
     shown_pictures: Sequence[Picture] = ()
     if context.pictures is not None:
         ids, shown_pictures = await _with_placeholders(
-            context, context.pictures, pictures, ids, earlier, text + begun
+            context, context.pictures, pictures, ids, earlier, text + opening
         )
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
     rendered = text if cut is None else None
@@ -90,9 +88,9 @@ async def chat_prompt(
         ids,
         thinks=thinks,
         continues=continues,
-        waits=waits,
         rendered=rendered,
-        opening=begun,
+        opening=opening,
+        later=later,
         pictures=shown_pictures,
         shown=[each.seen for each in pictures],
         patches_of=patches_of(pictures) if pictures else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.tools.use import ToolUse
     from cpuserve.tokenizer.cut import Cut
 
 # The longest prompt in tokens that may be truncated. No request body can hold a longer one.
@@ -32,15 +34,12 @@ async def prompts_of(
     context: ModelContext,
     call: GenerateCall,
     num_bytes: int,
-    opening: str = "",
-    *,
-    waits: bool = False,
+    tools: ToolUse | None = None,
 ) -> list[Prompt]:
     """Return the prompts of a call in order.
 
     num_bytes: the size of the request's body.
-    opening: the forced beginning of the response.
-    waits: this beginning comes after the thought, if the prompt allows a thought (see chat_prompt).
+    tools: has the forced beginning of the response; None = nothing is forced.
 
     Raises:
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
@@ -54,11 +53,9 @@ async def prompts_of(
             msgspec.structs.replace(call, messages=messages, conversations=None)
             for messages in call.conversations
         ]
-        return [
-            await chat_prompt(context, one, num_bytes, opening=opening, waits=waits) for one in each
-        ]
+        return [await chat_prompt(context, one, num_bytes, tools) for one in each]
     if call.messages is not None:
-        return [await chat_prompt(context, call, num_bytes, opening=opening, waits=waits)]
+        return [await chat_prompt(context, call, num_bytes, tools)]
     if call.suffix:
         return await _infill_prompts(context, call, call.suffix)
     if call.earlier is not None and isinstance(call.prompt, str):
@@ -105,8 +102,10 @@ async def counted_prompt(context: ModelContext, call: GenerateCall, num_bytes: i
       InvalidRequest: the messages, the tools or the template are invalid, or the prompt is longer.
     """
     tools = tool_use(call, context.learned_format, context.thoughts)
-    opening, most = tools.opening if tools else "", most_counted(context)
-    return await chat_prompt(context, call, num_bytes, most=most, opening=opening, measures=True)
+    if tools is not None:
+        tools = replace(tools, waits=False)
+    most = most_counted(context)
+    return await chat_prompt(context, call, num_bytes, tools, most=most, measures=True)
 
 
 async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str) -> list[Prompt]:

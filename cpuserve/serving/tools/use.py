@@ -45,6 +45,7 @@ class ToolUse:
     """How the tools and thoughts of a response are forced and parsed.
 
     opening: the forced beginning of the response; "" = nothing is forced.
+    waits: `opening` and the grammar come after the thought, if the prompt allows a thought.
     most_calls: the response ends after this number of tool calls, None = any number.
     form: the grammar of the response after `opening`; None = there is no grammar.
     asked: the structured output that the response may be in place of calls; None = free text.
@@ -66,6 +67,14 @@ class ToolUse:
     ends_at_repeat: bool = False
     asked: StructuredOutputs | None = None
     custom: frozenset[str] = frozenset()
+    waits: bool = False
+
+    def begin(self, *, may_think: bool) -> tuple[str, str | None]:
+        """Return the beginnings of the response in its prompt and after its thought (see Prompt).
+
+        may_think: whether the model may think after the prompt.
+        """
+        return ("", self.opening) if self.waits and may_think else (self.opening, None)
 
     def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
         """Return the parser of the text that choice `index` has after `prompt` and `opening`."""
@@ -123,13 +132,6 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
     return msgspec.structs.replace(form, calls=tools.grammar())
 
 
-def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
-    """Return whether the model may think before a tool call or structured output is forced."""
-    if tools is None or not tools.learned_format.thinks or call.reasoning_effort == "none":
-        return False
-    return bool(tools.opening or tools.form is not None or tools.asked is not None)
-
-
 def tool_use(
     call: GenerateCall, found: LearnedFormat, thoughts: ThoughtUse = USUAL
 ) -> ToolUse | None:
@@ -149,12 +151,14 @@ def tool_use(
     told = call.include_reasoning is not False
     limit = None if budget is None or budget < 0 else budget
     custom = frozenset(call.custom_tools or ())
+    is_forced = bool(used.opening or used.form is not None or asked is not None)
     return replace(
         used,
         thoughts=replace(thoughts, told=told, budget=limit),
         ends_at_repeat=bool(used.kept) and (asked is not None or call.tool_choice == "required"),
         asked=asked,
         custom=custom,
+        waits=is_forced and found.thinks and call.reasoning_effort != "none",
     )
 
 
