@@ -32,7 +32,7 @@ METHODS = {
 FUNCTIONS = {"mmap", "mmap.mmap", "open", "super().accept", "self._listener.accept"}
 # Functions without a point of their own, and why.
 ELSEWHERE = {
-    "api/batches/directory.py:__init__": "the lock of the directory, when the server starts",
+    "api/stored/owned_folder.py:__init__": "the lock of the directory, when the server starts",
     "api/batches/service.py:_opened": "open_plain has the point",
     "api/batches/service.py:_run": "open_plain has the point",
     "api/http/audit_file.py:_opened": "its caller has the point",
@@ -46,7 +46,6 @@ ELSEWHERE = {
     "api/http/tls.py:recv": "asyncio closes a connection after an error of its socket",
     "api/http/tls.py:recv_into": "asyncio closes a connection after an error of its socket",
     "api/lifecycle/model_context.py:files_fingerprint": "reads a template for the audit file",
-    "api/ollama/created/directory.py:__init__": "the lock of the directory, when the server starts",
     "api/request/memory_trim.py:trim_asleep": "an error has no effect",
     "core/kv/cache_folder.py:_remove_unused": "an error leaves a directory for later",
     "core/kv/cache_folder.py:create": "an error at the start leaves the engines without it",

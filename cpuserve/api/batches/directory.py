@@ -7,11 +7,9 @@ after the content is complete, so a server that was killed leaves no partial fil
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,19 +19,17 @@ import msgspec
 
 from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.stored.disk import DiskError, writing
+from cpuserve.api.stored.owned_folder import OwnedFolder, open_plain, read_records, write_whole
 from cpuserve.api.stored.quota import Quota
-from cpuserve.base.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.base.errors import InvalidRequest, NotFound
 from cpuserve.base.fault_points import fault
 from cpuserve.base.ids import guarding_id
 from cpuserve.base.log import get_logger
-from cpuserve.core.regular_file import read_regular
 from cpuserve.serving.threads import run_on_disk
 
 log = get_logger("serve")
 S = TypeVar("S", bound=msgspec.Struct)
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = "--files-dir"
-_MOST_RECORD_BYTES = 64 << 20
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -105,22 +101,8 @@ class FileDirectory:
         # Whether a batch that has not ended reads a file; such a file does not expire.
         self.is_read: Callable[[str], bool] = lambda _: False
         root = Path(place).expanduser()
-        self._files = root / "files"
-        self._batches = root / "batches"
-        try:
-            for folder in (self._files, self._batches):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The system releases the lock when the process ends, even if the process is killed.
-            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
-        except OSError as error:
-            msg = f"--files-dir {place} cannot be used ({error.strerror}): choose another directory"
-            raise ConfigError(msg) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            msg = f"another server uses --files-dir {place}: choose another directory"
-            raise ConfigError(msg) from None
+        self._folder = OwnedFolder(f"{_PLACE} {place}", root, ("files", "batches"))
+        self._files, self._batches = self._folder.parts
         self._damaged: list[Path] = []
         self._known = {
             path.stem: found
@@ -133,7 +115,7 @@ class FileDirectory:
                 self._rewrite(self._files / f"{found.file.id}.json", found)
         for file_id, found in self._known.items():
             self._measure(file_id, found.caller, counts=True)
-        self._drop_unknown()
+        self._folder.drop_unfinished()
 
     def owners(self) -> tuple[str, ...]:
         """Return the callers that have shares of all limits."""
@@ -141,7 +123,7 @@ class FileDirectory:
 
     def close(self) -> None:
         """Release the lock, so that another server may use the directory."""
-        os.close(self._lock)
+        self._folder.close()
 
     def path_of(self, file_id: str) -> Path:
         """Return the path of a file's content; file_id: an id that `new_id` returned."""
@@ -347,28 +329,6 @@ class FileDirectory:
         for file_id, caller in used.items():
             self.resume(file_id, caller)
 
-    def _drop_unknown(self) -> None:
-        for folder in (self._files, self._batches):
-            for path in folder.glob("*.part"):
-                path.unlink()
-
-
-def read_records(folder: Path, kind: type[S], damaged: list[Path]) -> Iterator[tuple[Path, S]]:
-    """Yield the JSON records in a folder with their sorted paths.
-
-    damaged: gets the paths of records that cannot be read; they are logged, and stay on disk.
-    """
-    for path in sorted(folder.glob("*.json")):
-        try:
-            fault("record.read")
-            data = read_regular(path, _MOST_RECORD_BYTES)
-            if data is None:
-                raise OSError(errno.EINVAL, "no file, or too large for a record")
-            yield path, msgspec.json.decode(data, type=kind)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.error("%s is damaged and left out (%s): repair or delete it", path, error)
-            damaged.append(path)
-
 
 def _is_of(path: Path, file_id: str, damaged: list[Path]) -> bool:
     """Return whether a description has its own file's id; otherwise it counts as damaged."""
@@ -376,34 +336,3 @@ def _is_of(path: Path, file_id: str, damaged: list[Path]) -> bool:
         log.error("%s is damaged and left out (it describes %r): delete it", path, file_id)
         damaged.append(path)
     return path.stem == file_id
-
-
-def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a plain file; OSError if it is a link."""
-    fault("content.open")
-    return os.open(path, flags | _FLAGS, 0o600)
-
-
-def write_whole(path: Path, value: msgspec.Struct) -> None:
-    """Replace a file atomically by the JSON of `value`: readers see the old or the new content."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    handle = open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            fault("record.write")
-            out.write(msgspec.json.encode(value))
-            out.flush()
-            fault("record.sync")
-            os.fsync(out.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Write all of `data` to a descriptor, which may take several calls."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left[: fault("content.write", len(left))]) :]

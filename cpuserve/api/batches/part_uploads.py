@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.batches.directory import (
-    FileDirectory,
-    FileObject,
-    UploadFacts,
-    open_plain,
-    write_all,
-)
+from cpuserve.api.batches.directory import FileDirectory, FileObject, UploadFacts
 from cpuserve.api.batches.facts import check_content
 from cpuserve.api.stored.disk import DiskError, writing
+from cpuserve.api.stored.owned_folder import open_plain, write_all
 from cpuserve.base.errors import InvalidRequest, NotFound
 from cpuserve.base.fault_points import fault
 from cpuserve.base.ids import guarding_id

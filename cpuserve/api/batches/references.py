@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cpuserve.api.batches.directory import FileDirectory, StoredFile, open_plain
+from cpuserve.api.batches.directory import FileDirectory, StoredFile
 from cpuserve.api.request.content_parts import with_content
+from cpuserve.api.stored.owned_folder import open_plain
 from cpuserve.base.errors import NotFound
 from cpuserve.base.fault_points import fault
 from cpuserve.serving.pictures import KINDS

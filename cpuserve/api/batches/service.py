@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from cpuserve.api.batches.directory import FileDirectory, UploadFacts, open_plain, write_all
+from cpuserve.api.batches.directory import FileDirectory, UploadFacts
 from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
 from cpuserve.api.batches.lines import (
     EXPIRED,
@@ -28,6 +28,7 @@ from cpuserve.api.batches.lines import (
 )
 from cpuserve.api.batches.part_uploads import PartUploads
 from cpuserve.api.stored.disk import DiskError, limit_error, writing
+from cpuserve.api.stored.owned_folder import open_plain, write_all
 from cpuserve.api.stored.quota import Quota
 from cpuserve.base.errors import InvalidRequest, NotFound
 from cpuserve.base.fault_points import fault

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
+from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.api.errors.http_errors import PayloadTooLarge, UnsupportedMediaType
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.stored.disk import writing
+from cpuserve.api.stored.owned_folder import open_plain, write_all
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.base.fault_points import fault
 from cpuserve.serving.threads import run_waiting

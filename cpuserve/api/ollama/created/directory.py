@@ -8,7 +8,6 @@ so a server that was killed leaves no broken model.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -17,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cpuserve.api.batches.directory import open_plain, read_records, write_whole
 from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.stored.disk import writing
+from cpuserve.api.stored.owned_folder import OwnedFolder, open_plain, read_records, write_whole
 from cpuserve.api.stored.quota import Quota
-from cpuserve.base.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.base.errors import InvalidRequest, NotFound
 from cpuserve.base.fault_points import fault
 
 # Seconds that a blob of no model is kept: its client may be about to create the model.
@@ -86,32 +85,15 @@ class ModelDirectory:
         self._stored: dict[str, tuple[str, int]] = {}  # the owner and bytes of each blob
         self._creating: list[Manifest] = []
         root = Path(place).expanduser().absolute()
-        self._blobs, self._models, self._weights = (
-            root / name for name in ("blobs", "models", "weights")
-        )
-        try:
-            for folder in (self._blobs, self._models, self._weights):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock = os.open(root / "lock", flags, 0o600)
-        except OSError as error:
-            msg = (
-                f"--models-dir {place} cannot be used ({error.strerror}): choose another directory"
-            )
-            raise ConfigError(msg) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            msg = f"another server uses --models-dir {place}: choose another directory"
-            raise ConfigError(msg) from None
+        self._folder = OwnedFolder(f"{_PLACE} {place}", root, ("blobs", "models", "weights"))
+        self._blobs, self._models, self._weights = self._folder.parts
         self._damaged: list[Path] = []
         self.manifests = {
             found.name: found for _, found in read_records(self._models, Manifest, self._damaged)
         }
         for found in self.manifests.values():
             found.owner = self._callers.current_owner(found.owner)
-        self._drop_parts()
+        self._folder.drop_unfinished()
         self._measure()
         self.drop_unused()
 
@@ -120,19 +102,12 @@ class ModelDirectory:
 
     def close(self) -> None:
         """Release the lock, so that another server may use the directory."""
-        os.close(self._lock)
+        self._folder.close()
 
     @property
     def used(self) -> tuple[int, int]:
         """The bytes of all files and downloads, and the most that they may be."""
         return self._bytes.total, self._bytes.limit
-
-    def _drop_parts(self) -> None:
-        for folder in (self._blobs, self._models):
-            for path in folder.glob("*.part"):
-                path.unlink()
-        for path in self._weights.glob("*.part"):
-            shutil.rmtree(path, ignore_errors=True)
 
     # --- blobs: files of models, stored under their SHA-256 ------------------------------------
 
