@@ -12,6 +12,8 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import RouterScore, Then, ValueId
 
+GATED_PARTS = ("gate_proj", "up_proj", "down_proj")
+
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
     """Return the entries of `ModelSpec.extra` that `add_mixture` needs.
@@ -90,7 +92,7 @@ def add_mixture(
     h: ValueId,
     x: ValueId | None,
     *,
-    parts: Sequence[str],
+    parts: Sequence[str] = GATED_PARTS,
     renormalize: bool,
     score: RouterScore = "softmax",
     scale: float = 1.0,
@@ -149,7 +151,7 @@ def add_shared_mixture(
     x: ValueId | None,
     *,
     score: RouterScore,
-    parts: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    parts: Sequence[str] = GATED_PARTS,
     bias: str | None = "gate.e_score_correction_bias",
     silu_limits: tuple[float, float] = (0.0, 0.0),
 ) -> ValueId:
@@ -188,3 +190,47 @@ def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId
         dense_mlp(b, s, layer, h, x)
     else:
         add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="sigmoid")
+
+
+def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict[str, object]:
+    """Return the entries of `ModelSpec.extra` that `qwen_shared_mlp` needs."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    return {
+        **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+        "renormalize": renormalize,
+        "dense_layers": read_sparse_step(config, layers),
+        "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
+    }
+
+
+def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the mixture of experts of h to x, or the dense MLP of h, whichever the layer has.
+
+    The layers in s.extra["dense_layers"] have a dense MLP.
+    """
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+        return
+    add_mixture(
+        b,
+        s,
+        f"model.layers.{layer}.mlp",
+        h,
+        x,
+        renormalize=cast("bool", s.extra["renormalize"]),
+    )
+
+
+def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Do the same as `qwen_mlp`, and add an expert for all tokens, times the sigmoid of a gate."""
+    qwen_mlp(b, s, layer, h, x)
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        return
+    add_shared_expert(b, s, f"model.layers.{layer}.mlp", h, x)
+
+
+def add_shared_expert(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add to x the expert of h that all tokens share, times the sigmoid of a gate."""
+    out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
+    b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
+    b.add(out, to=x)

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_int, read_windows
-from cpuserve.models.experts import add_mixture
+from cpuserve.models.experts import add_mixture, read_shared_experts
 from cpuserve.models.llama import build_decoder, dense_mlp, gated_mlp, read_decoder, self_attention
-from cpuserve.models.qwen3_moe import read_shared_experts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId

@@ -8,7 +8,7 @@ from typing import Any, cast
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
-from cpuserve.models.mixtral import Mixtral
+from cpuserve.models.mixtures import Mixtral
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
-from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.experts import add_mixture, qwen_mlp, read_experts
 from cpuserve.models.llama import (
     attend,
     build_decoder,
@@ -16,7 +16,6 @@ from cpuserve.models.llama import (
     read_decoder,
     self_attention,
 )
-from cpuserve.models.qwen3_moe import qwen_mlp
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder

@@ -14,8 +14,8 @@ from cpuserve.models.config import (
     read_taps,
     refuse,
 )
+from cpuserve.models.experts import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
-from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes

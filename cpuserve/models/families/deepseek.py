@@ -30,7 +30,7 @@ _LONGCAT = HeadNames(
 FAMILIES = (
     ModelFamily(("AXK1ForCausalLM",), "cpuserve.models.deepseek:AxK1"),
     ModelFamily(("AXK2ForCausalLM",), "cpuserve.models.axk2:AxK2"),
-    ModelFamily(("DeepseekForCausalLM",), "cpuserve.models.deepseek_moe:DeepseekMoe"),
+    ModelFamily(("DeepseekForCausalLM",), "cpuserve.models.mixtures:DeepseekMoe"),
     ModelFamily(
         ("DeepseekV2ForCausalLM",),
         "cpuserve.models.deepseek:DeepseekV2",

@@ -14,7 +14,7 @@ FAMILIES = (
     ModelFamily(("HunYuanMoEV1ForCausalLM",), "cpuserve.models.hunyuan:HunyuanMoe"),
     ModelFamily(
         ("HYV3ForCausalLM",),
-        "cpuserve.models.hy_v3:HunYuan3",
+        "cpuserve.models.mixtures:HunYuan3",
         guesses=Guesses(FINAL),
     ),
     ModelFamily(

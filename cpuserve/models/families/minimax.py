@@ -9,7 +9,7 @@ FAMILIES = (
         ("MiniMaxForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"),
         "cpuserve.models.minimax:MiniMax",
     ),
-    ModelFamily(("MiniMaxM2ForCausalLM",), "cpuserve.models.minimax_m2:MiniMaxM2"),
+    ModelFamily(("MiniMaxM2ForCausalLM",), "cpuserve.models.mixtures:MiniMaxM2"),
     ModelFamily(
         ("MiniMaxM3VLForCausalLM", "MiniMaxM3SparseForCausalLM"),
         "cpuserve.models.minimax_m3:MiniMaxM3",

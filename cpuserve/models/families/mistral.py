@@ -28,7 +28,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("MixtralForCausalLM",),
-        "cpuserve.models.mixtral:Mixtral",
+        "cpuserve.models.mixtures:Mixtral",
         shared_gguf={"MixtralForCausalLM": "llama"},
     ),
     Whole(

@@ -63,7 +63,7 @@ FAMILIES = (
         taggers=("Qwen2ForTokenClassification",),
         guesses=Guesses(_MIMO_7B, hidden_first=True),
     ),
-    ModelFamily(("Qwen2MoeForCausalLM",), "cpuserve.models.qwen2_moe:Qwen2Moe"),
+    ModelFamily(("Qwen2MoeForCausalLM",), "cpuserve.models.mixtures:Qwen2Moe"),
     ModelFamily(
         ("Qwen3_5ForCausalLM",),
         "cpuserve.models.qwen3_next:Qwen35",
@@ -119,7 +119,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("Qwen3MoeForCausalLM",),
-        "cpuserve.models.qwen3_moe:Qwen3Moe",
+        "cpuserve.models.mixtures:Qwen3Moe",
         text_types={
             "qwen3_moe": TextType(),
             "qwen3_omni_moe_text": TextType(

@@ -1,4 +1,4 @@
-"""Mixtral and PhiMoE: decoders with mixtures of experts as feed-forward layers."""
+"""PhiMoE: Mixtral with layer norms and another router."""
 
 from __future__ import annotations
 
@@ -7,48 +7,12 @@ from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
-from cpuserve.models.llama import build_decoder, read_decoder, self_attention
+from cpuserve.models.llama import read_decoder, self_attention
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import ValueId
 
 CHOSEN = 2  # experts of a token in PhiMoE
-
-
-class Mixtral:
-    """Mistral with experts; their weights add up to 1. Source: transformers modeling_mixtral."""
-
-    stored = StoredNames(
-        {
-            **experts_by_number("mlp", "block_sparse_moe"),
-            r"\.mlp\.gate\.": ".block_sparse_moe.gate.",
-        }
-    )
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Mixtral config, which has no window by default."""
-        return read_decoder(
-            {
-                **config,
-                "rope_theta": config.get("rope_theta") or 1e6,
-                "rms_norm_eps": config.get("rms_norm_eps") or 1e-5,
-            },
-            positions=131072,
-            window=read_int(config, "sliding_window", 0, low=0),
-            extra=read_experts(config, count="num_local_experts", width="intermediate_size"),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, mlp=_mlp)
-
-
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    at = f"model.layers.{layer}.block_sparse_moe"
-    add_mixture(b, s, at, h, x, parts=("w1", "w3", "w2"), renormalize=True)
 
 
 class PhiMoe:

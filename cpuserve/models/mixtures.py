@@ -1,0 +1,428 @@
+"""The table of decoders with mixtures of experts that differ from Llama, Qwen3 or Mixtral by parts.
+
+Mixtures of families with files of their own, such as DeepSeek and Granite, are there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_float,
+    read_int,
+    read_object,
+    read_qwen_windows,
+    read_window,
+    read_windows,
+    refuse,
+)
+from cpuserve.models.decoder_row import (
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    Config,
+    DecoderRow,
+    when_empty,
+    with_head_dim,
+    without_nulls,
+)
+from cpuserve.models.experts import (
+    add_mixture,
+    add_shared_mixture,
+    qwen_mlp,
+    qwen_shared_mlp,
+    read_dense_layers,
+    read_experts,
+    read_first_dense,
+    read_groups,
+    read_shared_experts,
+    read_sparse_step,
+    sigmoid_mixture,
+)
+from cpuserve.models.llama import (
+    attend,
+    build_decoder,
+    build_sandwich,
+    dense_mlp,
+    gated_mlp,
+    qk_norm_attention,
+    self_attention,
+)
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames, experts_by_number
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ValueId
+
+
+def _with_qwen_windows(config: Config, extra: dict[str, object]) -> dict[str, Any]:
+    arguments = read_qwen_windows(config)
+    return {**arguments, "extra": {**arguments.get("extra", {}), **extra}}
+
+
+def _qwen2_moe(config: Config) -> dict[str, Any]:
+    renormalize = read_bool(config, "norm_topk_prob", False)
+    return _with_qwen_windows(config, read_shared_experts(config, renormalize=renormalize))
+
+
+Qwen2Moe = DecoderRow(
+    "Qwen2 with routed experts, and a gated expert that all tokens share."
+    " Source: transformers modeling_qwen2_moe.",
+    positions=32768,
+    layers=partial(build_decoder, mlp=qwen_shared_mlp),
+    bias=("qkv_bias", True),
+    out_bias=False,
+    more=_qwen2_moe,
+)
+
+
+def _qwen3_moe(config: Config) -> dict[str, Any]:
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    extra = {
+        **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+        "renormalize": read_bool(config, "norm_topk_prob", False),
+        "dense_layers": read_sparse_step(config, layers),
+    }
+    return _with_qwen_windows(config, extra)
+
+
+Qwen3Moe = DecoderRow(
+    "Qwen3 with experts chosen by a softmax. Source: transformers modeling_qwen3_moe.",
+    positions=32768,
+    layers=partial(build_decoder, attention=qk_norm_attention, mlp=qwen_mlp),
+    bias=ATTENTION_BIAS,
+    more=_qwen3_moe,
+)
+
+
+def _mellum_ropes(config: Config) -> Config:
+    config = with_head_dim(128)(config)
+    config, local_rope = split_ropes(
+        config, config["head_dim"], 131072, theta=500000.0, local_theta=10000.0
+    )
+    return {**config, "local_rope": local_rope}
+
+
+def _mellum(config: Config) -> dict[str, Any]:
+    """Return the settings of layers, which have a window or a dense MLP only if lists say so."""
+    window = read_int(config, "sliding_window", 1024, low=0)
+    return {
+        "extra": {
+            "windows": read_windows(config, window, default=lambda _: False),
+            "dense_layers": read_dense_layers(config),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "local_rope": config["local_rope"],
+        }
+    }
+
+
+Mellum = DecoderRow(
+    "JetBrains' models for code: experts, and layers with a window. Source: modeling_mellum.",
+    positions=131072,
+    layers=partial(build_decoder, attention=qk_norm_attention, mlp=qwen_mlp),
+    prepare=_mellum_ropes,
+    bias=ATTENTION_BIAS,
+    more=_mellum,
+)
+
+
+def _dots1(config: Config) -> dict[str, Any]:
+    window = read_window(config, 4096)
+    first = read_int(config, "max_window_layers", 62, low=0)
+    return {
+        "extra": {
+            "windows": read_windows(config, window, lambda i: window > 0 and i >= first),
+            **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "n_shared_experts", 1),
+            "dense_layers": read_first_dense(config, 0),
+            "groups": read_groups(config, (1, 1), best=2),
+            "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+            "renormalize": read_bool(config, "norm_topk_prob", False),
+        }
+    }
+
+
+Dots1 = DecoderRow(
+    "dots.llm1: experts chosen by a sigmoid and a bias. Source: transformers modeling_dots1.",
+    positions=2048,
+    layers=partial(build_decoder, attention=qk_norm_attention, mlp=sigmoid_mixture),
+    bias=ATTENTION_BIAS,
+    more=_dots1,
+)
+
+
+def _deepseek_moe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x; the first layers have a plain MLP."""
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+    else:
+        add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="softmax")
+
+
+def _deepseek_moe_keys(config: Config) -> Config:
+    read_choice(config, "scoring_func", "softmax", {"softmax": "softmax"})
+    return without_nulls(config)
+
+
+def _deepseek_moe(config: Config) -> dict[str, Any]:
+    first = read_int(config, "first_k_dense_replace", 0, low=0)
+    every = read_int(config, "moe_layer_freq", 1)
+    return {
+        "extra": {
+            **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "n_shared_experts", 0, low=0),
+            "dense_layers": read_dense_layers(config, first=first, every=every),
+            "renormalize": read_bool(config, "norm_topk_prob", False),
+            "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+            "groups": None,
+        }
+    }
+
+
+DeepseekMoe = DecoderRow(
+    "DeepSeek MoE 16B: Llama with chosen and shared experts. Source: llama.cpp deepseek.cpp.",
+    positions=2048,
+    layers=partial(build_decoder, mlp=_deepseek_moe_mlp),
+    prepare=_deepseek_moe_keys,
+    bias=ATTENTION_BIAS,
+    more=_deepseek_moe,
+)
+
+
+def _mixtral_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    at = f"model.layers.{layer}.block_sparse_moe"
+    add_mixture(b, s, at, h, x, parts=("w1", "w3", "w2"), renormalize=True)
+
+
+def _local_experts(config: Config) -> dict[str, Any]:
+    return {"extra": read_experts(config, count="num_local_experts", width="intermediate_size")}
+
+
+Mixtral = DecoderRow(
+    "Mistral with experts; their weights add up to 1. Source: transformers modeling_mixtral.",
+    positions=131072,
+    layers=partial(build_decoder, mlp=_mixtral_mlp),
+    prepare=when_empty(rope_theta=1e6, rms_norm_eps=1e-5),
+    more=lambda config: {
+        "window": read_int(config, "sliding_window", 0, low=0),
+        **_local_experts(config),
+    },
+    stored=StoredNames(
+        {
+            **experts_by_number("mlp", "block_sparse_moe"),
+            r"\.mlp\.gate\.": ".block_sparse_moe.gate.",
+        }
+    ),
+)
+
+
+def _rotated_share(config: Config) -> dict[str, Any]:
+    """Return the keys of a config that have values, with the width of heads.
+
+    Published configs have the number of rotated dimensions of a head (rotary_dim),
+    and newer configs have their share (partial_rotary_factor).
+    """
+    head_dim = read_int(config, "head_dim", 128)
+    values = {**without_nulls(config), "head_dim": head_dim}
+    shares = read_object(config, "rope_parameters"), values
+    if "rotary_dim" in values and not any("partial_rotary_factor" in each for each in shares):
+        rotary = read_int(config, "rotary_dim", high=head_dim)
+        values["partial_rotary_factor"] = rotary / head_dim
+    return values
+
+
+def _minimax_m2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    bias = f"{at}.e_score_correction_bias"
+    add_mixture(b, s, at, h, x, parts=parts, renormalize=True, score="sigmoid", bias=bias)
+
+
+MiniMaxM2 = DecoderRow(
+    "MiniMax M2 and M2.5. Source: transformers modeling_minimax_m2.",
+    positions=196608,
+    layers=partial(
+        build_decoder, attention=partial(self_attention, wide_norm=True), mlp=_minimax_m2_mlp
+    ),
+    prepare=_rotated_share,
+    defaults={"rope_theta": 5e6},
+    more=_local_experts,
+    stored=StoredNames(
+        {**Mixtral.stored.renamed, r"\.mlp\.e_score_": ".block_sparse_moe.e_score_"}
+    ),
+)
+
+
+def _kolibri1(config: Config) -> dict[str, Any]:
+    """Return the settings of layers; only those with a window have a RoPE, none has a dense MLP."""
+    window = read_int(config, "sliding_window", 513)
+    windows = read_windows(config, window, default=lambda i: (i + 1) % 5 > 0)
+    return {
+        "extra": {
+            "windows": windows,
+            "no_rope": tuple(i for i, keys in enumerate(windows) if not keys),
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "renormalize": read_bool(config, "norm_topk_prob", False),
+        }
+    }
+
+
+def _kolibri1_keys(config: Config) -> Config:
+    defaults = {
+        "head_dim": 128,
+        "num_key_value_heads": 4,
+        "num_experts": 384,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 512,
+    }
+    config = {**defaults, **without_nulls(config)}
+    shared = read_int(config, "shared_expert_intermediate_size", 512, high=1 << 24)
+    return {**config, "intermediate_size": shared}
+
+
+def _kolibri1_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return the layer's experts of h plus the expert that all tokens share."""
+    at, renormalize = f"model.layers.{layer}.mlp", cast("bool", s.extra["renormalize"])
+    bias = f"{at}.gate.e_score_correction_bias"
+    total = add_mixture(b, s, at, h, to, renormalize=renormalize, score="chosen_sigmoid", bias=bias)
+    return gated_mlp(b, s, f"{at}.shared_experts", h, s.intermediate, to=total)
+
+
+Kolibri1 = DecoderRow(
+    "Kolibri 1: only layers with a window have a RoPE. Source: transformers modeling_kolibri1.",
+    positions=262144,
+    layers=partial(
+        build_sandwich,
+        attention=partial(attend, qk_norm=True),
+        norms=(
+            "input_layernorm",
+            "post_self_attn_layernorm",
+            "post_attention_layernorm",
+            "post_mlp_layernorm",
+        ),
+        mlp=_kolibri1_mlp,
+    ),
+    prepare=_kolibri1_keys,
+    more=_kolibri1,
+    stored=StoredNames(
+        {
+            r"\.moe\.router\.expert_bias": ".mlp.gate.e_score_correction_bias",
+            r"\.post_attn_norm\.": ".post_self_attn_layernorm.",
+            r"\.post_ffn_norm\.": ".post_mlp_layernorm.",
+        }
+    ),
+)
+
+
+_GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _gpt_oss_keys(config: Config) -> Config:
+    for key, built in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
+        if read_float(config, key, built) != built:
+            refuse(key, config[key], f"{built:g}, which the kernels are built for")
+    scaled = any(config.get(key) is not None for key in ("rope_scaling", "rope_parameters"))
+    scaling = {} if scaled else {"rope_scaling": _GPT_OSS_YARN}
+    return {**without_nulls(config), **scaling}
+
+
+def _gpt_oss(config: Config) -> dict[str, Any]:
+    """Return the settings of layers; without layer_types, layers 0, 2 and so on have a window."""
+    window = read_int(config, "sliding_window", 128, low=0)
+    windows = read_windows(config, window, default=lambda i: i % 2 == 0)
+    experts = read_experts(config, count="num_local_experts", width="intermediate_size")
+    return {"extra": {"windows": windows, **experts}}
+
+
+def _gpt_oss_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's mixture of experts of h to x; the router and all experts have biases."""
+    add_mixture(
+        b,
+        s,
+        f"model.layers.{layer}.mlp",
+        h,
+        x,
+        renormalize=False,
+        score="chosen_softmax",
+        router="router",
+        then="clamped_swiglu_mul",
+        biased=True,
+    )
+
+
+GptOss = DecoderRow(
+    "gpt-oss-20b and 120b: experts with biases, attention sinks. Source: modeling_gpt_oss.",
+    positions=131072,
+    layers=partial(build_decoder, attention=partial(self_attention, sinks=True), mlp=_gpt_oss_mlp),
+    prepare=_gpt_oss_keys,
+    defaults={"head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150000.0},
+    bias=("attention_bias", True),
+    more=_gpt_oss,
+)
+
+
+def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x; the first layers have a plain MLP."""
+    at = f"model.layers.{layer}.mlp"
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+        return
+    out = add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        renormalize=True,
+        score="sigmoid",
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.expert_bias",
+        router="router.gate",
+    )
+    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    gated_mlp(b, s, f"{at}.shared_mlp", h, shared, to=out)
+
+
+def _hunyuan3(config: Config) -> dict[str, Any]:
+    usual = {"num_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536}
+    counted = {**usual, **without_nulls(config)}
+    return {
+        "extra": {
+            **read_experts(counted, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "num_shared_experts", 1),
+            "dense_layers": read_dense_layers(config, first=1),
+            "expert_scale": read_float(config, "router_scaling_factor", 2.826),
+        }
+    }
+
+
+HunYuan3 = DecoderRow(
+    "Hunyuan 3: chosen experts and a shared one. Source: transformers modeling_hy_v3.",
+    positions=131072,
+    layers=partial(build_decoder, attention=qk_norm_attention, mlp=_hunyuan3_mlp),
+    defaults={
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11158840.0,
+        "num_key_value_heads": 8,
+    },
+    bias=ATTENTION_BIAS,
+    mlp_bias=MLP_BIAS,
+    more=_hunyuan3,
+    stored=StoredNames(
+        {
+            r"\.mlp\.gate\.": ".mlp.router.gate.",
+            r"\.mlp\.e_score_correction_bias": ".mlp.expert_bias",
+            r"\.mlp\.shared_experts\.": ".mlp.shared_mlp.",
+        }
+    ),
+)
