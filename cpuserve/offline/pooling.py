@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cpuserve.base.errors import InvalidRequest
-from cpuserve.offline.arguments import PromptInput, Tokenization, as_list, one_each, tokenization_of
+from cpuserve.offline.arguments import (
+    PromptInput,
+    Tokenization,
+    as_list,
+    one_each,
+    text_and_ids,
+    tokenization_of,
+    without_media,
+)
 from cpuserve.offline.jobs import UseTqdm
 from cpuserve.offline.requests import OneAdapter, RequestMethods, name_of
 from cpuserve.outputs import (
@@ -45,7 +53,7 @@ from cpuserve.tokenizer.pairs import NO_INSTRUCTION
 from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
-    pass
+    from cpuserve.tokenizer.conversation import MediaPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +95,15 @@ class Pooling:
 
 @dataclass(slots=True)
 class PoolingBatch:
-    """The requests of one call, with the parameters and the adapter of each."""
+    """The requests of one call, with the parameters and the adapter of each.
+
+    media: the pictures of requests by their index, and the settings for these pictures.
+    """
 
     requests: list[RequestOutput]
     params: list[Pooling]
     adapters: Sequence[OneAdapter | None] = field(default_factory=list)
+    media: dict[int, tuple[list[MediaPart], Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def task(self) -> str | None:
@@ -407,8 +419,18 @@ class PoolingMethods(RequestMethods):
         given = [Pooling.of(each) for each in one_each(asked, len(listed), "pooling_params")]
         adapters = self._adapters_of(lora_request, len(listed))
         cut = cut_of(self._context, _truncation(how))
-        requests = [self._request(prompt, before, how, cut) for prompt in listed]
-        return PoolingBatch(requests, given, adapters)
+        split = [without_media(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
+        media = {i: (parts, own or {}) for i, (_, parts, own) in enumerate(split) if parts}
+        if media and cut is not None:
+            msg = "truncation is not possible with pictures: omit it"
+            raise InvalidRequest(msg, param="tokenization_kwargs")
+        requests = [
+            self._request(self._processed(prompt, len(parts)), before, how, cut)
+            for prompt, parts, _ in split
+        ]
+        for request, (prompt, _, _) in zip(requests, split, strict=True):
+            request.prompt, _ = text_and_ids(prompt)
+        return PoolingBatch(requests, given, adapters, media)
 
     def _pooled(
         self,
@@ -433,6 +455,9 @@ class PoolingMethods(RequestMethods):
             for own, kind, given in zip(batch.params, kinds, batch.adapters, strict=True)
         ]
         items = items_of(batch.requests, params, [0] * len(params))
+        for index, (parts, settings) in batch.media.items():
+            request, item = batch.requests[index], items[index]
+            items[index] = self._with_pictures(request, parts, settings, item)
         self._run(items, use_tqdm, self._context)
         yield from zip(batch.requests, batch.params, items, strict=True)
 

@@ -31,8 +31,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.bad_words import with_own_bad_word_ids
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.sampler_ids import with_own_sampler_ids
-from cpuserve.serving.generation.batch import BatchItem, chat_items, picture_prompt
-from cpuserve.serving.generation.fan_out import sequences_of
+from cpuserve.serving.generation.batch import chat_items
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.encode import cut_of
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from cpuserve.serving.models.details import ModelDetails
     from cpuserve.serving.pictures import PictureRules
     from cpuserve.tokenizer.chat import ChatTemplate
-    from cpuserve.tokenizer.conversation import MediaPart
 
 ManyParams = SamplingParams | Sequence[SamplingParams] | None
 ManyAdapters = OneAdapter | Sequence[OneAdapter | None] | None
@@ -177,38 +175,13 @@ class QueueMethods(PoolingMethods):
             request.lora_request = adapter
         priorities = priorities_of(priority, len(requests))
         items = items_of(requests, params, priorities)
-        for at, (_, pictures, own_settings) in enumerate(split):
+        for index, (_, pictures, own_settings) in enumerate(split):
             if pictures:
                 how_shown = {**(settings or {}), **(own_settings or {})}
-                items[at] = self._with_pictures(requests[at], pictures, how_shown, items[at])
+                items[index] = self._with_pictures(
+                    requests[index], pictures, how_shown, items[index]
+                )
         return Job(requests, items, params, self._context)
-
-    def _processed(self, prompt: PromptInput, count: int) -> PromptInput:
-        """Return a prompt with `count` pictures as the processor of the model's family reads it."""
-        reader = self._context.pictures
-        if reader is None or not count:
-            return prompt
-        text, ids = text_and_ids(prompt)
-        if ids is None:
-            return reader.processed(text or "", count)
-        return {"prompt_token_ids": reader.processed_ids(ids)}
-
-    def _with_pictures(
-        self,
-        request: RequestOutput,
-        pictures: Sequence[MediaPart],
-        settings: Mapping[str, Any],
-        item: BatchItem,
-    ) -> BatchItem:
-        """Return the item of a prompt with placeholders in place of its markers of pictures."""
-        (sequence, *_) = item.sequences
-        if sequence.params.truncate_prompt_tokens is not None:
-            msg = "truncate_prompt_tokens is not possible with pictures: omit it"
-            raise InvalidRequest(msg, param="truncate_prompt_tokens")
-        ids, salt = request.prompt_token_ids, sequence.params.cache_salt
-        prompt = picture_prompt(self._context, ids, pictures, settings, salt)
-        request.prompt_token_ids = prompt.ids
-        return BatchItem(sequences_of(prompt, sequence.params, sequence.priority))
 
     def _check_settings(self, settings: Mapping[str, Any] | None) -> None:
         if settings and self._context.pictures is None:

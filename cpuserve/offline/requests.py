@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.base.errors import EngineDead, InvalidRequest
 from cpuserve.lora.request import LoRARequest
@@ -12,7 +12,8 @@ from cpuserve.offline.arguments import PromptInput, Tokenization, text_and_ids
 from cpuserve.offline.jobs import UseTqdm, progress
 from cpuserve.offline.metrics import Metric, metrics_of
 from cpuserve.outputs import RequestOutput
-from cpuserve.serving.generation.batch import BatchItem, run_batch
+from cpuserve.serving.generation.batch import BatchItem, picture_prompt, run_batch
+from cpuserve.serving.generation.fan_out import sequences_of
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.inline import InlineClient
     from cpuserve.serving.calls.events import Choice
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.tokenizer.conversation import MediaPart
     from cpuserve.tokenizer.cut import Cut
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -289,3 +291,30 @@ class RequestMethods(AdapterMethods, ControlMethods):
             ids = cut.apply(ids)
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
+
+    def _processed(self, prompt: PromptInput, count: int) -> PromptInput:
+        """Return a prompt with `count` pictures as the processor of the model's family reads it."""
+        reader = self._context.pictures
+        if reader is None or not count:
+            return prompt
+        text, ids = text_and_ids(prompt)
+        if ids is None:
+            return reader.processed(text or "", count)
+        return {"prompt_token_ids": reader.processed_ids(ids)}
+
+    def _with_pictures(
+        self,
+        request: RequestOutput,
+        pictures: Sequence[MediaPart],
+        settings: Mapping[str, Any],
+        item: BatchItem,
+    ) -> BatchItem:
+        """Return the item of a prompt with placeholders in place of its markers of pictures."""
+        (sequence, *_) = item.sequences
+        if sequence.params.truncate_prompt_tokens is not None:
+            msg = "truncate_prompt_tokens is not possible with pictures: omit it"
+            raise InvalidRequest(msg, param="truncate_prompt_tokens")
+        ids, salt = request.prompt_token_ids, sequence.params.cache_salt
+        prompt = picture_prompt(self._context, ids, pictures, settings, salt)
+        request.prompt_token_ids = prompt.ids
+        return BatchItem(sequences_of(prompt, sequence.params, sequence.priority))

@@ -91,6 +91,26 @@ class Seeing:
     def answer(self, parts: list[Any], most: int) -> tuple[list[int], list[int]]:
         """The prompt and the greedy response of transformers. parts: texts and images of Pillow."""
         import torch
+
+        ids, inputs = self._inputs(parts, generates=True)
+        count = ids.shape[1]
+        with torch.inference_mode():
+            for _ in range(most):
+                last = self.theirs(input_ids=ids, **inputs).logits[0, -1]
+                ids = torch.cat([ids, last.argmax().reshape(1, 1)], dim=1)
+        return ids[0, :count].tolist(), ids[0, count:].tolist()
+
+    def embedding(self, parts: list[Any]) -> tuple[list[int], Any]:
+        """The prompt, and the vector of its last token with length 1, as transformers has them."""
+        import torch
+
+        ids, inputs = self._inputs(parts, generates=False)
+        with torch.inference_mode():
+            last = self.theirs.model(input_ids=ids, **inputs).last_hidden_state[0, -1]
+        return ids[0].tolist(), torch.nn.functional.normalize(last, dim=0).numpy()
+
+    def _inputs(self, parts: list[Any], *, generates: bool) -> tuple[Any, dict[str, Any]]:
+        """The token ids and the other inputs of the model of transformers."""
         from transformers import PreTrainedTokenizerFast
         from transformers.models.idefics3.image_processing_pil_idefics3 import (
             Idefics3ImageProcessorPil,
@@ -116,7 +136,7 @@ class Seeing:
             for each in parts
         ]
         text = processor.apply_chat_template(
-            [{"role": "user", "content": shown}], add_generation_prompt=True, tokenize=False
+            [{"role": "user", "content": shown}], add_generation_prompt=generates, tokenize=False
         )
         images = [each for each in parts if not isinstance(each, str)]
         given = processor(
@@ -124,12 +144,7 @@ class Seeing:
         )
         ids = given.pop("input_ids")
         given.pop("attention_mask")
-        count = ids.shape[1]
-        with torch.inference_mode():
-            for _ in range(most):
-                last = self.theirs(input_ids=ids, **given).logits[0, -1]
-                ids = torch.cat([ids, last.argmax().reshape(1, 1)], dim=1)
-        return ids[0, :count].tolist(), ids[0, count:].tolist()
+        return ids, given
 
 
 def picture_api(answer: str = "Fine.", *, template: str = TEMPLATE, **rules: Any) -> Api:

@@ -116,10 +116,10 @@ def test_an_embedding_is_that_of_the_embeddings_endpoint(vectors):
     [
         ({"task": "sing"}, "task", "must be one of embed, token_embed, classify"),
         ({"task": "classify"}, "task", "needs a classifier of texts"),
-        ({"encoding_format": "bytes"}, "encoding_format", "float, base64"),
+        ({"encoding_format": "hex"}, "encoding_format", "float, base64, bytes, bytes_only"),
         ({"dimensions": 8}, "dimensions", "only possible with the task embed"),
         ({"task": "embed", "dimensions": 10**6}, "dimensions", "between 1 and"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "not supported"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send one of them"),
         ({"input": []}, "input", "empty list"),
         ({"input": ["a" * 10_000]}, "input", "maximum context length"),
     ],

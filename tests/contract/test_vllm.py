@@ -32,7 +32,9 @@ TEXTS = {"text_1": "a", "text_2": ["b", "c"]}
         {
             "input": ("a", ["a", "b"], [5, 6], [[5], [6, 7]]),
             "model": ("tiny", "alias", None),
-            "encoding_format": ("float", "base64", None),
+            "encoding_format": ("float", "base64", "bytes", "bytes_only", None),
+            "embed_dtype": ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", None),
+            "endianness": ("native", "big", "little", None),
             "user": ("me", None),
             "timeout": (1, 2.5),
             "unknown_field": (1, "x"),
@@ -44,6 +46,11 @@ TEXTS = {"text_1": "a", "text_2": ["b", "c"]}
         {
             "input": ("", [], 1, {}, True, ["a", 1], [9999], [[]], [""]),
             "encoding_format": ("hex", *NO_TEXT),
+            "embed_dtype": ("int8", *NO_TEXT),
+            "endianness": ("middle", *NO_TEXT),
+            "messages": ([{"role": "user", "content": "a"}], 1, {}, True, ["a"]),
+            "add_generation_prompt": NO_FLAG,
+            "chat_template_kwargs": ({"a": 1}, 1, [], "a"),
             "dimensions": (0, -1, 5, *NO_COUNT),
             "model": NO_TEXT,
             "timeout": (0, -1, *NO_NUMBER),
@@ -54,7 +61,13 @@ TEXTS = {"text_1": "a", "text_2": ["b", "c"]}
         RERANK,
         PAIR,
         {
-            "documents": (["a"], ["a", "b", "c"], [{"text": "a"}]),
+            "documents": (
+                ["a"],
+                ["a", "b", "c"],
+                [{"text": "a"}],
+                {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                ["a", {"content": [{"type": "text", "text": "a"}]}],
+            ),
             "top_n": (1, 2, 100, None),
             "return_documents": (True, False),
         },

@@ -106,6 +106,9 @@ def _parsed(number: int, data: bytes, endpoints: Collection[str]) -> BatchLine:
         name = "stream" if body.get("stream") else "background"
         msg = f"{name} is not possible in a batch: omit it"
         line.error = LineError("unsupported_parameter", msg, f"body.{name}")
+    elif body.get("encoding_format") in ("bytes", "bytes_only"):
+        msg = "encoding_format is bytes, and a line of the output is JSON: send base64"
+        line.error = LineError("unsupported_parameter", msg, "body.encoding_format")
     else:
         if found.url == "/v1/responses":  # the output file has the response already
             body.setdefault("store", False)

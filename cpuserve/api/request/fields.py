@@ -75,7 +75,6 @@ def _moved(where: str) -> str:
 
 
 _TRUE = "is not supported yet: omit it, or set it to true"
-_NO_MESSAGES = "is not supported, because messages are not: omit it"
 _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 
 # tests/api/test_api_fields.py compares this table with the documented fields of OpenAI, vLLM,
@@ -88,7 +87,7 @@ REFUSED = (
     Refused("suffix", (CHAT, RESPONSES)),
     Refused("web_search_options", OPENAI, sets=({},)),  # {} asks for a web search: refused
     # Fields of vLLM
-    Refused("chat_template", (*OPENAI, TOKENIZE)),
+    Refused("chat_template", (*OPENAI, TOKENIZE, EMBEDDINGS, POOLING)),
     Refused("documents", OPENAI),
     Refused("guided_whitespace_pattern", OPENAI),
     Refused("include_reasoning", (TEXT,), _TRUE, off=(True,), sets=(False,)),
@@ -100,8 +99,6 @@ REFUSED = (
     Refused("thinking_token_budget", (TEXT,), off=(-1,)),
     Refused("use_beam_search", (RESPONSES,)),
     Refused("watermarking", OPENAI),
-    Refused("embed_dtype", (EMBEDDINGS, POOLING), off=("float32",)),
-    Refused("endianness", (EMBEDDINGS, POOLING), off=("native", "little")),
     Refused(
         "padding",
         (EMBEDDINGS, POOLING, RERANK),
@@ -174,11 +171,6 @@ REFUSED = (
     Refused("echo", (RESPONSES,)),
     Refused("functions", (RESPONSES,)),
     Refused("function_call", (RESPONSES,)),
-    Refused("messages", (EMBEDDINGS, POOLING)),
-    Refused("chat_template", (EMBEDDINGS, POOLING), _NO_MESSAGES),
-    Refused("chat_template_kwargs", (EMBEDDINGS, POOLING), _NO_MESSAGES),
-    Refused("add_generation_prompt", (EMBEDDINGS, POOLING), _NO_MESSAGES),
-    Refused("continue_final_message", (EMBEDDINGS, POOLING), _NO_MESSAGES),
     Refused("data", (POOLING,)),
     # Fields of Jina and mixedbread
     Refused("late_chunking", (EMBEDDINGS,)),
@@ -229,9 +221,10 @@ NO_EFFECT = (
     NoEffect(("user", "request_id"), (EMBEDDINGS, RERANK), _SENDER),
     NoEffect(
         ("mm_processor_kwargs", "media_io_kwargs"),
-        (EMBEDDINGS, POOLING, RERANK),
+        (RERANK,),
         "the endpoint refuses the images themselves",
     ),
+    NoEffect(("media_io_kwargs",), (EMBEDDINGS, POOLING), "pictures are read in one way only"),
     NoEffect(("user", "request_id"), (DECISIONS,), _SENDER),
     NoEffect(("keep_alive",), (DECISIONS,), _CACHES),
     NoEffect(("metadata",), (MESSAGES,), _SENDER),

@@ -9,17 +9,9 @@ from collections.abc import Sequence
 
 from cpuserve.base.errors import InvalidRequest
 
-FORMATS = ("float", "base64")
 # The types of the numbers of a vector. The last two pack eight bits into a number.
 KINDS = ("float", "int8", "uint8", "binary", "ubinary")
 _PACKED = KINDS[3:]
-
-
-def check_format(encoding_format: str | None) -> None:
-    """Raise InvalidRequest unless `encoding_format` is None or one of FORMATS."""
-    if (encoding_format or "float") not in FORMATS:
-        msg = f"encoding_format must be one of {', '.join(FORMATS)}"
-        raise InvalidRequest(msg, param="encoding_format")
 
 
 def check_kind(kind: str, width: int, field: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,16 @@ import msgspec
 
 from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.in_parts import in_parts
+from cpuserve.api.vectors.binary import (
+    BinaryBody,
+    VectorEncoding,
+    binary_body,
+    check_encoding,
+    facts_of,
+)
 from cpuserve.api.vectors.input_types import ANY_INPUT_TYPES, prompt_for
-from cpuserve.api.vectors.numbers import KINDS, as_base64, check_format, check_kind, converted
+from cpuserve.api.vectors.inputs import inputs_of
+from cpuserve.api.vectors.numbers import KINDS, as_base64, check_kind, converted
 from cpuserve.api.vectors.route import Made, Table, vectors_call
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.config.engine import EMBEDDINGS
@@ -29,8 +38,8 @@ _SIDES = {"END": "right", "START": "left", "NONE": None}
 
 
 @with_refused("embeddings")
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """The body of POST /v1/embeddings; `input` is text, token ids, or a list of either.
+class EmbeddingRequest(VectorEncoding, kw_only=True):
+    """The body of POST /v1/embeddings.
 
     prompt_name: the checkpoint's prompt that is put before each text (a field of TEI).
     task: a task of the checkpoint, such as "retrieval.query" (a field of the Jina API).
@@ -42,22 +51,11 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     truncate, truncation: whether longer texts are cut to the context (Jina, NVIDIA, Voyage).
     """
 
-    input: str | list[str | int | list[int]]
-    model: str | None = None
-    encoding_format: str | None = None
     dimensions: int | None = None
-    user: str | None = None
-    add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
     prompt_name: str | None = None
     task: str | None = None
     normalize: bool | None = None
     normalized: bool | None = None
-    use_activation: bool | None = None
     output_dimension: int | None = None
     output_dtype: str | None = None
     embedding_type: str | None = None
@@ -115,7 +113,7 @@ class EmbeddingAnswer(msgspec.Struct):
 def create_embeddings(body: EmbeddingRequest, request: RequestContext) -> Made:
     """Return an embedding vector for each input."""
     context, prompt_name = request.context, body.prompt_name
-    check_format(body.encoding_format)
+    check_encoding(body)
     _check_types(body, context)
     if body.input_type is not None:
         if body.prompt_name is not None or body.task is not None:
@@ -128,21 +126,28 @@ def create_embeddings(body: EmbeddingRequest, request: RequestContext) -> Made:
         raise InvalidRequest(msg, param="task")
     call = vectors_call(
         body,
-        prompt=body.input,
+        **inputs_of(body),
         prompt_name=prompt_name,
         adapter=adapter,
         **_cut(body),
         vectors="" if body.unit else "plain",
     )
-    write = as_base64 if body.as_text else converted
 
-    def value(response: WholeResponse) -> EmbeddingAnswer:
+    def written(vector: array[float]) -> Sequence[float] | str:
+        if not body.as_text:
+            return converted(vector, body.kind)
+        return body.base64_of(vector) if body.kind == "float" else as_base64(vector, body.kind)
+
+    def value(response: WholeResponse) -> EmbeddingAnswer | BinaryBody:
         vectors = (shortened(c.values, body.length, unit=body.unit) for c in response.choices)
+        usage = EmbeddingUsage(response.usage.prompt, response.usage.prompt)
+        if body.is_binary:
+            shaped = [(vector, (len(vector),)) for vector in vectors]
+            return binary_body(body, shaped, facts_of(request, usage))
         items = (
-            EmbeddingItem("embedding", index, write(vector, body.kind))
+            EmbeddingItem("embedding", index, written(vector))
             for index, vector in enumerate(vectors)
         )
-        usage = EmbeddingUsage(response.usage.prompt, response.usage.prompt)
         return EmbeddingAnswer("list", in_parts(items), request.served.name, usage)
 
     return call, value
@@ -153,6 +158,14 @@ def _check_types(request: EmbeddingRequest, context: ModelContext) -> None:
     if None not in (request.dimensions, request.output_dimension):
         msg = "dimensions and output_dimension mean the same: set one of them"
         raise InvalidRequest(msg, param="output_dimension")
+    if request.kind != "float":
+        for name in ("embed_dtype", "endianness"):
+            if getattr(request, name) is not None:
+                msg = f"{name} is the type of floats, and {request.kind} are asked for: omit one"
+                raise InvalidRequest(msg, param=name)
+        if request.is_binary:
+            msg = f"encoding_format {request.encoding_format} has floats: omit {request.kind}"
+            raise InvalidRequest(msg, param="encoding_format")
     named = "dimensions" if request.output_dimension is None else "output_dimension"
     check_dimensions(request.length, context, named)
     fields = {"output_dtype": request.output_dtype, "embedding_type": request.embedding_type}

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.in_parts import in_parts
-from cpuserve.api.vectors.numbers import base64_of, check_format
+from cpuserve.api.vectors.binary import (
+    BinaryBody,
+    VectorEncoding,
+    binary_body,
+    check_encoding,
+    facts_of,
+)
+from cpuserve.api.vectors.inputs import VectorInputs, inputs_of
 from cpuserve.api.vectors.route import Made, Table, vectors_call
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.events import Choice, WholeResponse
@@ -48,36 +55,16 @@ _KINDS = {"classify": "classify", "rank": "classify"}
 PoolingData = Sequence[float | list[float]] | str
 
 
-class _Inputs(msgspec.Struct, kw_only=True):
-    """The request fields that /pooling and /classify share; `input` is as in /v1/embeddings.
+@with_refused("pooling")
+class ClassifyRequest(VectorInputs, kw_only=True):
+    """The body of POST /classify: texts, token ids or messages to classify.
 
-    use_activation, activation, softmax: false = return raw logits (all three are vLLM fields).
+    activation, softmax: the same as use_activation (all three are fields of vLLM).
     """
 
-    input: str | list[str | int | list[int]]
-    model: str | None = None
-    use_activation: bool | None = None
     activation: bool | None = None
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
-    user: str | None = None
-    request_id: str | None = None
-
-    @property
-    def activates(self) -> bool:
-        """Whether the model's activation, such as softmax, is applied to the results."""
-        return False not in (self.use_activation, self.activation)
-
-
-@with_refused("pooling")
-class ClassifyRequest(_Inputs, kw_only=True):
-    """The body of POST /classify: texts or token ids to classify."""
-
     softmax: bool | None = None
+    request_id: str | None = None
 
     @property
     def activates(self) -> bool:
@@ -86,17 +73,19 @@ class ClassifyRequest(_Inputs, kw_only=True):
 
 
 @with_refused("pooling")
-class PoolingRequest(_Inputs, kw_only=True):
+class PoolingRequest(VectorEncoding, kw_only=True):
     """The body of POST /pooling; task: a key of TASKS, None = the default of the model.
 
+    activation: the same as use_activation.
     normalize: whether vectors are scaled to length 1.
     dimensions: the number of leading values of each embedding that are returned.
     """
 
     task: str | None = None
-    encoding_format: str | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    activation: bool | None = None
+    request_id: str | None = None
 
     @property
     def activates(self) -> bool:
@@ -173,7 +162,10 @@ def pooling(body: PoolingRequest, request: RequestContext) -> Made:
     """Return the vector or the class scores of each input, or of each token of each input."""
     context = request.context
     task = task_of(body, context)
-    check_format(body.encoding_format)
+    check_encoding(body)
+    if body.is_binary and task in (BOTH, ALL):
+        msg = f"encoding_format {body.encoding_format} has one result an input, not those of {task}"
+        raise InvalidRequest(msg, param="encoding_format")
     if body.dimensions is not None and (task != "embed" or not context.embeds):
         msg = f"dimensions is only possible with the task embed, and the task is {task}: omit it"
         raise InvalidRequest(msg, param="dimensions")
@@ -190,12 +182,16 @@ def pooling(body: PoolingRequest, request: RequestContext) -> Made:
             return PoolingItem(choice.index, "pooling", shown)
         return PoolingItem(choice.index, "pooling", _shown(data, body))
 
-    def value(response: WholeResponse) -> PoolingAnswer:
+    def value(response: WholeResponse) -> PoolingAnswer | BinaryBody:
+        if body.is_binary:
+            results = [_data(choice, task, body, context) for choice in response.choices]
+            shaped = [_shaped(data) for data in results if not isinstance(data, dict)]
+            return binary_body(body, shaped, facts_of(request, _usage(response)))
         items = in_parts(item(choice) for choice in response.choices)
         name, usage = request.served.name, _usage(response)
         return PoolingAnswer(request.id, "list", request.created, name, items, usage)
 
-    return vectors_call(body, prompt=body.input, **kind), value
+    return vectors_call(body, **inputs_of(body), **kind), value
 
 
 def _labels_kind(task: str, context: ModelContext, *, activates: bool) -> dict[str, str]:
@@ -218,11 +214,18 @@ def _data(
 
 
 def _shown(data: Data, body: PoolingRequest) -> PoolingData:
-    """Return the numbers as they are, or the base64 text of their little-endian fp32 bytes."""
+    """Return the numbers as they are, or the base64 text of their bytes."""
     if body.encoding_format != "base64":
         return in_parts(data) if data and isinstance(data[0], list) else data
-    rows = (each if isinstance(each, list) else [each] for each in data)
-    return base64_of(array("f", (value for row in rows for value in row)))
+    return body.base64_of(_shaped(data)[0])
+
+
+def _shaped(data: Data) -> tuple[array[float], tuple[int, ...]]:
+    """Return all numbers of a result in one row after the other, and their shape."""
+    if not data or not isinstance(data[0], list):
+        return array("f", cast("Sequence[float]", data)), (len(data),)
+    rows = cast("Sequence[list[float]]", data)
+    return array("f", (value for row in rows for value in row)), (len(rows), len(rows[0]))
 
 
 @table.row("/classify", ClassifyRequest, ClassifyAnswer, "classify-", "input", tuple(_KINDS))
@@ -242,7 +245,7 @@ def classify(body: ClassifyRequest, request: RequestContext) -> Made:
         return ClassifyAnswer(request.id, "list", request.created, name, items, usage)
 
     kinds = _labels_kind("classify", context, activates=body.activates)
-    return vectors_call(body, prompt=body.input, **kinds), value
+    return vectors_call(body, **inputs_of(body), **kinds), value
 
 
 def _usage(response: WholeResponse) -> PoolingUsage:

@@ -11,7 +11,9 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from cpuserve.api.errors.dialect import OPENAI, Dialect
+from cpuserve.api.response.stream import JsonResult
 from cpuserve.api.route import Endpoint, generate, post
+from cpuserve.api.vectors.binary import BinaryBody
 from cpuserve.serving.calls.call import GenerateCall, call_from
 from cpuserve.serving.calls.events import WholeResponse
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
 T = TypeVar("T", bound=Any)
-# The call of a request, and a function that returns the value of the JSON response.
+# The call of a request, and a function that returns the value of the JSON response or a BinaryBody.
 Made = tuple[GenerateCall, Callable[[WholeResponse], Any]]
 Make: TypeAlias = "Callable[[T, RequestContext], Made]"
 
@@ -86,13 +88,25 @@ async def answer(request: RequestContext, body: T, make: Make[T]) -> Response:
         made.append(make(body, request))
         return made[0][0]
 
-    return await generate(request, body, to_call, lambda *_: _JsonWriter(made[0][1]))
+    writer = _ValueWriter(lambda response: made[0][1](response))
+    result = await generate(request, body, to_call, lambda *_: writer)
+    if isinstance(result, JsonResult):
+        headers_of = result.further_headers
+        result.further_headers = lambda: {**headers_of(), **writer.headers}
+    return result
 
 
-@dataclass(frozen=True, slots=True)
-class _JsonWriter:
+@dataclass(slots=True)
+class _ValueWriter:
+    """Writes the value of a response as JSON, or a BinaryBody as it is."""
+
     value_of: Callable[[WholeResponse], Any]
+    headers: dict[str, str] = field(default_factory=dict)
 
     def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        return msgspec.json.encode(self.value_of(response))
+        """Return the body of the whole response; `headers` gets its headers."""
+        value = self.value_of(response)
+        if isinstance(value, BinaryBody):
+            self.headers = value.headers
+            return value.content
+        return msgspec.json.encode(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,12 +28,36 @@ _SCORING = {"rank", *EMBEDDINGS}
 
 
 class Document(msgspec.Struct):
-    """A document in an object with `text`; other fields of the object are ignored."""
+    """A document in an object with `text`."""
 
     text: str
 
 
-Texts = str | Document | list[str | Document]
+class TextParts(msgspec.Struct):
+    """A text in an object: `text`, or the parts in `content`, which vLLM has for pictures as well.
+
+    Other fields of the object are ignored.
+    """
+
+    text: str | None = None
+    content: list[dict[str, Any]] | None = None
+
+    def joined(self, where: str) -> str:
+        """Return the text. Raises InvalidRequest if there is none, or a part is no text."""
+        if self.text is not None:
+            return self.text
+        if not self.content:
+            msg = f"{where} is an object without text: send a text, or an object with text"
+            raise InvalidRequest(msg, param=where.partition("[")[0])
+        for index, part in enumerate(self.content):
+            if not isinstance(part.get("text"), str):
+                kind = str(part.get("type"))[:40]
+                msg = f"{where}.content[{index}] has type {kind!r}, and only texts are scored"
+                raise InvalidRequest(msg, param=where.partition("[")[0])
+        return "\n".join(part["text"] for part in self.content)
+
+
+Texts = str | TextParts | list[str | TextParts]
 # Pairs of fields that may contain the two sides of text pairs at /score; vLLM accepts all of them.
 SCORED = (
     ("text_1", "text_2"),
@@ -69,7 +93,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
     raw_scores: return the scores before the activation (Infinity).
     """
 
-    query: str | Document
+    query: str | TextParts
     documents: Texts | None = None
     top_n: int | None = None
     return_documents: bool | None = None
@@ -357,7 +381,12 @@ def texts_of(given: Texts, name: str) -> list[str]:
         most = f"give 1 to {MAX_PROMPTS} texts" if listed else "give at least one text"
         msg = f"{name} has {len(listed)} texts: {most}"
         raise InvalidRequest(msg, param=name)
-    return [item.text if isinstance(item, Document) else item for item in listed]
+    return [
+        item.joined(f"{name}[{index}]" if isinstance(given, list) else name)
+        if isinstance(item, TextParts)
+        else item
+        for index, item in enumerate(listed)
+    ]
 
 
 def _call(body: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:

@@ -160,7 +160,7 @@ class ModelContext:
         )
         if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
-        if self.bounds.picture_rows and self.pooling == "none":
+        if self.bounds.picture_rows and (self.pooling == "none" or self.embeds):
             self.pictures = PictureReader.of(
                 self.details.path, self.details.mmproj, tokenizer, self.picture_rules
             )
