@@ -25,13 +25,13 @@ from make_picture_model import SHAPES, write_model
 from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.cli.bench_flags import number
 from cpuserve.config.load import Given, load_options
-from cpuserve.core.pictures import Picture
 from cpuserve.engine.build import build_engine
 from cpuserve.engine.ipc import AddRequest
 from cpuserve.media.families.table import family_of
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.media_items import picture_item
 
 SETTLE_STEPS = 60  # decode steps before the picture comes
 
@@ -46,7 +46,7 @@ class Streams:
     def add(self, ids, tokens, pictures=()):
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         message = AddRequest(self.next_id, array("i", ids).tobytes(), params, 0.0)
-        message.pictures = list(pictures)
+        message.media = list(pictures)
         self.core.handle(message)
         self.next_id += 1
         return self.next_id - 1
@@ -91,7 +91,7 @@ def picture_of(family, patch_width, seed):
     count = sum(map(prod, page.tiles))
     patches = np.random.default_rng(seed).integers(0, 256, (count, patch_width), np.uint8)
     digest = hashlib.sha256(b"%d" % seed).digest()
-    return Picture(digest, [(1, page.rows)], page.tiles, patches.tobytes())
+    return picture_item(digest, [(1, page.rows)], page.tiles, patches.tobytes())
 
 
 def measure(args, prepared, path, team):

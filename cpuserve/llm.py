@@ -350,4 +350,4 @@ def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, 
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
     details = ModelDetails(path=prepared.facts.path, mmproj=prepared.facts.mmproj or "")
     config = one_engine(prepared)
-    return config, details, PictureRules.of(asked.server, config.picture_tokens)
+    return config, details, PictureRules.of(asked.server, config.media_tokens)

@@ -92,7 +92,7 @@ def prepare(
         facts = replace(facts, draft=checked_draft(model_facts(own, *found)[1]))
     _check_override(asked)
     if facts.tower is not None:
-        check_options(asked.server, facts.picture_tokens, facts.path, facts.mmproj)
+        check_options(asked.server, facts.media_tokens, facts.path, facts.mmproj)
     host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
     resolved = _with_sources(

@@ -60,7 +60,7 @@ class Capacity:
         windows = [group.window for group in config.kv_groups] or [0]
         spare = any(windows) or config.state_slots > 0
         blocks, budget = config.kv_blocks - spare, config.max_num_batched_tokens
-        use = cache_use(windows, budget, config.block_size, config.picture_span)
+        use = cache_use(windows, budget, config.block_size, config.media_span)
         return cls(
             batch=min(config.max_num_seqs, budget),
             sequence=min(config.max_model_len, use.most_tokens(blocks, config.max_model_len) + 1),

@@ -64,17 +64,17 @@ class CacheUse:
         return size * bisect_right(lengths, blocks, key=lambda n: self.needs(n * size))
 
 
-def tokens_ahead(max_num_batched_tokens: int, picture_span: int = 0) -> int:
+def tokens_ahead(max_num_batched_tokens: int, media_span: int = 0) -> int:
     """Return the most tokens of one sequence in a step, if a step may have this many tokens.
 
-    picture_span: the most tokens of a picture that one step has to have.
+    media_span: the most tokens of a picture that one step has to have.
     """
-    return min(max_num_batched_tokens, max(MOST_AHEAD, picture_span))
+    return min(max_num_batched_tokens, max(MOST_AHEAD, media_span))
 
 
 def cache_use(
-    windows: Sequence[int], max_num_batched_tokens: int, block_size: int, picture_span: int = 0
+    windows: Sequence[int], max_num_batched_tokens: int, block_size: int, media_span: int = 0
 ) -> CacheUse:
     """Return the CacheUse of an engine; windows: the window of each cache group."""
-    ahead = tokens_ahead(max_num_batched_tokens, picture_span)
+    ahead = tokens_ahead(max_num_batched_tokens, media_span)
     return CacheUse(tuple(windows), ahead, block_size)

@@ -13,7 +13,7 @@ from cpuserve.config.speculation import DraftModelConfig, Speculation
 # The most bytes of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
 # The most bytes of patches that the front end keeps until the engine asks for them.
-PICTURE_PATCH_BYTES = 128 << 20
+MEDIA_PAYLOAD_BYTES = 128 << 20
 
 
 class KvGroup(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_groups: the cache groups; a sequence has a block table for each group;
       [] = one group of all layers that keeps all tokens.
     state_slots: the number of slots for states of recurrent layers; 0 = the model has no states.
-    picture_span: the most tokens of a picture that one step must have, because they see each other
+    media_span: the most tokens of a picture that one step must have, because they see each other
       in both directions; 0 = a step may end within a picture.
     media_rows: the number of rows of the media buffer, which has the rows of pictures for a step;
       0 = the model reads no pictures.
@@ -106,7 +106,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
     mmproj: the GGUF file with the tower of the model in a GGUF file.
-    picture_tokens: the most tokens of a picture; 0 = as the model says.
+    media_tokens: the most tokens of a picture; 0 = as the model says.
     sources: the files of the model, its tokenizer and its adapters;
       an engine that starts later refuses to read other files at these paths.
     long_rope: whether a LongRoPE or dynamic NTK has its factors for long sequences; else false.
@@ -169,7 +169,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_groups: list[KvGroup] = []
     state_slots: int = 0
     media_rows: int = 0
-    picture_span: int = 0
+    media_span: int = 0
     weight_cache_bytes: int = 0
     weights_on_disk: bool = False
     weight_memory_bytes: int = 0
@@ -177,7 +177,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     long_rope: bool = False
     sources: list[SourceFile] = []
     mmproj: str | None = None
-    picture_tokens: int = 0
+    media_tokens: int = 0
     tower_quantize: str = "none"
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cpuserve.base.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
@@ -13,7 +13,6 @@ from cpuserve.core.exclusion import (
     no_token_left,
     stop_ids,
 )
-from cpuserve.core.pictures import DIGEST_BYTES, Picture
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # the front end passes lists of ids, and the engine passes arrays
@@ -35,7 +34,7 @@ class Limits:
     vocab: number of token ids.
     eos_ids: the tokens that end a text.
     max_rows: most rows of logits that one step computes.
-    picture_rows: most rows of an encoded picture; 0 = the model reads no pictures.
+    media_rows: most rows of an encoded item of each kind of media that the model reads.
     """
 
     max_model_len: int
@@ -44,7 +43,7 @@ class Limits:
     max_top: int = 20
     eos_ids: frozenset[int] = frozenset()
     max_rows: int = ANY_ROWS
-    picture_rows: int = 0
+    media_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
@@ -67,26 +66,6 @@ def check_prompt(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
     """Check the length and the token ids of one prompt: the first part of check_request."""
     _check_length(len(prompt), params, limits)
     _check_ids("prompt", prompt, limits.vocab)
-
-
-def check_pictures(pictures: Iterable[Picture], num_prompt: int, limits: Limits) -> None:
-    """Raise InvalidRequest if the engine cannot encode a picture of a prompt of this length."""
-    before = 0
-    for index, picture in enumerate(pictures):
-        if not limits.picture_rows:
-            msg = "this model reads no pictures: send text only, or use a model that reads them"
-            raise InvalidRequest(msg, role="messages")
-        if picture.num_rows > limits.picture_rows:
-            msg = (
-                f"picture {index} is {picture.num_rows} tokens long, and this server encodes "
-                f"pictures of at most {limits.picture_rows} tokens: send a smaller one"
-            )
-            raise InvalidRequest(msg, role="messages")
-        assert len(picture.digest) == DIGEST_BYTES, "a digest is too short"
-        assert picture.spans, "a picture without tokens"
-        for begin, count in picture.spans:
-            assert before <= begin < begin + count <= num_prompt, "the spans overlap"
-            before = begin + count
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:

@@ -1,91 +1,106 @@
-"""EncodedPictures: which pictures are encoded, and which one the prompts need next.
+"""EncodedMedia: which media items are encoded, and which one the prompts need next.
 
-The rows of encoded pictures are in the media buffer of the executor. A prompt runs up to the first
-picture that is not there, and then waits until the picture is encoded. It holds this picture until
-its placeholders have run; other pictures may be evicted. So the buffer needs room for one picture
-only, the largest, and prompts with many pictures cannot block each other.
+The rows of encoded items are in the media buffer of the executor. A prompt runs up to the first
+item that is not there, and then waits until the item is encoded. It holds this item until its
+placeholders have run; other items may be evicted. So the buffer needs room for one item only, the
+largest, and prompts with many items cannot block each other.
 
-The engine gets the patches of a picture from the front end when the picture is to be encoded next.
+The engine gets the payload of an item from the front end when the item is to be encoded next.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cpuserve.base.ids import RequestId
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from cpuserve.core.request import Request
 from cpuserve.core.step import SeqChunk
 from cpuserve.core.tower_turns import TowerTurns
 
-# How many pictures may have patches here at least: the one that is encoded, and the next one.
-# Small pictures that are encoded together may be more.
-MOST_PATCHES = 2
+# How many items may have payloads here at least: the one that is encoded, and the next one.
+# Small items that are encoded together may be more.
+MOST_PAYLOADS = 2
 
 
 @dataclass(slots=True, eq=False)
-class WantedPicture:
-    """A picture that is not encoded. requests: the requests that wait for it, and its index there.
+class WantedItem:
+    """An item that is not encoded. requests: the requests that wait for it, and its index there.
 
     callers: the caller of each of these requests.
-    patches: its pixels, None = they have not come.
-    asked: the request that has been asked for them; None = nobody.
-    stored: whether its rows are on disk, so that nobody needs its pixels.
+    payload: the input of the tower, None = it has not come.
+    asked: the request that has been asked for it; None = nobody.
+    stored: whether its rows are on disk, so that nobody needs its payload.
     rows: the rows of the media buffer for it, when it is being encoded.
     """
 
     key: bytes
-    picture: Picture
+    item: MediaItem
     requests: dict[RequestId, int] = field(default_factory=dict)
     callers: dict[RequestId, str] = field(default_factory=dict)
-    patches: bytes | None = None
+    payload: bytes | None = None
     asked: RequestId | None = None
     stored: bool = False
     rows: list[int] = field(default_factory=list)
 
     @property
     def starves(self) -> bool:
-        """Whether it cannot be encoded before its patches come."""
-        return self.patches is None and not self.stored
+        """Whether it cannot be encoded before its payload comes."""
+        return self.payload is None and not self.stored
 
 
-class EncodedPictures:
-    """The pictures in a media buffer of `num_rows` rows; the least recently used ones are evicted.
+class Encodes(Protocol):
+    """What the order of encoding and the angles of tokens need to know of a tower."""
 
-    merge: the patches of a side of a token's block of patches, if the RoPE of the model turns the
-      tokens of a picture by their rows and columns; else 0.
-    together: the most patches of pictures that are encoded together.
-    whole: whether the tokens of a picture see each other in both directions, so that a step has
+    @property
+    def together(self) -> int:
+        """The most work of items that the tower encodes in one step."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether RoPE turns tokens of items by their rows and columns."""
+
+    def grid(self, item: MediaItem) -> tuple[int, int] | None:
+        """Return (rows, columns) of the tokens of an item; None = RoPE turns them as a text."""
+
+
+class EncodedMedia:
+    """The items in a media buffer of `num_rows` rows; the least recently used ones are evicted.
+
+    towers: the tower of each kind of items.
+    whole: whether the tokens of an item see each other in both directions, so that a step has
       all of them, from the first token on that has to run.
-    queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
-    num_spans: how many steps had a picture that was longer than their time or share of tokens.
-    wanted: the pictures that are not encoded, in the order of arrival; for the order of their
+    queries, hits: how often a prompt needed the rows of an item, and how often it was encoded.
+    num_spans: how many steps had an item that was longer than their time or share of tokens.
+    turns: whether a step needs the angles of its tokens (`turn`).
+    wanted: the items that are not encoded, in the order of arrival; for the order of their
       encoding see TowerTurns.
-    is_stored: returns whether the rows of a picture are on disk.
-    blocked: the requests that wait for one of them. Steps without pictures
+    is_stored: returns whether the rows of an item are on disk.
+    blocked: the requests that wait for one of them. Steps without media
       look only at `wanted` and `blocked`, which are then empty, and call no method.
     """
 
     def __init__(
-        self, num_rows: int, *, merge: int = 0, together: int = 0, whole: bool = False
+        self, num_rows: int, towers: Mapping[str, Encodes] | None = None, *, whole: bool = False
     ) -> None:
         self.queries = self.hits = 0
         self.num_spans = 0
         self._whole = whole
         self._num_rows = num_rows
-        self.merge = merge
-        self._together = together
+        self._towers = towers or {}
+        self.turns = any(tower.turns for tower in self._towers.values())
         self._free = list(range(num_rows))
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
-        self.wanted: dict[bytes, WantedPicture] = {}
-        self.is_stored: Callable[[Picture], bool] = lambda _: False
-        self._picture_of: dict[RequestId, bytes] = {}
-        self.blocked: set[RequestId] = set()  # a part of _picture_of
+        self.wanted: dict[bytes, WantedItem] = {}
+        self.is_stored: Callable[[MediaItem], bool] = lambda _: False
+        self._item_of: dict[RequestId, bytes] = {}
+        self.blocked: set[RequestId] = set()  # a part of _item_of
         self._held: dict[RequestId, bytes] = {}
-        self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
-        self._running: list[WantedPicture] = []
+        self._counted: dict[RequestId, int] = {}  # how many items of a request were counted
+        self._running: list[WantedItem] = []
         self._turns = TowerTurns()
         self._took_turn = False
 
@@ -94,19 +109,19 @@ class EncodedPictures:
     def room(self, request: Request, start: int, count: int) -> int:
         """Return how many of `count` tokens from position `start` on can run now.
 
-        If a picture has to be encoded before more of them can run, it is queued.
+        If an item has to be encoded before more of them can run, it is queued.
         """
         found, number = request.chain.placeholders, request.id
         if found is None:
             return count
         self._held.pop(number, None)
         for run in found.runs(start, start + count):
-            picture = found.pictures[run.index]
-            key = picture.digest
+            item = found.items[run.index]
+            key = item.digest
             self._held.setdefault(number, key)
             self._count(number, run.index, is_hit=key in self._encoded)
             if key not in self._encoded:
-                self._want(request, run.index, key, picture)
+                self._want(request, run.index, key, item)
                 if run.begin == start:
                     self.blocked.add(number)
                 return run.begin - start
@@ -115,7 +130,7 @@ class EncodedPictures:
         return count
 
     def least(self, request: Request, start: int) -> int:
-        """Return how many tokens from position `start` on have to run in one step: 1, or a picture.
+        """Return how many tokens from position `start` on have to run in one step: 1, or an item.
 
         start: the position of a token that has to run.
         """
@@ -126,9 +141,9 @@ class EncodedPictures:
         return 1 if span is None else span[1] - start
 
     def uncut(self, request: Request, start: int, count: int, most: int) -> int:
-        """Return the size of a chunk from `start` on that cuts no picture; 0 = it has to wait.
+        """Return the size of a chunk from `start` on that cuts no item; 0 = it has to wait.
 
-        A picture at `start` runs whole, however long that takes and whatever its share is.
+        An item at `start` runs whole, however long that takes and whatever its share is.
 
         count: the size that the chunk has otherwise. most: how many tokens can run in this step.
         """
@@ -145,7 +160,7 @@ class EncodedPictures:
     def rows(self, request: Request, start: int, end: int) -> list[int] | None:
         """Return the row of the media buffer of each token; -1 = none; None = no token has one.
 
-        `room` has said that these tokens can run. They run before the next picture is encoded.
+        `room` has said that these tokens can run. They run before the next item is encoded.
         """
         found = request.chain.placeholders
         if found is None:
@@ -153,20 +168,20 @@ class EncodedPictures:
         media: list[int] | None = None
         for run in found.runs(start, end):
             media = media or [-1] * (end - start)
-            picture = found.pictures[run.index]
-            key, count = picture.digest, run.end - run.begin
+            item = found.items[run.index]
+            key, count = item.digest, run.end - run.begin
             media[run.begin - start : run.end - start] = self._encoded[key][run.row :][:count]
             self._held[request.id] = key
-            if sum(picture.spans[-1]) <= end:
+            if sum(item.spans[-1]) <= end:
                 del self._held[request.id]
         return media
 
     def turn(self, requests: Iterable[Request], chunks: Iterable[SeqChunk]) -> None:
-        """Set the angles of all chunks of a step, draft tokens included; `merge` is not 0."""
+        """Set the angles of all chunks of a step, draft tokens included, if `turns`."""
         for request, chunk in zip(requests, chunks, strict=True):
             if (found := request.chain.placeholders) is not None:
                 end = chunk.start + len(chunk.token_ids)
-                chunk.angles = found.angles(chunk.start, end, self.merge)
+                chunk.angles = found.angles(chunk.start, end, self._grid)
 
     def takes_turn(self, *, prompts: bool) -> bool:
         """Whether the next step leaves its time for prompts to the tower.
@@ -179,11 +194,11 @@ class EncodedPictures:
         return self._took_turn
 
     def stop(self, request: RequestId) -> None:
-        """Let the picture go that a request holds, because the request has lost its blocks."""
+        """Let the item go that a request holds, because the request has lost its blocks."""
         self._held.pop(request, None)
 
     def forget(self, request: RequestId) -> None:
-        """Forget a request that has ended; pictures that only it waits for are not encoded."""
+        """Forget a request that has ended; items that only it waits for are not encoded."""
         self.stop(request)
         self._stop_waiting(request)
         self._counted.pop(request, None)
@@ -192,60 +207,62 @@ class EncodedPictures:
 
     @property
     def starves(self) -> bool:
-        """Whether the patches of a picture have not come, and a request waits for it."""
+        """Whether the payload of an item has not come, and a request waits for it."""
         return any(wanted.starves for wanted in self.wanted.values())
 
     def asks(self) -> list[tuple[RequestId, int]]:
-        """Return (request, index) of each picture, if its patches are to be sent now."""
+        """Return (request, index) of each item, if its payload is to be sent now."""
         found: list[tuple[RequestId, int]] = []
-        patches = 0
+        work = 0
         for count, wanted in enumerate(self._in_turns()):
-            patches += wanted.picture.num_patches
-            if count >= MOST_PATCHES and patches > 2 * self._together:
+            work += wanted.item.work
+            if count >= MOST_PAYLOADS and work > 2 * self._together(wanted):
                 break
             if wanted.starves and wanted.asked not in wanted.requests:
                 wanted.asked, index = next(iter(wanted.requests.items()))
                 found.append((wanted.asked, index))
         return found
 
-    def take(self, request: RequestId, index: int, patches: bytes) -> None:
-        """Take the patches of a picture; they are dropped if the request does not wait for it."""
-        wanted = self.wanted.get(self._picture_of.get(request, b""))
+    def take(self, request: RequestId, index: int, payload: bytes) -> None:
+        """Take the payload of an item; it is dropped if the request does not wait for it."""
+        wanted = self.wanted.get(self._item_of.get(request, b""))
         if wanted is not None and wanted.requests[request] == index:
-            wanted.patches = patches
+            wanted.payload = payload
 
-    def next(self) -> list[WantedPicture]:
-        """Return the pictures to encode now, with rows of the media buffer for them; [] = none.
+    def next(self) -> list[WantedItem]:
+        """Return the items to encode now, with rows of the media buffer for them; [] = none.
 
-        Small pictures are encoded together. The list stays the same until they are `encoded` or
-        `refused`, but a picture leaves it if nobody waits for it any more.
+        Small items of one kind are encoded together. The list stays the same until they are
+        `encoded` or `refused`, but an item leaves it if nobody waits for it any more.
         """
-        patches = 0
+        work = 0
         for wanted in () if self._running else list(self._in_turns()):
-            patches += wanted.picture.num_patches
-            if self._running and patches > self._together:
+            if self._running and wanted.item.kind != self._running[0].item.kind:
+                continue
+            work += wanted.item.work
+            if self._running and work > self._together(wanted):
                 break
             if wanted.starves or not self._reserve(wanted):
-                patches -= wanted.picture.num_patches
+                work -= wanted.item.work
             else:
                 self._running.append(wanted)
         return self._running
 
-    def encoded(self, wanted: WantedPicture) -> None:
-        """Record that the rows of a picture of `next()` are in the media buffer."""
+    def encoded(self, wanted: WantedItem) -> None:
+        """Record that the rows of an item of `next()` are in the media buffer."""
         self._encoded[wanted.key] = wanted.rows
         self._running.remove(wanted)
         for caller in {*wanted.callers.values()}:
-            self._turns.encoded(caller, wanted.picture.num_patches)
+            self._turns.encoded(caller, wanted.item.work)
         self._close(wanted)
 
-    def lost(self, wanted: WantedPicture) -> None:
-        """Record that the rows of a picture of `next()` are not on disk; it has to be encoded."""
+    def lost(self, wanted: WantedItem) -> None:
+        """Record that the rows of an item of `next()` are not on disk; it has to be encoded."""
         wanted.stored = False
         self._give_back(wanted)
 
-    def refused(self, wanted: WantedPicture) -> list[RequestId]:
-        """Forget a picture that cannot be encoded; return the requests that waited for it."""
+    def refused(self, wanted: WantedItem) -> list[RequestId]:
+        """Forget an item that cannot be encoded; return the requests that waited for it."""
         self._give_back(wanted)
         self._close(wanted)
         return list(wanted.requests)
@@ -258,16 +275,24 @@ class EncodedPictures:
             self.queries += 1
             self.hits += is_hit
 
-    def _in_turns(self) -> Iterable[WantedPicture]:
-        """The wanted pictures in the order in which they are to be encoded."""
-        pictures = self.wanted.values()
-        callers = ({*each.callers.values()} for each in pictures)
-        sizes = (each.picture.num_patches for each in pictures)
-        return self._turns.order(zip(pictures, sizes, callers, strict=True))
+    def _in_turns(self) -> Iterable[WantedItem]:
+        """The wanted items in the order in which they are to be encoded."""
+        items = self.wanted.values()
+        callers = ({*wanted.callers.values()} for wanted in items)
+        sizes = (wanted.item.work for wanted in items)
+        return self._turns.order(zip(items, sizes, callers, strict=True))
 
-    def _want(self, request: Request, index: int, key: bytes, picture: Picture) -> None:
+    def _together(self, wanted: WantedItem) -> int:
+        """The most work of items of one kind that are encoded together."""
+        tower = self._towers.get(wanted.item.kind)
+        return 0 if tower is None else tower.together
+
+    def _grid(self, item: MediaItem) -> tuple[int, int] | None:
+        return self._towers[item.kind].grid(item)
+
+    def _want(self, request: Request, index: int, key: bytes, item: MediaItem) -> None:
         number, caller = request.id, request.params.caller
-        if self._picture_of.get(number) == key:
+        if self._item_of.get(number) == key:
             self.wanted[key].requests[number] = index
             return
         self._stop_waiting(number)
@@ -275,15 +300,15 @@ class EncodedPictures:
         if caller not in waiting:
             self._turns.came(caller, waiting)
         if key not in self.wanted:
-            stored = self.is_stored(picture)
-            self.wanted[key] = WantedPicture(key, picture, patches=picture.patches, stored=stored)
-        self._picture_of[number] = key
+            stored = self.is_stored(item)
+            self.wanted[key] = WantedItem(key, item, payload=item.payload, stored=stored)
+        self._item_of[number] = key
         self.wanted[key].requests[number] = index
         self.wanted[key].callers[number] = caller
 
     def _stop_waiting(self, request: RequestId) -> None:
         self.blocked.discard(request)
-        wanted = self.wanted.get(self._picture_of.pop(request, b""))
+        wanted = self.wanted.get(self._item_of.pop(request, b""))
         if wanted is None:
             return
         del wanted.requests[request], wanted.callers[request]
@@ -291,21 +316,21 @@ class EncodedPictures:
             self._give_back(wanted)
             del self.wanted[wanted.key]
 
-    def _close(self, wanted: WantedPicture) -> None:
+    def _close(self, wanted: WantedItem) -> None:
         del self.wanted[wanted.key]
         for request in wanted.requests:
-            del self._picture_of[request]
+            del self._item_of[request]
             self.blocked.discard(request)
 
-    def _give_back(self, wanted: WantedPicture) -> None:
+    def _give_back(self, wanted: WantedItem) -> None:
         self._free += wanted.rows
         wanted.rows = []
         if wanted in self._running:
             self._running.remove(wanted)
 
-    def _reserve(self, wanted: WantedPicture) -> bool:
-        """Take rows for a picture, and evict others for it; False if too many are held."""
-        count, held = wanted.picture.num_rows, set(self._held.values())
+    def _reserve(self, wanted: WantedItem) -> bool:
+        """Take rows for an item, and evict others for it; False if too many are held."""
+        count, held = wanted.item.num_rows, set(self._held.values())
         loose = [key for key in self._encoded if key not in held]
         if count > len(self._free) + sum(len(self._encoded[key]) for key in loose):
             return False
@@ -318,16 +343,16 @@ class EncodedPictures:
         return True
 
     def check_invariants(self, running: Sequence[RequestId], known: Iterable[RequestId]) -> None:
-        """Raise AssertionError unless each row is free, reserved or of one picture.
+        """Raise AssertionError unless each row is free, reserved or of one item.
 
         running, known: the requests that have a slot, and all requests that have not ended.
         """
         rows = [row for each in self._encoded.values() for row in each]
         rows += [row for wanted in self.wanted.values() for row in wanted.rows]
         assert sorted([*rows, *self._free]) == list(range(self._num_rows)), "media rows leak"
-        assert set(self._held) <= set(running), "a request that does not run holds a picture"
-        assert set(self._picture_of) <= set(known), "a request that has ended waits for a picture"
+        assert set(self._held) <= set(running), "a request that does not run holds an item"
+        assert set(self._item_of) <= set(known), "a request that has ended waits for an item"
         wants = {(r, w.key) for w in self.wanted.values() for r in w.requests}
-        assert wants == set(self._picture_of.items()), "the two maps of waiting requests differ"
-        assert self.blocked <= set(self._picture_of), "a request waits for nothing"
+        assert wants == set(self._item_of.items()), "the two maps of waiting requests differ"
+        assert self.blocked <= set(self._item_of), "a request waits for nothing"
         assert all(wanted.requests for wanted in self.wanted.values()), "nobody waits for it"

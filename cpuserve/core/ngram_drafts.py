@@ -200,14 +200,14 @@ def indexed_tokens(request: Request, start: int, end: int) -> list[int]:
     """Return the tokens from `start` to `end - 1` of a request, as its index gets them.
 
     All tokens of a text reach its index through this function. It leaves out the placeholders
-    of pictures, because no text repeats them. An index keeps a text of its own,
+    of media, because no text repeats them. An index keeps a text of its own,
     so its positions may differ from the positions in the request.
     """
-    ids, pictures = request.token_ids, request.chain.placeholders
-    if pictures is None:
+    ids, placeholders = request.token_ids, request.chain.placeholders
+    if placeholders is None:
         return ids[start:end]
     kept: list[int] = []
-    for run in pictures.runs(start, end):
+    for run in placeholders.runs(start, end):
         kept += ids[start : run.begin]
         start = run.end
     return kept + ids[start:end]

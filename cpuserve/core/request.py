@@ -12,8 +12,8 @@ from cpuserve.base.ids import BlockId, RequestId, SlotId
 from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
+from cpuserve.core.media import MediaItem, Placeholders
 from cpuserve.core.ngram import IndexedText
-from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
 from cpuserve.sampling.params import SamplingParams
@@ -51,7 +51,7 @@ class Request:
     num_top: number of alternatives to report for each output token, -1 = no logprobs.
     prompt_rows: None, or the result for each scored prompt token.
       Entry 0 is None, because no logits predict the first token.
-      Placeholders of pictures have None as well.
+      Placeholders of media have None as well.
     arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
     progress: whether to report a Delta after each chunk of the prompt.
     continues: whether the request continues the response of an earlier request.
@@ -70,7 +70,7 @@ class Request:
       the request then generates no tokens.
     adapter: the slot of the LoRA adapter, -1 = none.
     salt: requests with different salts share no cached prefixes; None = params.cache_salt.
-    pictures: the pictures of the prompt, in order.
+    media: the media items of the prompt, in order.
     ready: whether the request may start:
       False while its grammar is being compiled (`Scheduler.make_ready`).
     wait: what has held it back before its first token, for how long.
@@ -93,7 +93,7 @@ class Request:
     pooler: Pooler | None = None
     adapter: int = -1
     salt: str | None = None
-    pictures: Sequence[Picture] = ()
+    media: Sequence[MediaItem] = ()
     ready: bool = True
     order: int = -1
     rank: tuple[float, int] = (0.0, -1)
@@ -132,7 +132,7 @@ class Request:
         self._jumps = self.masked and self.num_top < 0 and plain
         self.samples_slowly = self.masked or not plain
         self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
-        self.chain.placeholders = Placeholders(self.pictures) if self.pictures else None
+        self.chain.placeholders = Placeholders(self.media) if self.media else None
 
     @property
     def num_output(self) -> int:
@@ -204,7 +204,7 @@ class Request:
 
     @property
     def prompt_text(self) -> list[int]:
-        """The tokens of the prompt that a sampler counts: not the placeholders of pictures."""
+        """The tokens of the prompt that a sampler counts: not the placeholders of media."""
         prompt, found = self.token_ids[: self.num_prompt], self.chain.placeholders
         return prompt if found is None else found.without(prompt)
 
@@ -231,7 +231,7 @@ class Request:
         return rows
 
     def score_prompt(self, results: Iterable[RowResult]) -> None:
-        """Append the results of scored prompt tokens; the placeholders of pictures get None."""
+        """Append the results of scored prompt tokens; the placeholders of media get None."""
         scored, found = self.prompt_rows, self.chain.placeholders
         assert scored is not None, "the prompt is not scored"
         for result in results:

@@ -37,7 +37,7 @@ from cpuserve.core.callers import CallerShares
 from cpuserve.core.check import check_requests, check_slots, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import Drafter
-from cpuserve.core.encoding import EncodedPictures, WantedPicture
+from cpuserve.core.encoding import EncodedMedia, WantedItem
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.prompt_blocks import PromptBlocks
@@ -62,7 +62,7 @@ class Scheduler:
     moving_s: seconds that `schedule` may spend on moving blocks from and to offload tiers if no
     stream waits for the step. A move that has begun is finished.
     drafter: proposes draft tokens after decode rows; None = there are no draft tokens.
-    pictures: the encoded pictures in the media buffer; None = the model reads no pictures.
+    media: the encoded items in the media buffer; None = the model reads texts only.
     whole_prompts: a prompt is computed in one step, because its tokens attend to later tokens
     (encoders). None may then be longer than max_num_batched_tokens, and none generates tokens.
     """
@@ -79,7 +79,7 @@ class Scheduler:
         policy: Policy = "fcfs",
         moving_s: float = MOVING_S,
         drafter: Drafter | None = None,
-        pictures: EncodedPictures | None = None,
+        media: EncodedMedia | None = None,
         whole_prompts: bool = False,
     ) -> None:
         self.kv = kv
@@ -87,7 +87,7 @@ class Scheduler:
         self.work = StepWork()
         self.blocks = PromptBlocks(kv, self.cost)
         self.drafter = drafter
-        self.pictures = pictures or EncodedPictures(0)
+        self.media = media or EncodedMedia(0)
         self.callers = CallerShares()
         self._order = PromptOrder(kv, self.callers, policy)
         self.waiting = WaitingQueue(self.callers, policy, self._order.tokens_left)
@@ -192,8 +192,8 @@ class Scheduler:
             slots = len(self._free_slots)
             prompts += candidates(self._startable, slots, self.kv, len(self.running))
         begun = [request for request in prompts if not request.num_output]
-        wanted = bool(self.pictures.wanted)
-        self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
+        wanted = bool(self.media.wanted)
+        self.encodes = wanted and self.media.takes_turn(prompts=bool(prompts))
         prompts = [] if self.encodes else prompts
         most = self.max_num_batched_tokens - self.parked.num_tokens
         if self.drafter is not None and self.work.rows:
@@ -214,9 +214,9 @@ class Scheduler:
             self._batch.append(chunk)
             self.batch_requests.append(request)
             self._marks.append(request.chain.mark)
-        if self.pictures.merge:
-            self.pictures.turn(self.batch_requests, self._batch)
-        if begun or self.waiting or self.pictures.blocked or self.masks_late:
+        if self.media.turns:
+            self.media.turn(self.batch_requests, self._batch)
+        if begun or self.waiting or self.media.blocked or self.masks_late:
             self._note_waits(begun)
         return StepBatch(self._batch)
 
@@ -297,9 +297,9 @@ class Scheduler:
         kept = [i for i, r in enumerate(requests) if r.is_running and i not in numbers]
         return self._keep(kept, (batch, requests), results)
 
-    def refuse(self, wanted: WantedPicture, message: str) -> None:
-        """End the requests that wait for a picture with an error, because it was not encoded."""
-        for request in [self.requests[number] for number in self.pictures.refused(wanted)]:
+    def refuse(self, wanted: WantedItem, message: str) -> None:
+        """End the requests that wait for an item with an error, because it was not encoded."""
+        for request in [self.requests[number] for number in self.media.refused(wanted)]:
             self._drop(request)
             self._refused.append(Delta(request, [], "error", error=message))
 
@@ -381,7 +381,7 @@ class Scheduler:
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
         batch, batch_requests = self._batch, self.batch_requests
-        blocked = self.pictures.blocked | self.parked.ids
+        blocked = self.media.blocked | self.parked.ids
         for request in tuple(self.running):
             if request.slot == NO_SLOT:  # it was preempted for an earlier one
                 continue
@@ -392,7 +392,7 @@ class Scheduler:
                 # A block that leaves the window is usually freed, and the next chunk takes a block
                 # in its place. But a shared block is not freed. So a new block is taken
                 # here, where other requests can be preempted: prompt chunks preempt no request.
-                if slides and not self._get_blocks(request, self.pictures.least(request, start)):
+                if slides and not self._get_blocks(request, self.media.least(request, start)):
                     continue
                 prompts.append(request)
                 continue
@@ -413,7 +413,7 @@ class Scheduler:
             return
         oldest = prompts[0]
         prompts = self._order.share(self._order.in_order(prompts), oldest, budget)
-        at = 0 if self.pictures.least(oldest, oldest.num_computed) > 1 else prompts.index(oldest)
+        at = 0 if self.media.least(oldest, oldest.num_computed) > 1 else prompts.index(oldest)
         prompts.remove(oldest)
         if at:
             kept = budget.keep_back()
@@ -501,7 +501,7 @@ class Scheduler:
         """Schedule as many remaining tokens of `request` as `budget` allows."""
         start, left = request.num_computed, len(request.token_ids) - request.num_computed
         room = self.kv.reach(request.tables, start, len(request.token_ids)) - start
-        room = self.pictures.room(request, start, room)
+        room = self.media.room(request, start, room)
         count = most = min(budget.most(left, request.num_labels), self._chunk_limit, room)
         if budget.seconds < math.inf:
             fitting = self.cost.chunk(start, budget.seconds)
@@ -514,14 +514,14 @@ class Scheduler:
             room = min(
                 room, self.max_num_batched_tokens - sum(len(c.token_ids) for c in self._batch)
             )
-            count = self.pictures.uncut(request, start, rounded_chunk(start, count), room)
+            count = self.media.uncut(request, start, rounded_chunk(start, count), room)
         if not count:
             return
         end = start + count
         tokens = request.token_ids[start:end]
         rows = request.rows(end)
         self._batch.append(request.chunk(tokens, start, rows))
-        self._batch[-1].media = self.pictures.rows(request, start, end)
+        self._batch[-1].media = self.media.rows(request, start, end)
         self.batch_requests.append(request)
         self._marks.append(request.chain.mark)
         self.kv.publish(request.tables, request.chain, request.token_ids, end, computed=False)
@@ -587,7 +587,7 @@ class Scheduler:
         in_order = self._policy == "fcfs" and len(self.callers) < 2
         self._waits.pass_over(self.waiting, now, in_order=in_order)
         in_step = {request.id for request in self.batch_requests[num_rows:]}
-        blocked = self.pictures.blocked
+        blocked = self.media.blocked
         begun = [*begun, *(self.requests[number] for number in blocked - in_step)]
         if self.masks_late:
             begun += [request for request in self.running if request.masked]
@@ -623,7 +623,7 @@ class Scheduler:
     def _drop(self, request: Request) -> None:
         """Remove `request` and free its slot and blocks."""
         del self.requests[request.id]
-        self.pictures.forget(request.id)
+        self.media.forget(request.id)
         self._num_unready -= not request.ready
         if request in self.waiting:
             self.waiting.remove(request)
@@ -638,7 +638,7 @@ class Scheduler:
         self.parked.forget(request.id)
         self.kv.free(request.tables, continues=request.chain.continues)
         request.chain.reset()
-        self.pictures.stop(request.id)
+        self.media.stop(request.id)
         if request.is_running:
             self._slots.release(request.slot)
             self._free_slots.append(request.slot)
@@ -662,4 +662,4 @@ class Scheduler:
         assert self._num_unready == sum(not r.ready for r in waiting), "unready ones are miscounted"
         self.callers.check(running, waiting)
         check_tables(running, self.kv)
-        self.pictures.check_invariants([r.id for r in running], self.requests)
+        self.media.check_invariants([r.id for r in running], self.requests)

@@ -55,7 +55,7 @@ class Assistant(DraftHead):
         self._guess_on(chunks, turns, budget)
 
     def _may_have_drafts(self, request: Request) -> bool:
-        """Whether the next step may verify drafts of a request; its keys may be of pictures."""
+        """Whether the next step may verify drafts of a request; its keys may be of media."""
         if request.most_drafts <= 0 or request.computes_prompt:
             return False
         return len(request.token_ids) + request.most_drafts <= self._longest

@@ -133,7 +133,7 @@ def _draft_model(
         kv_groups=[],
         state_slots=0,
         media_rows=0,
-        picture_span=0,
+        media_span=0,
         adapters={},
         adapter_slots=0,
         speculation=None,
@@ -329,7 +329,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     spec = replace(spec, lexical=config.pooling == "splade")
     program = build_program(spec)
     tower = spec.tower if config.media_rows else None
-    tower = tower and tower.limited(config.picture_tokens)
+    tower = tower and tower.limited(config.media_tokens)
     check_weights(program, checkpoint.weights, build_tower(tower) if tower else None)
     tokenizer = Path(config.tokenizer_path)
     eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)

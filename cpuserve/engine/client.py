@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cpuserve.engine.ipc import AddRequest, Output, Stats
 
-PatchesOf = Callable[[int], Awaitable[bytes]]
+PayloadOf = Callable[[int], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class EngineClient(Protocol):
         request: AddRequest,
         *,
         timeout_s: float | None = None,
-        patches_of: PatchesOf | None = None,
+        payload_of: PayloadOf | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Generate one sequence; closing the iterator aborts it.
 
         timeout_s: the longest time that it may take, in seconds; None = no limit.
-        patches_of: returns the patches of the picture with this index, if its Picture has none.
-          An engine asks for them only if the rows of the picture are not in a cache,
+        payload_of: returns the payload of the item with this index, if the item has none.
+          An engine asks for it only if the rows of the item are not in a cache,
           and perhaps again after a preemption. Its RequestError ends the request.
 
         Raises:

@@ -13,7 +13,7 @@ import numpy as np
 from cpuserve.base.errors import RequestError, SourceChanged
 from cpuserve.base.ids import RequestId
 from cpuserve.base.log import get_logger
-from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
+from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import learned_rows, make_drafter
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
@@ -27,8 +27,8 @@ from cpuserve.engine.ipc import (
     AddRequest,
     Ask,
     Inbound,
+    MediaPayload,
     Output,
-    PicturePatches,
     Reply,
     Stats,
     StepOutput,
@@ -36,9 +36,10 @@ from cpuserve.engine.ipc import (
 )
 from cpuserve.engine.kv_events import KvEventPublisher
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
+from cpuserve.engine.media import make_encoder
+from cpuserve.engine.media_checks import check_media
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_kv
-from cpuserve.engine.pictures import make_encoder
 from cpuserve.loader.dense_module import Head
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pooler
@@ -81,15 +82,15 @@ class EngineCore:
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
-        length, rows, tower = config.max_model_len, config.max_num_batched_tokens, executor.tower
-        media = 0 if tower is None else config.media_rows
+        length, rows = config.max_model_len, config.max_num_batched_tokens
+        most = dict.fromkeys(executor.towers, config.media_rows)
         self.limits = Limits(
-            length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
+            length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, media_rows=most
         )
-        pictures, self.encoder = make_encoder(
-            executor, media, self.kv.offload, whole=config.picture_span > 0
+        media, self.encoder = make_encoder(
+            executor, config.media_rows, self.kv.offload, whole=config.media_span > 0
         )
-        self._starved = False  # whether nothing can run before the patches of a picture come
+        self._starved = False  # whether nothing can run before the payload of a media item comes
         self.scheduler = Scheduler(
             self.kv,
             executor,
@@ -100,7 +101,7 @@ class EngineCore:
             policy=config.scheduling_policy,
             whole_prompts=config.whole_prompts,
             drafter=make_drafter(config, self.kv, executor.text_indexes),
-            pictures=pictures,
+            media=media,
         )
         self.interrupt = Interrupt(executor.cancel)
         self._facts = facts or {}
@@ -140,9 +141,9 @@ class EngineCore:
             for number in message.ids:
                 self._stale |= self.scheduler.abort(RequestId(number))
             self.interrupt.handled(message.ids)
-        elif isinstance(message, PicturePatches):
+        elif isinstance(message, MediaPayload):
             number, index = RequestId(message.id), message.index
-            self.scheduler.pictures.take(number, index, message.patches)
+            self.scheduler.media.take(number, index, message.payload)
         elif isinstance(message, Ask) and message.what in CHANGES:
             self.adapters.ask(message)
         elif isinstance(message, Ask):
@@ -161,7 +162,7 @@ class EngineCore:
         prompt: list[int] = ids.tolist() if early is None else early.token_ids
         try:
             check_request(ids, params, self.limits)
-            check_pictures(message.pictures, len(ids), self.limits)
+            check_media(message.media, len(ids), self.limits)
         except RequestError as error:
             self._refused.append(Output(message.id, [], "error", error=error.message))
             return
@@ -192,7 +193,7 @@ class EngineCore:
             pooler=make_pooler(self._head, vectors=params.vectors),
             adapter=number,
             salt=salt,
-            pictures=message.pictures,
+            media=message.media,
         )
         if early is not None and early.chain.salt == salt:
             request.chain = early.chain
@@ -218,9 +219,9 @@ class EngineCore:
         request = self._early.get(message.id)
         if request is None:
             prompt, params = np.frombuffer(message.prompt, np.int32).tolist(), message.params
-            pictures, priority = message.pictures, message.priority
+            media, priority = message.media, message.priority
             request = Request(
-                RequestId(message.id), prompt, params, 1, 0, priority=priority, pictures=pictures
+                RequestId(message.id), prompt, params, 1, 0, priority=priority, media=media
             )
             request.ready = params.structured_outputs is None  # a grammar must be compiled first
             if request.reads_prefixes and params.adapter is None:
@@ -344,12 +345,12 @@ class EngineCore:
         if self._grammars is not None and self._grammars.in_use:
             self._after_step(self._grammars, deltas)
         outputs, self._refused = [*map(Output.of, deltas), *self._refused], []
-        pictures = self.scheduler.pictures
-        if pictures.wanted:
-            outputs += [Output(n, [], wants=[i]) for n, i in pictures.asks()]
+        media = self.scheduler.media
+        if media.wanted:
+            outputs += [Output(n, [], wants=[i]) for n, i in media.asks()]
         moved = offload is not None and offload.seconds > moving_s
         idle = not (batch.chunks or moved or self.scheduler.masks_late or self.scheduler.encodes)
-        self._starved = idle and pictures.starves and not pictures.next()
+        self._starved = idle and media.starves and not media.next()
         if offload is not None:
             started += offload.seconds - moving_s  # moving blocks is not part of the step's cost
         seconds = time.perf_counter() - started
@@ -366,7 +367,7 @@ class EngineCore:
         return StepOutput(outputs, self.stats)
 
     def after_sending(self) -> None:
-        """Draft tokens and encode pictures; the tokens of the last step do not wait for it."""
+        """Draft tokens and encode media; the tokens of the last step do not wait for it."""
         if self._draft_model is not None:
             self._draft_model.draft(self.scheduler)
             if self._grammars is not None and self._grammars.in_use:
@@ -418,9 +419,9 @@ class EngineCore:
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.kv_usage = self.kv.usage
         stats.preemptions = scheduler.num_preemptions
-        blocks, pictures = scheduler.blocks, scheduler.pictures
+        blocks, media = scheduler.blocks, scheduler.media
         stats.prefix_queries, stats.prefix_hits = blocks.prefix_queries, blocks.prefix_hits
-        stats.picture_queries, stats.picture_hits = pictures.queries, pictures.hits
+        stats.media_queries, stats.media_hits = media.queries, media.hits
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale, stats.step_s = False, seconds
         stats.damaged = self._damage.see(deltas)
@@ -567,7 +568,7 @@ class EngineCore:
             "kv_blocks": config.kv_blocks,
             "kv_tokens": limits.kv_tokens,
             "max_top": limits.max_top,
-            "picture_rows": limits.picture_rows,
+            "media_rows": dict(limits.media_rows),
             "adapters": self.adapters.fingerprints(),
             **self._facts,
         }

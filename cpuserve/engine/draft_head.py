@@ -254,7 +254,7 @@ class DraftHead(DraftModel):
         return _Rows(sequence, ids[start + 1 : end + 1], list(range(at, at + end - start)))
 
     def _is_left_out(self, request: Request) -> bool:
-        return bool(request.pictures) or len(request.token_ids) > self._longest
+        return bool(request.media) or len(request.token_ids) > self._longest
 
     def _compute(self, rows: Iterable[_Rows]) -> None:
         """Compute the keys of rows that guess nothing, in steps as large as possible."""

@@ -194,8 +194,8 @@ class DraftModel:
         self.executor.close()
 
     def _may_have_drafts(self, request: Request) -> bool:
-        """Whether the next step may verify drafts of a request; the model sees no pictures."""
-        if request.most_drafts <= 0 or request.computes_prompt or request.pictures:
+        """Whether the next step may verify drafts of a request; the model reads texts only."""
+        if request.most_drafts <= 0 or request.computes_prompt or request.media:
             return False
         return len(request.token_ids) + request.most_drafts <= self._longest
 

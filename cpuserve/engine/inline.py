@@ -16,7 +16,7 @@ from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.build import build_engine, run_engine
-from cpuserve.engine.client import PatchesOf, ReplicaStatus
+from cpuserve.engine.client import PayloadOf, ReplicaStatus
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
@@ -24,9 +24,9 @@ from cpuserve.engine.ipc import (
     AddRequest,
     Ask,
     Inbound,
+    MediaPayload,
     Outbound,
     Output,
-    PicturePatches,
     Reply,
     Shutdown,
     StageProgress,
@@ -92,9 +92,9 @@ class InlineClient:
         self._channel.post(message)
         return message.id
 
-    def send_patches(self, number: int, index: int, patches: bytes) -> None:
-        """Send the patches of a picture that an output of sequence `number` has asked for."""
-        self._channel.post(PicturePatches(number, index, patches))
+    def send_payload(self, number: int, index: int, payload: bytes) -> None:
+        """Send the payload of a media item that an output of sequence `number` has asked for."""
+        self._channel.post(MediaPayload(number, index, payload))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -134,7 +134,7 @@ class InlineClient:
         request: AddRequest,
         *,
         timeout_s: float | None = None,
-        patches_of: PatchesOf | None = None,
+        payload_of: PayloadOf | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Generate one sequence. Closing the iterator aborts it.
 
@@ -142,7 +142,7 @@ class InlineClient:
         """
         message = self._admission.admit(request, self._serving())
         streams = self._router.streams(asyncio.get_running_loop())
-        return streams.run(message, self._channel.post, _at_once, timeout_s, patches_of)
+        return streams.run(message, self._channel.post, _at_once, timeout_s, payload_of)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import CpuserveError, InvalidRequest
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
     progress: whether to send an Output without tokens after each chunk of the prompt but the last.
     continues: whether the request continues the response of an earlier request,
       so that Stats do not count its prompt again.
-    pictures: the pictures of the prompt, in order.
-      An engine in another process asks for the patches that it has to encode (Output.wants).
+    media: the media items of the prompt, in order.
+      An engine in another process asks for the payloads that it has to encode (Output.wants).
     """
 
     id: int
@@ -52,7 +52,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
     priority: int = 0
     progress: bool = False
     continues: bool = False
-    pictures: list[Picture] = []
+    media: list[MediaItem] = []
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
         *,
         progress: bool = False,
         continues: bool = False,
-        pictures: Sequence[Picture] = (),
+        media: Sequence[MediaItem] = (),
     ) -> AddRequest:
         """Return the request for a prompt, for `EngineClient.generate`.
 
@@ -75,7 +75,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
         except OverflowError as error:
             msg = f"prompt contains a token id that no model has: {error}"
             raise InvalidRequest(msg, role="prompt") from error
-        return cls(0, prompt, params, 0.0, priority, progress, continues, list(pictures))
+        return cls(0, prompt, params, 0.0, priority, progress, continues, list(media))
 
     @property
     def prompt_ids(self) -> memoryview[int]:
@@ -83,16 +83,16 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
         return memoryview(self.prompt).cast("i")
 
 
-class PicturePatches(msgspec.Struct, tag="patches", array_like=True):
-    """The patches of picture `index` of request `id`, which the engine asked for.
+class MediaPayload(msgspec.Struct, tag="payload", array_like=True):
+    """The payload of media item `index` of request `id`, which the engine asked for.
 
-    They are not in AddRequest, because most pictures of a conversation are in the prefix cache,
+    Payloads are not in AddRequest, because most items of a conversation are in the prefix cache,
     and because messages of a hundred megabytes would stop the event loop of the front end.
     """
 
     id: int
     index: int
-    patches: bytes
+    payload: bytes
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -120,7 +120,7 @@ class Ping(msgspec.Struct, tag="ping", array_like=True):
     """Ask for a Pong, which the engine sends immediately, even during a step."""
 
 
-Inbound = AddRequest | PicturePatches | Abort | Shutdown | Ask | Ping
+Inbound = AddRequest | MediaPayload | Abort | Shutdown | Ask | Ping
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True):
@@ -150,7 +150,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     fault: the field of the request that caused `error` (HTTP 400).
     unavailable: whether `error` is no fault of the request, which may succeed later (HTTP 503).
     queue_full: whether the cause is that too many other requests wait (HTTP 429).
-    wants: the indexes of pictures; the engine needs their patches (PicturePatches).
+    wants: the indexes of media items; the engine needs their payloads (MediaPayload).
     drafts: how many draft tokens the step had; those that were right are in `tokens`.
       Such an output has nothing else.
     queued, held: what the request waited for, in its first output: the seconds of each cause
@@ -218,8 +218,8 @@ class Stats(msgspec.Struct, array_like=True):
     tiers: the offload tiers of the KV cache, by name.
     drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens,
       the number of draft tokens, and the number of draft tokens that were right.
-    picture_queries, picture_hits: how often a prompt needed an encoded picture, and how often
-      it was in the media buffer. encode_s: seconds that the encoding of pictures has taken.
+    media_queries, media_hits: how often a prompt needed an encoded media item, and how often
+      it was in the media buffer. encode_s: seconds that the encoding of media has taken.
     expert_hits, expert_misses, expert_bytes, expert_wait_s, expert_errors, expert_guesses,
       expert_right_guesses: counts of the pool of experts (ExpertCounts of runtime/executor.py),
       0 without a pool.
@@ -244,8 +244,8 @@ class Stats(msgspec.Struct, array_like=True):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    picture_queries: int = 0
-    picture_hits: int = 0
+    media_queries: int = 0
+    media_hits: int = 0
     encode_s: float = 0.0
     damaged: bool = False
     barrier_wait_s: float = 0.0

@@ -107,9 +107,7 @@ def make_kv(
         # if a sliding window has passed their block, or if their block has no state.
         config.kv_blocks - (any(windows) or config.state_slots > 0),
         config.block_size,
-        use=cache_use(
-            windows, config.max_num_batched_tokens, config.block_size, config.picture_span
-        ),
+        use=cache_use(windows, config.max_num_batched_tokens, config.block_size, config.media_span),
         prefix_caching=config.enable_prefix_caching,
         offload=make_offload(config, executor, draft),
         num_states=config.state_slots,

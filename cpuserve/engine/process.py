@@ -18,7 +18,7 @@ from cpuserve.base.fault_points import fault
 from cpuserve.base.log import get_logger, relay
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
-from cpuserve.engine.client import PatchesOf, ReplicaStatus
+from cpuserve.engine.client import PayloadOf, ReplicaStatus
 from cpuserve.engine.ipc import (
     AddRequest,
     Ask,
@@ -143,7 +143,7 @@ class ProcessClient:
         request: AddRequest,
         *,
         timeout_s: float | None = None,
-        patches_of: PatchesOf | None = None,
+        payload_of: PayloadOf | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Generate one sequence; closing the iterator aborts it.
 
@@ -154,7 +154,7 @@ class ProcessClient:
         """
         link, limits = self._connected()
         message = self._admission.admit(request, limits)
-        return self._streams.run(message, self._post, link.wait_writable, timeout_s, patches_of)
+        return self._streams.run(message, self._post, link.wait_writable, timeout_s, payload_of)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

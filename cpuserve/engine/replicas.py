@@ -18,7 +18,7 @@ from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.kv.cache_folder import SharedMemory
 from cpuserve.engine.affinity import affinity, on_cpus
-from cpuserve.engine.client import EngineClient, PatchesOf, ReplicaStatus
+from cpuserve.engine.client import EngineClient, PayloadOf, ReplicaStatus
 from cpuserve.engine.ipc import AddRequest, Output, StageProgress, Stats, TierStats
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, with_shared_memory
 from cpuserve.engine.process import DiedAtStart, ProcessClient
@@ -39,8 +39,8 @@ COUNTERS = (
     "drafts",
     "draft_tokens",
     "accepted_tokens",
-    "picture_queries",
-    "picture_hits",
+    "media_queries",
+    "media_hits",
     "encode_s",
 )
 
@@ -309,7 +309,7 @@ class ReplicaClient:
         request: AddRequest,
         *,
         timeout_s: float | None = None,
-        patches_of: PatchesOf | None = None,
+        payload_of: PayloadOf | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Generate one sequence on the replica that the router chooses; see EngineClient."""
         replica = self._choose(request)
@@ -317,7 +317,7 @@ class ReplicaClient:
         replica.open += 1
         replica.waiting_tokens += waiting
         try:
-            stream = engine.generate(request, timeout_s=timeout_s, patches_of=patches_of)
+            stream = engine.generate(request, timeout_s=timeout_s, payload_of=payload_of)
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     if waiting and output.tokens:
@@ -503,8 +503,8 @@ class ReplicaClient:
                 why = f"the adapter {params.adapter} could not be loaded again after a restart"
             raise EngineDead(why)
         salt = f"{params.adapter or ''}{params.scale_key}@{params.cache_salt or ''}"
-        ids, pictures = request.prompt_ids, request.pictures
-        return self._replicas[self._router.choose(ids, loads, salt, pictures)]
+        ids, media = request.prompt_ids, request.media
+        return self._replicas[self._router.choose(ids, loads, salt, media)]
 
     def _listen(self, replica: _Replica) -> None:
         def on_step(_stats: Stats) -> None:

@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from cpuserve.core.pictures import Picture, Placeholders
+from cpuserve.core.media import MediaItem, Placeholders
 
 SEQUENCE_TOKENS = 256  # number of prompt tokens that count as one running sequence
 SLACK = 2.0  # running sequences: a smaller difference of loads does not outweigh a cached prefix
@@ -39,16 +39,16 @@ class Router:
         prompt_ids: Sequence[int],
         loads: Sequence[float | None],
         salt: str = "",
-        pictures: Sequence[Picture] = (),
+        media: Sequence[MediaItem] = (),
     ) -> int:
         """Return the replica for this prompt, and remember that its cache then has the prompt.
 
-        pictures: the pictures of the prompt.
+        media: the media items of the prompt.
         loads: the load of each replica in running sequences, None = the replica does not serve.
         At least one replica serves.
         """
         serving = [i for i, load in enumerate(loads) if load is not None]
-        prefixes = list(self._prefixes(prompt_ids, salt, pictures))
+        prefixes = list(self._prefixes(prompt_ids, salt, media))
         matched = self._matched(prefixes, serving)
 
         def order(i: int) -> tuple[float, int]:
@@ -71,16 +71,16 @@ class Router:
         self._homes = OrderedDict((prefix, homes) for prefix, homes in kept if homes)
 
     def _prefixes(
-        self, prompt_ids: Sequence[int], salt: str, pictures: Sequence[Picture]
+        self, prompt_ids: Sequence[int], salt: str, media: Sequence[MediaItem]
     ) -> Iterator[int]:
-        """Yield the hash of all tokens and pictures up to each block's end.
+        """Yield the hash of all tokens and media up to each block's end.
 
         Hash collisions only cost time.
         """
         size = self._block_size
         if not size:
             return
-        parent, placeholders = hash(salt), Placeholders(pictures)
+        parent, placeholders = hash(salt), Placeholders(media)
         for start in range(0, len(prompt_ids) - size + 1, size):
             content = array("i", prompt_ids[start : start + size]).tobytes()
             parent = hash((parent, content + placeholders.mark(start, start + size)))

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 import msgspec
 
 from cpuserve.base.errors import DeadlineExceeded, EngineDead, RequestError
-from cpuserve.core.admission import Limits, check_pictures, check_request
-from cpuserve.engine.client import PatchesOf
-from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output, PicturePatches
+from cpuserve.core.admission import Limits, check_request
+from cpuserve.engine.client import PayloadOf
+from cpuserve.engine.ipc import Abort, AddRequest, Inbound, MediaPayload, Output
+from cpuserve.engine.media_checks import check_media
 
 Post = Callable[[Inbound], None]
 
@@ -115,11 +116,11 @@ class Streams:
         post: Post,
         writable: Callable[[], Awaitable[object]],
         timeout_s: float | None = None,
-        patches_of: PatchesOf | None = None,
+        payload_of: PayloadOf | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Start `request` and yield its outputs; abort it if it is closed early or times out.
 
-        patches_of: returns the patches of a picture of the request when the engine asks for them.
+        payload_of: returns the payload of a media item of the request when the engine asks for it.
         """
         stream = self._streams[request.id] = OutputStream()
         if self._dead is not None:
@@ -138,11 +139,11 @@ class Streams:
                 while (output := stream.take()) is None:
                     await stream.arrival()
                 for index in output.wants:
-                    assert patches_of is not None, "the request has no pictures"
-                    patches = await patches_of(index)
+                    assert payload_of is not None, "the request has no media"
+                    payload = await payload_of(index)
                     await writable()
                     if stream.runs:
-                        post(PicturePatches(request.id, index, patches))
+                        post(MediaPayload(request.id, index, payload))
                 finished = output.finish is not None
                 if not output.wants:
                     yield output
@@ -190,7 +191,7 @@ class Admission:
         params = msgspec.structs.replace(request.params)
         prompt_ids = request.prompt_ids
         check_request(prompt_ids, params, limits)
-        check_pictures(request.pictures, len(prompt_ids), limits)
+        check_media(request.media, len(prompt_ids), limits)
         number, now = next(self._ids), time.monotonic()
         return msgspec.structs.replace(request, id=number, params=params, arrival=now)
 
@@ -205,7 +206,7 @@ def limits_of(info: dict[str, object]) -> Limits:
             "max_top": info["max_top"],
             "eos_ids": info["eos_ids"],
             "max_rows": info["max_num_batched_tokens"],
-            "picture_rows": info.get("picture_rows", 0),
+            "media_rows": info.get("media_rows", {}),
         },
         Limits,
     )

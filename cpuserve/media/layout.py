@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from cpuserve.program.pictures import PictureForm
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-_KEPT = 6  # the numbers of Picture.lines that say which part of a canvas is kept
+_KEPT = 6  # the numbers of PictureForm.lines that say which part of a canvas is kept
 
 
 class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -24,7 +26,7 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
     text: the text in place of the marker; each placeholder in it stands for one row of the tower.
     width, height: the size of the scaled picture in pixels.
     rows: how many rows of the tower the picture has.
-    lines: see core.pictures.Picture.
+    lines: see PictureForm.
     """
 
     tiles: tuple[tuple[int, int], ...]
@@ -35,9 +37,14 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
     lines: tuple[int, ...] = ()
 
     @property
+    def form(self) -> PictureForm:
+        """The form of the patches for the tower."""
+        return PictureForm(self.tiles, self.lines)
+
+    @property
     def num_patches(self) -> int:
         """How many patches all tiles have."""
-        return sum(rows * columns for rows, columns in self.tiles)
+        return self.form.num_patches
 
 
 def line_shape(lines: Sequence[int]) -> tuple[int, int]:

@@ -41,8 +41,8 @@ DRAFT_COUNTERS = (
 )
 # Counters of pictures: (metric name, field of StepStats, help text)
 PICTURE_COUNTERS = (
-    ("mm_cache_queries", "picture_queries", "Pictures whose encoded rows a prompt needed."),
-    ("mm_cache_hits", "picture_hits", "Pictures that were encoded already."),
+    ("mm_cache_queries", "media_queries", "Pictures whose encoded rows a prompt needed."),
+    ("mm_cache_hits", "media_hits", "Pictures that were encoded already."),
 )
 ENCODE_COUNTERS = (("encode_seconds", "encode_s", "Seconds spent on encoding pictures."),)
 EXPERT_COUNTERS = (

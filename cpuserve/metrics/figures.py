@@ -42,8 +42,8 @@ class StepStats(Protocol):
     drafts: int
     draft_tokens: int
     accepted_tokens: int
-    picture_queries: int
-    picture_hits: int
+    media_queries: int
+    media_hits: int
     encode_s: float
     expert_hits: int
     expert_misses: int

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.core.pictures import GEMMA4_BUDGETS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -30,6 +29,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
+from cpuserve.program.pictures import GEMMA4_BUDGETS
 
 _AT, _JOIN = "vision_tower", "model.embed_vision"
 _EMBEDDER = f"{_AT}.patch_embedder"

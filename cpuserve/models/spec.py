@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Rope
+from cpuserve.program.pictures import MOST_PATCHES
 
 # One step of a tower has whole tiles of about this many patches: with fewer rows,
 # reading the weights would take longer than multiplying them.
@@ -49,7 +49,7 @@ class TowerSpec:
     `merge_weight`: a convolution over the patches of a block; "" = there is none.
     `extra`: how many further rows a step of a tile has after its patches, such as a class token;
       attention sees them, but they become no rows. Such a step has one tile.
-    `line_end`: the vector that is the row after each line of rows (Picture.lines); "" = none.
+    `line_end`: the vector that is the row after each line of rows (PictureForm.lines); "" = none.
     `canvas_patches`: the most patches of a picture with lines; all of its rows are in memory before
       they become lines.
     `family`: values that only one family has.

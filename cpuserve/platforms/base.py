@@ -160,12 +160,12 @@ class ModelFacts:
     caches: tuple[int, ...] = ()
 
     @property
-    def picture_span(self) -> int:
+    def media_span(self) -> int:
         """The most tokens of a picture that one step must have; 0 = a step may cut a picture."""
         return 0 if self.tower is None else self.tower.span
 
     @property
-    def picture_tokens(self) -> int:
+    def media_tokens(self) -> int:
         """The most tokens of a picture, as requested; 0 = as the model says."""
         return 0 if self.tower is None else self.tower.most_tokens
 

@@ -17,7 +17,7 @@ from cpuserve.base.ids import NodeId
 from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import (
-    PICTURE_PATCH_BYTES,
+    MEDIA_PAYLOAD_BYTES,
     EngineConfig,
     KvGroup,
 )
@@ -256,7 +256,7 @@ def plan_memory(
     media_rows, media_bytes = _media(options, ledger, facts)
     other += written_bytes(options, max(block, state, draft_block), engines) + media_bytes + extra
     needs = Needs(weights, other, facts.weight_bytes, threads)
-    use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.picture_span)
+    use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.media_span)
     why_not = why_not_mapped(options, facts, executor, weights)
     least = (use.needs(min(wanted, LEAST_TOKENS)) + 1) * block
     on_disk = plan_mapping(options, ledger, facts, host, needs, least, why_not)
@@ -318,7 +318,7 @@ def _media(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[i
         f"{tower.page_operations / 1e9:.3g} billion operations{tower.span_note}"
     )
     rows = ledger.decide("media_rows", most, why)
-    return rows, rows * tower.row_bytes + tower.step_bytes + PICTURE_PATCH_BYTES
+    return rows, rows * tower.row_bytes + tower.step_bytes + MEDIA_PAYLOAD_BYTES
 
 
 def _free_near(host: Host, nodes: Iterable[NodeId], needs: Needs) -> int | None:

@@ -105,8 +105,8 @@ def _model(facts: ModelFacts) -> dict[str, Any]:
         "tokenizer_path": facts.tokenizer_path,
         "architecture": facts.architecture,
         "whole_prompts": facts.whole_prompts,
-        "picture_span": facts.picture_span,
-        "picture_tokens": facts.picture_tokens,
+        "media_span": facts.media_span,
+        "media_tokens": facts.media_tokens,
         "adapters": dict(facts.adapters),
         "adapter_slots": facts.adapter_slots,
         "adapter_rank": facts.adapter_rank,
@@ -250,7 +250,7 @@ def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -
     A step must have room for one row of each request, and in an encoder for the longest prompt.
     If the tokens of a picture see each other in both directions, it has room for a picture too.
     """
-    span = facts.picture_span
+    span = facts.media_span
     tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
     seqs = options.max_num_seqs or max(1, min(MAX_NUM_SEQS, tokens - span))
     if options.max_num_batched_tokens is None:

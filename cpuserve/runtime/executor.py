@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.core.media import MediaItem
 from cpuserve.core.ngram import MakeIndex, in_python
 from cpuserve.quant.base import QuantTensor
 from cpuserve.sampling.slot import SlotRequest
@@ -160,34 +162,37 @@ class ExpertCounts(NamedTuple):
     fit: bool = True
 
 
-class PictureTower(Protocol):
-    """Encodes pictures in slices, between the steps of its executor (runtime/tower.py)."""
-
-    line_end: Float32 | None  # the row after each line of rows (Picture.lines)
+class MediaTower(Protocol):
+    """Encodes media items of one kind in slices, between the steps of its executor."""
 
     @property
-    def turned_merge(self) -> int:
-        """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""
+    def turns(self) -> bool:
+        """Whether RoPE turns tokens of items by their rows and columns (`grid`)."""
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a row."""
+        """Return the bytes of a row; equal for all towers of an executor."""
 
     @property
     def together(self) -> int:
-        """Return the most patches of pictures that are encoded in one step of the tower."""
+        """Return the most work of items that are encoded in one step of the tower."""
 
-    def prepare(self) -> bool:
-        """Spend a few ms on a first encode, which takes longer; False = it is done."""
+    def grid(self, item: MediaItem) -> tuple[int, int] | None:
+        """Return (rows, columns) of the tokens of an item; None = RoPE turns them as a text."""
 
-    def start(self, patches: Bytes, tiles: Sequence[tuple[int, int]]) -> None:
-        """Begin to encode tiles of (rows, columns) patches; ValueError: it has no such tiles."""
+    def start(self, items: Sequence[MediaItem], payloads: Sequence[bytes]) -> None:
+        """Begin to encode items; ValueError: the tower cannot encode one, or a payload is wrong."""
 
     def advance(self, budget_s: float) -> bool:
-        """Compute for about `budget_s` seconds; return whether all tiles are encoded."""
+        """Compute for about `budget_s` seconds; return whether all items are encoded."""
 
-    def rows(self) -> Float32:
-        """Return the rows of the encoded tiles, for `write_media`."""
+    def rows(self, index: int, begin: int, end: int) -> Float32:
+        """Return rows begin .. end - 1 of an item, for `write_media`.
+
+        index: the number of the item in `start`.
+
+        Raises ValueError if the tower has made another number of rows than the items have.
+        """
 
 
 class Executor(Protocol):
@@ -198,7 +203,7 @@ class Executor(Protocol):
 
     max_tokens: int
     num_blocks: int
-    tower: PictureTower | None = None  # the tower of a model of images and text
+    towers: Mapping[str, MediaTower] = MappingProxyType({})  # by the kind of media
 
     @property
     def kv_block_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.operations.mixture import with_guesses
+from cpuserve.program.pictures import KIND
 from cpuserve.program.program import Program
 from cpuserve.program.row_formats import DOT_OF_KIND, rows_of_token
 from cpuserve.program.weight_kinds import SourceType
@@ -36,7 +37,7 @@ from cpuserve.runtime.executor import (
     ExpertCounts,
     Float32,
     Int32,
-    PictureTower,
+    MediaTower,
     StepArrays,
     StepOutputs,
     StepRows,
@@ -45,6 +46,7 @@ from cpuserve.runtime.executor import (
 from cpuserve.runtime.expert_memory import ExpertMemory, pool_options
 from cpuserve.runtime.mapped_files import MappedFiles
 from cpuserve.runtime.packed_cache import PackedCache, PackedParts
+from cpuserve.runtime.picture_tower import PictureTower
 from cpuserve.runtime.threads import threads_on
 from cpuserve.runtime.tower import NativeTower, tower_config
 from cpuserve.sampling.slot import SlotRequest
@@ -113,9 +115,11 @@ class NativeExecutor:
         self._natives = natives
         self.native = natives.all[0]
         self._experts = ExpertMemory(config, self.native, getattr(self._cache, "heat", None))
-        self.tower: PictureTower | None = None
+        self.tower: NativeTower | None = None
+        self.towers: Mapping[str, MediaTower] = {}
         if tower is not None:
             self.tower = NativeTower(tower, natives.all[1], lowered[1].partitions, weights)
+            self.towers = {KIND: PictureTower(self.tower)}
         self._words: Int32 | None = None  # the input of the last step, until step_rows is called
         self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 
@@ -349,6 +353,7 @@ class NativeExecutor:
         self._experts.close()
         if self._cache is not None:
             self._cache.close()
+        self.towers = {}
         del self.native, self._natives, self.tower
 
 

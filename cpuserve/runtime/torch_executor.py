@@ -6,7 +6,7 @@ support, or if the user requests it, the platform selects TorchExecutor and logs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import SAMPLE
 from cpuserve.models import build_tower
 from cpuserve.program.lora import SCALES, parse
+from cpuserve.program.pictures import KIND
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
@@ -26,11 +27,12 @@ from cpuserve.runtime.executor import (
     Executor,
     Float32,
     Int32,
-    PictureTower,
+    MediaTower,
     StepArrays,
     StepOutputs,
     mask_words,
 )
+from cpuserve.runtime.picture_tower import PictureTower
 from cpuserve.runtime.sampler import SlotSampler, is_distribution, score
 from cpuserve.runtime.tower import Tower, tower_config
 from cpuserve.sampling.slot import SlotRequest
@@ -303,9 +305,10 @@ class TorchExecutor(TorchSampling, Executor):
             long_rope=config.long_rope,
         )
         super().__init__(config, program.vocab, self._interpreter)
-        self.tower: PictureTower | None = (
-            None if tower is None else TorchTower(config, tower, weights)
-        )
+        self.tower = None if tower is None else TorchTower(config, tower, weights)
+        self.towers: Mapping[str, MediaTower] = {}
+        if self.tower is not None:
+            self.towers = {KIND: PictureTower(self.tower)}
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Run the ops up to and including `op_index`; return (its inputs, its output)."""

@@ -14,9 +14,9 @@ import msgspec
 
 from cpuserve.base.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.base.log import get_logger
-from cpuserve.config.engine import PICTURE_PATCH_BYTES
+from cpuserve.config.engine import MEDIA_PAYLOAD_BYTES
 from cpuserve.config.server import most_pictures
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from cpuserve.media.decoding.client import (
     DECODER,
     MAX_CPU_S,
@@ -31,6 +31,7 @@ from cpuserve.media.families.settings import changed, configured, family_at, ser
 from cpuserve.media.families.table import WRITTEN, AnyFamily, for_pictures, frame_of
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
+from cpuserve.program.pictures import KIND
 from cpuserve.serving.threads import TurnThreads
 from cpuserve.tokenizer.conversation import (
     ConversationMessage,
@@ -76,7 +77,7 @@ class PictureRules:
 
     @classmethod
     def of(cls, options: ServerOptions, most_tokens: int) -> PictureRules:
-        """Return the rules that options set; most_tokens: EngineConfig.picture_tokens."""
+        """Return the rules that options set; most_tokens: EngineConfig.media_tokens."""
         return cls(
             most_pictures(options.limit_mm_per_prompt, MOST_PICTURES),
             SourceRules(
@@ -282,8 +283,8 @@ class PictureReader:
         return text.replace(marker, f"{gap}{marker}{gap}") if gap else text
 
     def expanded(
-        self, ids: Sequence[int], pictures: Sequence[ReadPicture], earlier: Sequence[Picture]
-    ) -> tuple[list[int], list[Picture]] | None:
+        self, ids: Sequence[int], pictures: Sequence[ReadPicture], earlier: Sequence[MediaItem]
+    ) -> tuple[list[int], list[MediaItem]] | None:
         """Return the tokens with placeholders in place of markers, and the pictures with places.
 
         earlier: the first pictures, if `ids` already has their placeholders.
@@ -297,12 +298,15 @@ class PictureReader:
         found, shown = list(ids[:done]), list(earlier)
         for place, picture in zip(places, rest, strict=True):
             found += ids[done:place]
+            form = picture.shown.layout.form
             shown.append(
-                Picture(
+                MediaItem(
+                    KIND,
                     picture.digest,
                     _runs(picture.ids, self.placeholder, len(found)),
-                    list(picture.shown.layout.tiles),
-                    lines=list(picture.shown.layout.lines),
+                    form.num_patches,
+                    len(form.tiles),
+                    form.packed(),
                 )
             )
             found += picture.ids
@@ -413,7 +417,7 @@ class PictureReader:
     def _keep_patches(self, key: bytes, patches: bytes) -> None:
         self._patches[key] = patches
         while (
-            len(self._patches) > 1 and sum(map(len, self._patches.values())) > PICTURE_PATCH_BYTES
+            len(self._patches) > 1 and sum(map(len, self._patches.values())) > MEDIA_PAYLOAD_BYTES
         ):
             self._patches.popitem(last=False)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpuserve.base.errors import EngineDead
-from cpuserve.core.pictures import Picture
-from cpuserve.engine.client import PatchesOf, ReplicaStatus
+from cpuserve.core.media import MediaItem
+from cpuserve.engine.client import PayloadOf, ReplicaStatus
 from cpuserve.engine.ipc import AddRequest, Output, Stats, TokenLogprob
 from cpuserve.sampling.params import SamplingParams
 
@@ -32,8 +32,8 @@ class ScriptedEngine:
     info: the content of the Ready message.
     asked: the prompt and the sampling parameters of each sequence.
     wishes: for each sequence, its timeout in seconds and whether it wants progress reports.
-    pictures: the pictures of each sequence.
-    encoded: the patches of each picture by its digest, which the engine asks for once.
+    media: the media items of each sequence.
+    encoded: the payload of each item by its digest, which the engine asks for once.
     running: the number of sequences that are running now.
     aborted: the number of sequences that were closed before their last output.
     """
@@ -48,7 +48,7 @@ class ScriptedEngine:
     wishes: list[tuple[float | None, bool]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     continued: list[bool] = field(default_factory=list)
-    pictures: list[list[Picture]] = field(default_factory=list)
+    media: list[list[MediaItem]] = field(default_factory=list)
     encoded: dict[bytes, bytes] = field(default_factory=dict)
     running: int = 0
     aborted: int = 0
@@ -66,7 +66,7 @@ class ScriptedEngine:
         request: AddRequest,
         *,
         timeout_s: float | None = None,
-        patches_of: PatchesOf | None = None,
+        payload_of: PayloadOf | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Yield the outputs of the script for one sequence; raise the errors of the script."""
         prompt_ids, params = request.prompt_ids.tolist(), request.params
@@ -75,14 +75,14 @@ class ScriptedEngine:
         self.priorities.append(request.priority)
         number = len(self.asked)
         self.asked.append((prompt_ids, params))
-        self.pictures.append(list(request.pictures))
+        self.media.append(list(request.media))
         self.running += 1
         finished = False
         try:
-            for index, picture in enumerate(request.pictures):
-                if picture.digest not in self.encoded:
-                    assert patches_of is not None, "nobody has the patches"
-                    self.encoded[picture.digest] = await patches_of(index)
+            for index, item in enumerate(request.media):
+                if item.digest not in self.encoded:
+                    assert payload_of is not None, "nobody has the payload"
+                    self.encoded[item.digest] = await payload_of(index)
             for step in self.script(self, number, prompt_ids, params):
                 if isinstance(step, Exception):
                     finished = True
@@ -101,7 +101,7 @@ class ScriptedEngine:
 
     def forget(self) -> None:
         """Clear the records of all requests so far."""
-        for kept in (self.asked, self.wishes, self.priorities, self.continued, self.pictures):
+        for kept in (self.asked, self.wishes, self.priorities, self.continued, self.media):
             kept.clear()
 
     async def ask(self, what: str, **_: Any) -> dict[str, object]:

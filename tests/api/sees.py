@@ -150,7 +150,7 @@ class Seeing:
 def picture_api(answer: str = "Fine.", *, template: str = TEMPLATE, **rules: Any) -> Api:
     """An Api whose model reads pictures. rules: the members of PictureRules."""
     api = Api(says(answer))
-    api.engine.info.update(kv_tokens=LENGTH, max_model_len=LENGTH, picture_rows=1024)
+    api.engine.info.update(kv_tokens=LENGTH, max_model_len=LENGTH, media_rows={"image": 1024})
     context = api.context
     context.max_model_len = LENGTH
     context.details = ModelDetails(path=str(folder()))

@@ -129,8 +129,8 @@ def test_a_picture_or_document_by_its_id_is_read_as_its_bytes_are(tmp_path, kind
     response = api.post(path, **body)
     assert response.status_code == 200, response.text
     assert sees.prompt_of(api) == sees.prompt_of(api, 0)
-    assert [each.digest for each in api.engine.pictures[-1]] == [
-        each.digest for each in api.engine.pictures[0]
+    assert [each.digest for each in api.engine.media[-1]] == [
+        each.digest for each in api.engine.media[0]
     ]
 
 

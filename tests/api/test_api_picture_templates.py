@@ -121,7 +121,7 @@ def kind(request):
 @pytest.fixture
 def api(kind):
     made = Api(says("Fine."))
-    made.engine.info.update(kv_tokens=2048, max_model_len=2048, picture_rows=256)
+    made.engine.info.update(kv_tokens=2048, max_model_len=2048, media_rows={"image": 256})
     made.context.max_model_len = 2048
     made.context.details = ModelDetails(path=str(folder(kind)))
     made.context.set_ready(tokenizer(kind), ChatTemplate(KINDS[kind][0], tokenizer(kind)))
@@ -166,7 +166,7 @@ def prompt_of(api, kind):
 
 def check(api, kind, count):
     """The spans of the pictures are all placeholders of the prompt."""
-    ids, pictures = api.engine.asked[-1][0], api.engine.pictures[-1]
+    ids, pictures = api.engine.asked[-1][0], api.engine.media[-1]
     assert len(pictures) == count
     placed = [at for each in pictures for begin, n in each.spans for at in range(begin, begin + n)]
     placeholder = tokenizer(kind).token_id(family_of(folder(kind)).placeholder)
@@ -266,9 +266,9 @@ def test_a_picture_goes_where_the_user_has_written_its_marker(api, kind, written
     assert prompt_of(api, kind).replace("\ntwo", "two") == TURN[kind].format(
         f"{shown}onetwo{shown}"
     )
-    digests = [each.digest for each in api.engine.pictures[-1]]
+    digests = [each.digest for each in api.engine.media[-1]]
     assert api.chat([image(), second]).status_code == 200
-    assert [each.digest for each in api.engine.pictures[-1]] == digests, "in the order of the parts"
+    assert [each.digest for each in api.engine.media[-1]] == digests, "in the order of the parts"
 
 
 @pytest.mark.parametrize(("kind", "written"), PLACES)

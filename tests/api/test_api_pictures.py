@@ -39,15 +39,15 @@ def text(words):
 
 
 def spans_of(api, which=-1):
-    return [each.spans for each in api.engine.pictures[which]]
+    return [each.spans for each in api.engine.media[which]]
 
 
 def check_places(api, sizes, which=-1):
     """Each picture has its layout, and its spans are the runs of its placeholders."""
     ids, _ = api.engine.asked[which]
-    pictures = api.engine.pictures[which]
+    pictures = api.engine.media[which]
     marker = tokenizer().token_id(IMAGE)
-    assert [len(each.tiles) * 4 for each in pictures] == [SMALL.layout(*s).rows for s in sizes]
+    assert [each.parts * 4 for each in pictures] == [SMALL.layout(*s).rows for s in sizes]
     places = [at for each in pictures for begin, n in each.spans for at in range(begin, begin + n)]
     assert places == [at for at, token in enumerate(ids) if token == marker]
 
@@ -75,7 +75,7 @@ def test_the_prompt_and_the_patches_are_those_of_transformers():
             found = processor(text=wanted, images=images, add_special_tokens=False)
             assert api.engine.asked[-1][0] == found["input_ids"][0]
             check_places(api, sizes)
-            patches = [api.engine.encoded[each.digest] for each in api.engine.pictures[-1]]
+            patches = [api.engine.encoded[each.digest] for each in api.engine.media[-1]]
             assert patches == [SMALL.patches(each).tobytes() for each in images]
 
 
@@ -214,23 +214,23 @@ def test_two_pictures_with_one_text_are_two_pictures():
     api = picture_api()
     for seed in (1, 2, 1):
         assert api.chat([image(png(seed=seed)), text("what?")]).status_code == 200
-    digests = [each[0].digest for each in api.engine.pictures]
+    digests = [each[0].digest for each in api.engine.media]
     assert digests[0] == digests[2] != digests[1]
     assert len(api.engine.encoded) == 2
     more = [{"role": "assistant", "content": "Fine."}, {"role": "user", "content": "and?"}]
     for seed in (2, 1):
         turn = {"role": "user", "content": [image(png(seed=seed)), text("what?")]}
         assert api.chat(messages=[turn, *more]).status_code == 200
-    assert [each[0].digest for each in api.engine.pictures[3:]] == [digests[1], digests[0]]
+    assert [each[0].digest for each in api.engine.media[3:]] == [digests[1], digests[0]]
 
 
 def test_patches_that_were_dropped_are_decoded_again_when_the_engine_asks(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.pictures.PICTURE_PATCH_BYTES", 1)
+    monkeypatch.setattr("cpuserve.serving.pictures.MEDIA_PAYLOAD_BYTES", 1)
     api = picture_api()
     said = [image(png(seed=1)), image(png(seed=2)), text("what?")]
     assert api.chat(said).status_code == 200
     wanted = [SMALL.patches(picture(seed=n)).tobytes() for n in (1, 2)]
-    found = [api.engine.encoded[each.digest] for each in api.engine.pictures[-1]]
+    found = [api.engine.encoded[each.digest] for each in api.engine.media[-1]]
     assert found == wanted
 
 
@@ -254,7 +254,7 @@ def test_a_template_of_texts_gets_each_marker_on_a_line_of_its_own():
     check_places(api, [(100, 60)])
     ids, _ = api.engine.asked[-1]
     layout = tokenizer().encode(SMALL.layout(100, 60).text, add_special_tokens=False)
-    (pictures,) = api.engine.pictures[-1:]
+    (pictures,) = api.engine.media[-1:]
     begin = ids.index(layout[0])
     assert len(pictures) == 1
     assert ids[begin : begin + len(layout)] == layout
@@ -347,7 +347,7 @@ def test_a_bad_picture_in_a_tools_result_is_a_line_of_text():
     api = picture_api()
     assert api.chat(messages=tool_turns(image(b"hello"))).status_code == 200
     assert "[An image was left out: it is no picture that this server reads" in prompt_of(api)
-    assert api.engine.pictures[-1] == []
+    assert api.engine.media[-1] == []
 
 
 def test_tokens_are_counted_without_decoding(monkeypatch):
@@ -397,7 +397,7 @@ def test_the_largest_number_of_pictures_is_counted_as_it_is_read(kind):
     assert len(found["pictures"]) == MOST_PICTURES
     assert api.chat(messages=turn).status_code == 200
     assert api.engine.asked[-1][0] == found["tokens"]
-    assert len(api.engine.pictures[-1]) == MOST_PICTURES
+    assert len(api.engine.media[-1]) == MOST_PICTURES
     blocks = [{"role": "user", "content": in_blocks(MOST_PICTURES)}]
     count = api.post("/v1/messages/count_tokens", model="tiny", messages=blocks).json()
     assert count["input_tokens"] == found["count"]
@@ -496,7 +496,7 @@ def test_multimodal_data_of_a_plain_prompt_of_llamacpp():
     assert prompt_of(api) == f"{first}{layouts[0]}{between}{layouts[1]}{last}"
     listed = complete(api, ["no picture", whole, {"prompt_string": "none either"}])
     assert [each["index"] for each in listed.json()] == [0, 1, 2]
-    assert [len(each) for each in api.engine.pictures[-3:]] == [0, 2, 0]
+    assert [len(each) for each in api.engine.media[-3:]] == [0, 2, 0]
     streamed = api.post("/completion", prompt=whole, n_predict=4, stream=True)
     assert streamed.status_code == 200
     check_places(api, [(100, 60), (60, 100)])
@@ -530,10 +530,10 @@ def test_embeddings_of_pictures_are_refused():
 def test_detail_and_settings_change_the_layout():
     api = picture_api()
     assert api.chat([image(detail="low")]).status_code == 200
-    assert len(api.engine.pictures[-1][0].tiles) == 1
+    assert api.engine.media[-1][0].parts == 1
     settings = {"size": {"longest_edge": 128}}
     assert api.chat([image()], mm_processor_kwargs=settings).status_code == 200
-    assert len(api.engine.pictures[-1][0].tiles) == 5
+    assert api.engine.media[-1][0].parts == 5
     for given, why in (({"max_pixels": 5}, "max_pixels is no setting"), ({"size": 5}, "size must")):
         error = error_of(api.chat([image()], mm_processor_kwargs=given))
         assert why in error["message"]
@@ -555,7 +555,7 @@ def test_a_number_that_processes_cannot_send_each_other_is_refused(number):
 def test_settings_of_the_server_hold_for_all_pictures():
     api = picture_api(settings={"max_tokens": 4})
     assert api.chat([image()]).status_code == 200
-    assert len(api.engine.pictures[-1][0].tiles) == 1
+    assert api.engine.media[-1][0].parts == 1
 
 
 def test_truncation_never_goes_through_a_picture():

@@ -332,7 +332,7 @@ def test_a_model_whose_engine_has_no_tower_refuses_pictures():
     api = picture_api()
     api.context.pictures = None
     api.context.details = ModelDetails(path=api.context.details.path)
-    api.engine.info["picture_rows"] = 0
+    api.engine.info["media_rows"] = {}
     api.context.set_ready(tokenizer(), api.context.chat_template)
     assert "this model reads text only" in error_of(api.chat([image(data_url(png()))]))["message"]
     assert api.chat("hi").status_code == 200

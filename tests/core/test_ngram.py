@@ -7,6 +7,7 @@ import pytest
 from cpuserve import _C
 from cpuserve.config.speculation import read_speculation
 from cpuserve.core.ended_responses import MOST_SALTS, RECENT, EndedResponses
+from cpuserve.core.media import Placeholders
 from cpuserve.core.ngram import GAIN, LONGEST, first_chances, in_python
 from cpuserve.core.ngram_drafts import (
     LATE,
@@ -17,9 +18,9 @@ from cpuserve.core.ngram_drafts import (
     indexed_tokens,
     price_of,
 )
-from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.request import Request
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.media_items import picture_item
 
 
 def in_cpp(least, most):
@@ -293,7 +294,7 @@ def test_an_index_is_dropped_while_no_draft_pays_and_built_again():
 
 def test_placeholders_of_pictures_are_hidden_from_the_index():
     request = Request(0, [9, 9, 1, 2, 3, 9, 9, 4, 1, 2], SamplingParams(), 50, 0)
-    picture = Picture(bytes(32), [(0, 2), (5, 2)], [])
+    picture = picture_item(bytes(32), [(0, 2), (5, 2)], [])
     request.chain.placeholders = Placeholders([picture])
     assert propose(drafts_of(), request, count=2) == [[3, 4]]
     assert indexed_tokens(request, 1, 7) == [1, 2, 3]

@@ -5,8 +5,10 @@ the picture in the name, one would find the keys and values of the other.
 """
 
 import hashlib
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.events import CacheEvents
@@ -14,16 +16,19 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 from cpuserve.core.kv.shared import SharedFiles
 from cpuserve.core.kv.tier import SwapSpace, TierNeeds
-from cpuserve.core.pictures import Picture, Placeholders, Stretch, extra_keys
+from cpuserve.core.media import Placeholders, Stretch, extra_keys
+from cpuserve.runtime.picture_tower import PictureTower
+from tests.helpers.media_items import picture_item
 
 SIZE = 4
 # Two spans of six placeholders (id 9): tokens 3 .. 8, and 10 .. 15.
 IDS = [1, 2, 3, *[9] * 6, 4, *[9] * 6, 5, 6, 7, 8]
+MERGED = PictureTower(SimpleNamespace(turned_merge=2))
 NEEDS = TierNeeds((8,), bytes(32))
 
 
 def picture(name, spans=((3, 6), (10, 6)), tiles=((3, 4),)):
-    return Picture(hashlib.sha256(name.encode()).digest(), list(spans), list(tiles))
+    return picture_item(hashlib.sha256(name.encode()).digest(), list(spans), list(tiles))
 
 
 def chain_of(*pictures, salt=""):
@@ -205,12 +210,25 @@ def test_the_places_of_a_picture_are_its_rows_and_columns():
         [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 7, 9, 10],
         [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9, 10],
     ]
-    assert found.angles(0, 14, 2) == wanted
-    assert found.angles(0, 2, 2) is None
+    assert found.angles(0, 14, MERGED.grid) == wanted
+    assert found.angles(0, 2, MERGED.grid) is None
     for begin in range(14):
         for end in range(max(begin + 1, 3), 15):
-            assert found.angles(begin, end, 2) == [axis[begin:end] for axis in wanted]
-    assert found.angles(100, 103, 2) == [[97, 98, 99]] * 3
+            assert found.angles(begin, end, MERGED.grid) == [axis[begin:end] for axis in wanted]
+    assert found.angles(100, 103, MERGED.grid) == [[97, 98, 99]] * 3
+
+
+def test_items_without_a_grid_have_the_places_of_a_text():
+    """Between the grids of two pictures, as a sound would be."""
+    one, sound, other = grids(2, (2, 2, 3), (9, 1, 4), (14, 2, 2)).items
+    placed = Placeholders([one, structs.replace(sound, kind="sound"), other])
+    wanted = Placeholders([one, other]).angles(0, 20, MERGED.grid)
+
+    def grid_of(item):
+        return None if item.kind == "sound" else MERGED.grid(item)
+
+    assert placed.angles(0, 20, grid_of) == wanted
+    assert wanted[1] != wanted[2]
 
 
 def test_places_are_those_of_transformers():
@@ -230,5 +248,5 @@ def test_places_are_those_of_transformers():
     ids = torch.ones(1, 50, dtype=torch.long)
     wanted, shift = model.get_rope_index(ids, kinds, image_grid_thw=shapes)
     found = grids(2, *placed)
-    assert found.angles(0, 50, 2) == wanted[:, 0].tolist()
-    assert found.angles(70, 71, 2) == [[70 + int(shift)]] * 3
+    assert found.angles(0, 50, MERGED.grid) == wanted[:, 0].tolist()
+    assert found.angles(70, 71, MERGED.grid) == [[70 + int(shift)]] * 3

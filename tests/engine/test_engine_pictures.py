@@ -11,7 +11,7 @@ import pytest
 from cpuserve.config.speculation import Speculation
 from cpuserve.core.kv.block_file import HEAD
 from cpuserve.core.ngram_drafts import indexed_tokens
-from cpuserve.engine.ipc import Abort, AddRequest, PicturePatches
+from cpuserve.engine.ipc import Abort, AddRequest, MediaPayload
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.fake_tower import FakeTower, pictured, pixels, prompt_with, seen
@@ -30,7 +30,7 @@ def make(tower=None, media_rows=24, **changes):
 def add(core, number, ids, pictures=(), **params):
     params = SamplingParams(**{**PARAMS, **params})
     message = AddRequest(number, array("i", ids).tobytes(), params, 0.0)
-    message.pictures = list(pictures)
+    message.media = list(pictures)
     core.handle(message)
 
 
@@ -69,7 +69,7 @@ def test_a_picture_is_encoded_before_its_placeholders_run():
     found = run(core)
     assert tokens(found[0]) == wanted(ids, pictures)
     assert tower.started == 1
-    assert (core.stats.picture_queries, core.stats.picture_hits) == (1, 0)
+    assert (core.stats.media_queries, core.stats.media_hits) == (1, 0)
     assert core.stats.encode_s > 0
     assert core.kv.num_free == core.kv.num_blocks
 
@@ -115,7 +115,7 @@ def test_the_same_picture_again_computes_and_encodes_nothing():
         assert tokens(found) == wanted(ids, pictures)
     assert tower.started == 1
     assert found[0].cached_tokens == (len(ids) - 1) // 4 * 4
-    assert core.stats.picture_queries == 1, "the second prompt needed no rows"
+    assert core.stats.media_queries == 1, "the second prompt needed no rows"
 
 
 def test_equal_tokens_with_another_picture_share_no_block_from_it_on():
@@ -147,7 +147,7 @@ def test_a_picture_in_another_prompt_is_not_encoded_again():
         add(core, number, ids, pictures)
         assert tokens(run(core)[number]) == wanted(ids, pictures)
     assert tower.started == 1
-    assert (core.stats.picture_queries, core.stats.picture_hits) == (3, 2)
+    assert (core.stats.media_queries, core.stats.media_hits) == (3, 2)
 
 
 def test_the_least_recently_used_picture_is_evicted():
@@ -157,7 +157,7 @@ def test_the_least_recently_used_picture_is_evicted():
         add(core, number, ids, pictures)
         assert tokens(run(core)[number]) == wanted(ids, pictures)
     assert tower.started == 4
-    assert core.stats.picture_hits == 2
+    assert core.stats.media_hits == 2
 
 
 def test_prompts_with_more_pictures_than_fit_take_turns_and_all_end():
@@ -201,7 +201,7 @@ def test_streams_go_on_while_a_picture_is_encoded():
 
 
 def test_rows_of_a_picture_are_written_in_slices(monkeypatch):
-    monkeypatch.setattr("cpuserve.engine.pictures.WRITE_BYTES", 12)  # three rows of one float
+    monkeypatch.setattr("cpuserve.engine.media.WRITE_BYTES", 12)  # three rows of one float
     core, _ = make(itl_target_ms=50)
     core.scheduler.cost.allowance = lambda *_: 0.0  # seconds of a slice
     add(core, 0, [1, 2, 3], max_tokens=40)
@@ -238,7 +238,7 @@ def test_a_picture_of_a_modest_caller_is_encoded_before_many_of_a_greedy_one():
     core, _ = make(FakeTower(together=10, rows_a_slice=1), media_rows=40)
     for number in range(4):
         add(core, number, *prompt_with(7, (number + 1, 11), 4), caller="greedy")
-    while len(core.scheduler.pictures.wanted) < 4:
+    while len(core.scheduler.media.wanted) < 4:
         turn(core)
     add(core, 4, *prompt_with(7, (5, 3), 4), caller="modest")
     found = run(core)
@@ -249,7 +249,7 @@ def test_a_picture_of_a_modest_caller_is_encoded_before_many_of_a_greedy_one():
     for number in range(5, 9):
         shown = prompt_with(8, (number + 6, 11), 4) if number < 8 else both
         add(core, number, *shown, caller="greedy")
-    while len(core.scheduler.pictures.wanted) < 4:
+    while len(core.scheduler.media.wanted) < 4:
         turn(core)
     add(core, 9, *both, caller="modest")
     found = run(core)
@@ -308,7 +308,7 @@ def test_patches_of_pictures_that_are_encoded_together_are_asked_for_together():
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """The settings of an engine that keeps pictures on disk, three rows in each file."""
-    monkeypatch.setattr("cpuserve.engine.pictures.WRITE_BYTES", 12)
+    monkeypatch.setattr("cpuserve.engine.media.WRITE_BYTES", 12)
     return {"prefix_cache_dir": str(tmp_path), "media_rows": 40}
 
 
@@ -374,7 +374,7 @@ def test_a_damaged_file_of_a_picture_is_encoded_again(kept, tmp_path, damage):
     add(core, 0, ids, [pictured(5, (1, 20), patches=False)])
     found = run(core)
     assert [output.wants for output in found[0] if output.wants] == [[0]]
-    core.handle(PicturePatches(0, 0, pixels(5, 20)))
+    core.handle(MediaPayload(0, 0, pixels(5, 20)))
     assert tokens(run(core)[0]) == wanted(ids, full)
     assert (tower.started, core.encoder.num_restored) == (1, 0)
     ids, full = prompt_with(9, (5, 20), 4)
@@ -444,7 +444,7 @@ def test_the_engine_asks_for_patches_and_rests_until_they_come():
     assert [(o.wants, o.tokens) for o in found[3]] == [([0], [])]
     assert not core.has_work
     assert tower.started == 0
-    core.handle(PicturePatches(3, 0, pixels(5, 10)))
+    core.handle(MediaPayload(3, 0, pixels(5, 10)))
     assert tokens(run(core)[3]) == wanted(ids, full)
 
 
@@ -456,7 +456,7 @@ def test_patches_are_asked_for_only_when_they_are_needed_soon():
     assert len(asked) == 2, "the patches of all waiting prompts could fill the memory"
     for _ in range(6):
         for number in asked:
-            core.handle(PicturePatches(number, 0, pixels(number, 10)))
+            core.handle(MediaPayload(number, 0, pixels(number, 10)))
         asked = {number for number, outputs in run(core).items() if outputs[0].wants}
     assert not core.scheduler.requests
 
@@ -471,8 +471,8 @@ def test_a_request_that_leaves_passes_the_question_on():
     core.handle(Abort([asked]))
     other = 1 - asked
     assert [output.wants for output in run(core)[other]] == [[0]]
-    core.handle(PicturePatches(asked, 0, b"of a request that has left"))
-    core.handle(PicturePatches(other, 0, pixels(5, 10)))
+    core.handle(MediaPayload(asked, 0, b"of a request that has left"))
+    core.handle(MediaPayload(other, 0, pixels(5, 10)))
     assert tokens(run(core)[other]) == wanted(ids, full)
 
 
@@ -500,7 +500,7 @@ def test_a_picture_that_cannot_be_encoded_ends_only_its_requests(patches):
     add(core, 3, good[0], [pictured(9, (0, 10), patches=False)])
     found = run(core)
     assert [output.wants for output in found[3]] == [[0]]
-    core.handle(PicturePatches(3, 0, patches))
+    core.handle(MediaPayload(3, 0, patches))
     found[3] = run(core)[3]
     for number in (0, 1):
         assert "the tower is broken" in found[number][-1].error
@@ -569,13 +569,14 @@ def test_every_token_after_a_picture_has_its_angle_in_every_step():
     add(core, 8, range(40), max_tokens=30)
     run(core, 20_000)
     assert core.stats.preemptions > 0, "the case itself"
-    request, chunk = next(pair for pair in reversed(chunks) if pair[0].pictures)
+    request, chunk = next(pair for pair in reversed(chunks) if pair[0].media)
     chunk.token_ids += [7, 8]
     chunk.num_drafts = 2
-    core.scheduler.pictures.turn([request], [chunk])
+    core.scheduler.media.turn([request], [chunk])
+    grid_of = core.executor.towers["image"].grid
     for request, chunk in chunks:
         placed, end = request.chain.placeholders, chunk.start + len(chunk.token_ids)
-        wanted = None if placed is None else placed.angles(chunk.start, end, 1)
+        wanted = None if placed is None else placed.angles(chunk.start, end, grid_of)
         assert chunk.angles == wanted
         assert wanted is None or {len(axis) for axis in wanted} == {len(chunk.token_ids)}
         assert (wanted is None) == (placed is None or end <= 1)
@@ -604,7 +605,7 @@ def test_random_prompts_aborts_and_late_patches_leave_nothing_behind(seed, kept)
                 parts.append((rng.randrange(8), rng.choice((4, 12))))
         ids, pictures = prompt_with(*parts, 7)
         prompts[number] = ids, pictures
-        bare = [msgspec.structs.replace(each, patches=None) for each in pictures]
+        bare = [msgspec.structs.replace(each, payload=None) for each in pictures]
         add(core, number, ids, bare if rng.random() < 0.5 else pictures)
         for _ in range(rng.randrange(8)):
             advance(core, rng, prompts, found, asked)
@@ -621,7 +622,7 @@ def test_random_prompts_aborts_and_late_patches_leave_nothing_behind(seed, kept)
     for number, outputs in found.items():
         last = outputs[-1]
         if last.error:
-            assert any(each.patches[0] == 3 for each in prompts[number][1]), last.error
+            assert any(each.payload[0] == 3 for each in prompts[number][1]), last.error
         elif last.finish:
             assert tokens(outputs) == wanted(*prompts[number])
             ended += 1
@@ -639,14 +640,14 @@ def advance(core, rng, prompts, found, asked):
                 found.setdefault(output.id, []).append(output)
     if asked and (not core.has_work or rng.random() < 0.3):
         number, index = asked.pop(rng.randrange(len(asked)))
-        core.handle(PicturePatches(number, index, prompts[number][1][index].patches))
+        core.handle(MediaPayload(number, index, prompts[number][1][index].payload))
 
 
 @pytest.mark.parametrize("budget", [12, 13, 20, 64])
 @pytest.mark.parametrize("threshold", [0, 3])
 def test_no_step_cuts_a_picture_that_is_seen_whole(budget, threshold):
     core, _ = make(
-        picture_span=8,
+        media_span=8,
         max_num_seqs=4,
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=threshold,
@@ -676,4 +677,4 @@ def test_no_step_cuts_a_picture_that_is_seen_whole(budget, threshold):
         assert tokens(found[number]) == wanted(ids, pictures, max_tokens=30)
         for begin, count in (span for picture in pictures for span in picture.spans):
             assert not [end for _, end in parts[number] if begin < end < begin + count]
-    assert (core.scheduler.pictures.num_spans > 0) == (threshold > 0)
+    assert (core.scheduler.media.num_spans > 0) == (threshold > 0)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuserve.base.errors import InvalidRequest
-from cpuserve.core.pictures import Picture
 from cpuserve.engine.ipc import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
@@ -18,8 +17,8 @@ from cpuserve.engine.ipc import (
     Fatal,
     FrameError,
     FrameReader,
+    MediaPayload,
     Output,
-    PicturePatches,
     Ready,
     Reply,
     Shutdown,
@@ -32,11 +31,12 @@ from cpuserve.engine.ipc import (
     encode_frame,
 )
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.media_items import picture_item
 
 INBOUND = [
     AddRequest(3, b"\1\0\0\0", SamplingParams(seed=-5, stop=["x"], logit_bias={4: 1.5}), 1.25, 2),
-    AddRequest(4, b"", SamplingParams(), 0.0, pictures=[Picture(bytes(32), [(1, 2)], [(2, 4)])]),
-    PicturePatches(4, 0, b"pixels"),
+    AddRequest(4, b"", SamplingParams(), 0.0, media=[picture_item(bytes(32), [(1, 2)], [(2, 4)])]),
+    MediaPayload(4, 0, b"pixels"),
     Abort([1, 2, 3]),
     Ask(9, "report"),
     Shutdown(),

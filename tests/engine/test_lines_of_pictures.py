@@ -8,12 +8,12 @@ import shutil
 import pytest
 import torch
 
-from cpuserve.core.pictures import Picture
 from cpuserve.engine.ipc import AddRequest
 from cpuserve.media.families.table import family_of
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.test_pictures_end_to_end import answer, with_engine
 from tests.helpers.drawn import picture
+from tests.helpers.media_items import picture_item
 from tests.helpers.pictures import IMAGE_ID, LLAVA_NEXT, canvas_inputs, write_tower_model
 from tests.helpers.tiny import tiny_model
 
@@ -42,19 +42,19 @@ class Question:
         self.tiles, self.data = cut.reshape(-1, side, side, 3), patches.tobytes()
         self.ids = [*range(20, 60), *[IMAGE_ID] * layout.rows, *range(100, 130)]
         lines, digest = list(layout.lines), hashlib.sha256(self.data).digest()
-        self.pictures = [Picture(digest, [(40, layout.rows)], list(layout.tiles), lines=lines)]
+        self.pictures = [picture_item(digest, [(40, layout.rows)], list(layout.tiles), lines=lines)]
 
-    async def patches_of(self, _index):
+    async def payload_of(self, _index):
         self.asked += 1
         return self.data
 
     @property
     def request(self):
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=2, ignore_eos=True)
-        return AddRequest.of(self.ids, params, pictures=self.pictures)
+        return AddRequest.of(self.ids, params, media=self.pictures)
 
     async def answered_in(self, client):
-        return await answer(client, self.request, self.patches_of)
+        return await answer(client, self.request, self.payload_of)
 
     def answered_by(self, theirs):
         ids, given = list(self.ids), canvas_inputs([self.tiles], [self.size])

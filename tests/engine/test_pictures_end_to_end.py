@@ -12,7 +12,6 @@ import torch
 
 from cpuserve import LLM
 from cpuserve.config.load import Given, load_options
-from cpuserve.core.pictures import Picture
 from cpuserve.engine.ipc import AddRequest
 from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.prepare import prepare
@@ -21,6 +20,7 @@ from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.generation.batch import BatchItem, run_batch
 from cpuserve.serving.generation.fan_out import sequences_of
 from tests.helpers.dots_ocr import DOTS_OCR
+from tests.helpers.media_items import picture_item
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
     AYA,
@@ -128,7 +128,7 @@ class Question:
         self.ids += range(100, 140)  # so few that layers with a window of 24 see the picture
         self.data = patches_of(self.tiles, self.merge).tobytes()
         digest = hashlib.sha256(self.data).digest()
-        self.pictures = [Picture(digest, spans, list(tiles), lines=list(lines))]
+        self.pictures = [picture_item(digest, spans, list(tiles), lines=list(lines))]
 
     def inputs(self, ids):
         """The arguments of transformers' model for these tokens."""
@@ -144,17 +144,17 @@ class Question:
         more = {"token_type_ids": kinds} if self.architecture == GEMMA3 else {}
         return {**given, **pixels_of(self.tiles, self.architecture), **more}
 
-    async def patches_of(self, index):
+    async def payload_of(self, index):
         self.asked.append(index)
         return self.data
 
     @property
     def request(self):
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=2, ignore_eos=True)
-        return AddRequest.of(self.ids, params, pictures=self.pictures)
+        return AddRequest.of(self.ids, params, media=self.pictures)
 
     async def answered_in(self, client):
-        return await answer(client, self.request, self.patches_of)
+        return await answer(client, self.request, self.payload_of)
 
 
 def answered_by_transformers(theirs, question):
@@ -184,10 +184,10 @@ def with_engine(path, body, **given):
     return asyncio.run(main())
 
 
-async def answer(client, request, patches_of=None):
+async def answer(client, request, payload_of=None):
     """(tokens, logprobs, cached tokens) of a response."""
     tokens, scores, cached = [], [], 0
-    async for output in client.generate(request, patches_of=patches_of):
+    async for output in client.generate(request, payload_of=payload_of):
         assert not output.error, output.error
         tokens += output.tokens
         scores += [(row.logprob, row.top) for row in output.logprobs or ()]
@@ -208,7 +208,7 @@ def test_a_picture_is_seen_once_and_never_taken_for_another(model):
         assert again[:2] == first[:2]
         assert again[2] == (len(one.ids) - 1) // BLOCK * BLOCK, "0 tokens are recomputed"
         assert one.asked == [0], "0 pictures are decoded"
-        assert client.stats.picture_queries == 1, "0 pictures are encoded"
+        assert client.stats.media_queries == 1, "0 pictures are encoded"
         second = await other.answered_in(client)
         assert (second[0], second[2]) == (wanted[1], BLOCK), "only the text is shared"
         assert second[1] != first[1], "the likelihoods are those of the other picture"
@@ -246,7 +246,7 @@ def test_an_engine_on_a_thread_of_this_process_gets_the_patches_that_it_asks_for
     llm = LLM(str(path), dtype="float32", max_model_len=512, max_num_batched_tokens=128)
     items = []
     for question in questions:
-        prompt = Prompt(question.ids, pictures=question.pictures, patches_of=question.patches_of)
+        prompt = Prompt(question.ids, media=question.pictures, payload_of=question.payload_of)
         items.append(BatchItem(sequences_of(prompt, question.request.params)))
     run_batch(llm._client, llm._context, items, lambda *_: None)
     for question, item in zip(questions, items, strict=True):

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from cpuserve.core.pictures import Picture
 from cpuserve.engine.router import SEQUENCE_TOKENS, SLACK, Router
+from tests.helpers.media_items import picture_item
 
 BLOCK = 32
 
@@ -129,10 +129,10 @@ def test_what_it_remembers_is_bounded_and_the_oldest_goes_first():
 def test_a_prompt_with_another_picture_is_another_prompt():
     """Without the digest, the second picture would go to a replica that has not computed it."""
     router, prompt = Router(2, BLOCK), [9] * (8 * BLOCK)
-    one, other = (Picture(bytes([i]) * 32, [(0, len(prompt))], []) for i in range(2))
-    home = router.choose(prompt, [0.0, 0.0], pictures=[one])
-    assert router.choose(prompt, [0.5, 0.5], pictures=[other]) == 1 - home
+    one, other = (picture_item(bytes([i]) * 32, [(0, len(prompt))], []) for i in range(2))
+    home = router.choose(prompt, [0.0, 0.0], media=[one])
+    assert router.choose(prompt, [0.5, 0.5], media=[other]) == 1 - home
     busy = [0.5, 0.5]
     busy[home] = 1.0
-    assert router.choose(prompt, busy, pictures=[one]) == home
-    assert router.choose(prompt, busy, pictures=[other]) == 1 - home
+    assert router.choose(prompt, busy, media=[one]) == home
+    assert router.choose(prompt, busy, media=[other]) == 1 - home

@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from cpuserve.base.errors import DeadlineExceeded, InvalidRequest
-from cpuserve.engine.ipc import Abort, AddRequest, Output, PicturePatches
+from cpuserve.engine.ipc import Abort, AddRequest, MediaPayload, Output
 from cpuserve.engine.streams import Streams
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.patience import PATIENCE_S
@@ -104,7 +104,7 @@ def test_the_engine_gets_the_patches_that_it_asks_for_and_the_reader_none_of_it(
         engine, streams = Engine(), Streams()
         asked, sent = [], []
 
-        async def patches_of(index):
+        async def payload_of(index):
             asked.append(index)
             return b"patches"
 
@@ -113,11 +113,11 @@ def test_the_engine_gets_the_patches_that_it_asks_for_and_the_reader_none_of_it(
             sent.append(message)
 
         request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
-        stream = streams.run(request, post, engine.writable.wait, None, patches_of)
+        stream = streams.run(request, post, engine.writable.wait, None, payload_of)
         outputs = [Output(NUMBER, [], wants=[1, 0]), Output(NUMBER, [5])]
         assert await started(stream, streams, outputs) is outputs[1]
         assert asked == [1, 0]
-        assert sent[1:] == [PicturePatches(NUMBER, index, b"patches") for index in asked]
+        assert sent[1:] == [MediaPayload(NUMBER, index, b"patches") for index in asked]
         streams.dispatch([Output(NUMBER, [6], "length")])
         assert [output.tokens async for output in stream] == [[6]]
 
@@ -128,11 +128,11 @@ def test_a_picture_that_cannot_be_read_ends_its_request():
     async def main():
         engine, streams = Engine(), Streams()
 
-        async def patches_of(_index):
+        async def payload_of(_index):
             raise InvalidRequest("the picture is damaged")
 
         request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
-        stream = streams.run(request, engine.post, engine.writable.wait, None, patches_of)
+        stream = streams.run(request, engine.post, engine.writable.wait, None, payload_of)
         with pytest.raises(InvalidRequest, match="damaged"):
             await started(stream, streams, [Output(NUMBER, [], wants=[0])])
         assert engine.posted == [AddRequest, Abort]
@@ -145,12 +145,12 @@ def test_patches_that_come_after_the_deadline_are_not_sent():
     async def main():
         engine, streams = Engine(), Streams()
 
-        async def patches_of(_index):
+        async def payload_of(_index):
             await asyncio.wait_for(engine.aborted.wait(), PATIENCE_S)
             return b"patches"
 
         request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
-        stream = streams.run(request, engine.post, engine.writable.wait, 0.01, patches_of)
+        stream = streams.run(request, engine.post, engine.writable.wait, 0.01, payload_of)
         with pytest.raises(DeadlineExceeded):
             await started(stream, streams, [Output(NUMBER, [], wants=[0])])
         assert engine.posted == [AddRequest, Abort]

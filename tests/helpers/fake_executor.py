@@ -26,8 +26,10 @@ from cpuserve.core.step import (
     StepResult,
     VectorResult,
 )
+from cpuserve.program.pictures import KIND
 from cpuserve.program.view import MORE_GROUPS, state_slot
 from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
+from cpuserve.runtime.picture_tower import PictureTower
 from cpuserve.runtime.sampler import allowed_by
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
@@ -564,5 +566,5 @@ def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None
     if config.tokenizer_path:
         eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), VOCAB)
     executor = FakeExecutor(config, fault, delay_s)
-    executor.tower = tower
+    executor.towers = {} if tower is None else {KIND: PictureTower(tower)}
     return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters)

@@ -6,8 +6,9 @@ import hashlib
 
 import numpy as np
 
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from tests.helpers.fake_executor import PICTURED, VOCAB
+from tests.helpers.media_items import picture_item
 
 PATCH_BYTES = 3
 PLACEHOLDER = 9
@@ -62,18 +63,18 @@ def pixels(seed: int, count: int) -> bytes:
     return bytes([seed]) + rest
 
 
-def pictured(seed: int, *spans: tuple[int, int], patches: bool = True) -> Picture:
+def pictured(seed: int, *spans: tuple[int, int], patches: bool = True) -> MediaItem:
     """Picture `seed` with these spans; with patches False, the engine has to ask for them."""
     count = sum(length for _, length in spans)
     given = pixels(seed, count)
     digest = hashlib.sha256(given).digest()
-    return Picture(digest, list(spans), [(1, count)], given if patches else None)
+    return picture_item(digest, list(spans), [(1, count)], given if patches else None)
 
 
-def prompt_with(*parts) -> tuple[list[int], list[Picture]]:
+def prompt_with(*parts) -> tuple[list[int], list[MediaItem]]:
     """A prompt of token ids and of pictures (seed, number of rows), in this order."""
     ids: list[int] = []
-    pictures: list[Picture] = []
+    pictures: list[MediaItem] = []
     for part in parts:
         if isinstance(part, tuple):
             seed, count = part
@@ -90,7 +91,7 @@ def seen(ids, pictures) -> list[int]:
     for picture in pictures:
         rows, at = [], 0
         count = picture.num_rows
-        given = picture.patches
+        given = picture.payload
         rows = [row_of(given[i * PATCH_BYTES :][:PATCH_BYTES]) for i in range(count)]
         for begin, length in picture.spans:
             found[begin : begin + length] = rows[at : at + length]

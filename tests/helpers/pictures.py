@@ -13,10 +13,11 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from cpuserve.media.families.llava_next import LlavaNextPictures
 from cpuserve.media.families.llava_onevision import OnevisionPictures
-from cpuserve.runtime.picture_lines import PictureLines
+from cpuserve.program.pictures import PictureForm
+from cpuserve.runtime.picture_tower import PictureLines
 from tests.helpers.dots_ocr import DOTS_OCR, write_dots_ocr
 
 # Sizes that a config takes if its class has them.
@@ -937,14 +938,15 @@ def canvas_inputs(tiles: list[np.ndarray], sizes: list[tuple[int, int]]) -> dict
     return {"pixel_values": padded, "image_sizes": torch.tensor([each[::-1] for each in sizes])}
 
 
-def placed_rows(encoded: np.ndarray, pictures: list[Picture], tower: Any) -> np.ndarray:
+def placed_rows(encoded: np.ndarray, pictures: list[MediaItem], tower: Any) -> np.ndarray:
     """Return the rows of pictures in the order of their placeholders, as an engine places them."""
     parts, begin = [], 0
     for picture in pictures:
-        own = encoded[begin:][: picture.num_patches if picture.lines else picture.num_rows]
+        form = PictureForm.of(picture.form)
+        own = encoded[begin:][: form.num_patches if form.lines else picture.num_rows]
         begin += len(own)
-        if picture.lines:
-            own = PictureLines.of(picture).rows(own, 0, picture.num_rows, tower.line_end)
+        if form.lines:
+            own = PictureLines.of(form).rows(own, 0, picture.num_rows, tower.line_end)
         parts.append(own)
     return np.concatenate(parts)
 

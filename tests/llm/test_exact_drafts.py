@@ -189,7 +189,7 @@ def test_a_head_beside_pictures(hasty, tmp_path):
         items = []
         for n in range(16):
             shown = Question(theirs, n % 3)
-            prompt = Prompt(shown.ids, pictures=shown.pictures, patches_of=shown.patches_of)
+            prompt = Prompt(shown.ids, media=shown.pictures, payload_of=shown.payload_of)
             params = plain_params(n)
             items.append(BatchItem(sequences_of(prompt if n % 2 else Prompt(PROMPTS[n]), params)))
         run_batch(llm._client, llm._context, items, lambda *_: None)

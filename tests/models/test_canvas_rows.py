@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.core.pictures import Picture
 from cpuserve.media.families.llava_onevision import OnevisionPictures
 from cpuserve.media.families.table import family_of
 from cpuserve.models.towers import tower_spec
-from cpuserve.runtime.picture_lines import PictureLines
+from cpuserve.runtime.picture_tower import PictureLines
 from cpuserve.runtime.torch_executor import TorchTower
+from tests.helpers.media_items import picture_item
 from tests.helpers.pictures import (
     CANVAS_MODELS,
     LLAVA_NEXT,
@@ -45,7 +45,7 @@ def test_rows_are_lines_without_padding_as_in_transformers(tmp_path, architectur
 
 def compare(path, layouts, tiles, want):
     pictures = [
-        Picture(bytes(32), [(0, each.rows)], list(each.tiles), lines=list(each.lines))
+        picture_item(bytes(32), [(0, each.rows)], list(each.tiles), lines=list(each.lines))
         for each in layouts
     ]
     spec, weights = opened(path)
@@ -74,9 +74,7 @@ def test_several_pictures_of_a_onevision_are_squares_with_an_end(tmp_path):
 def test_rows_of_lines_are_the_same_in_any_parts():
     layout = OnevisionPictures(side=16, patch=8, canvases=((3, 3),), most_tiles=2).layout(90, 100)
     assert len(layout.lines) == 8
-    lines = list(layout.lines)
-    picture = Picture(bytes(32), [(0, layout.rows)], list(layout.tiles), lines=lines)
-    stream, found = np.random.default_rng(0), PictureLines.of(picture)
+    stream, found = np.random.default_rng(0), PictureLines.of(layout.form)
     rows, end = (stream.normal(size=n).astype(np.float32) for n in ((40, 5), 5))
     whole = found.rows(rows, 0, layout.rows, end)
     assert len(whole) == layout.rows

@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from cpuserve import _C
-from cpuserve.core.pictures import Picture, Placeholders
+from cpuserve.core.media import Placeholders
 from cpuserve.loader.gguf.parts import find_mmproj
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
+from cpuserve.program.pictures import KIND, PictureForm
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.media_items import picture_item
 from tests.helpers.mmproj import GGUF_TEXTS, GGUF_TOWERS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     AYA,
@@ -131,12 +133,14 @@ def prompt_of(name, theirs):
                 layout = canvas_family(theirs).layout(*NEXT_SIZES[CANVASES[n]])
                 pixels.append(random_tiles(len(layout.tiles), side, seed=n))
                 spans = [(len(ids), layout.rows)]
-                pictures.append(Picture(bytes(32), spans, layout.tiles, lines=list(layout.lines)))
+                pictures.append(
+                    picture_item(bytes(32), spans, layout.tiles, lines=list(layout.lines))
+                )
                 ids += [IMAGE_ID] * layout.rows
                 continue
             pixels.append(random_tiles(n, side, seed=n))
         tiles = [(each.shape[0] // PATCH, each.shape[1] // PATCH) for each in pixels[-1]]
-        pictures.append(Picture(bytes(32), [(len(ids), rows * n)], tiles))
+        pictures.append(picture_item(bytes(32), [(len(ids), rows * n)], tiles))
         ids += [IMAGE_ID] * (rows * n)
     return ids, pictures, pixels
 
@@ -207,8 +211,8 @@ class Ours:
 
     def run(self, prompt, pictures, pixels, chunk):
         """The greedy tokens after the prompt, which is computed in chunks, and their logprobs."""
-        tiles = [tile for picture in pictures for tile in picture.tiles]
-        placed, merge = Placeholders(pictures), self.executor.tower.turned_merge
+        tiles = [tile for picture in pictures for tile in PictureForm.of(picture.form).tiles]
+        placed, pictured = Placeholders(pictures), self.executor.towers[KIND]
         greedy = SamplingParams(temperature=0, max_tokens=None)
         self.executor.admit(0, SlotRequest(greedy, 0, prompt, [], []))
         if tiles:
@@ -227,7 +231,7 @@ class Ours:
             end = sequence.done + min(left, chunk)
             end = uncut(prompt, sequence.done, end) if self.whole else end
             part = sequence.chunk(end - sequence.done)
-            part.angles = placed.angles(part.start, end, merge) if merge else None
+            part.angles = placed.angles(part.start, end, pictured.grid) if pictured.turns else None
             if part.start < len(prompt) and tiles:
                 part.media = media[part.start : part.start + len(part.token_ids)]
             part.rows[0].num_top = 0

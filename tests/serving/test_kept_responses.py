@@ -16,11 +16,11 @@ from cpuserve.api.lifecycle.model_context import files_fingerprint
 from cpuserve.api.lifecycle.model_context import kept_responses as kept_of
 from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.core.kv.cache_folder import FOLDER
-from cpuserve.core.pictures import Picture
 from cpuserve.serving.models import kept_responses
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.recent_prompts import PromptShape, RecentPrompt, bytes_of, ids_of
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.media_items import picture_item
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.special_files import replace_with
 
@@ -66,13 +66,13 @@ def files(folder):
 
 
 def test_a_prompt_and_its_response_come_back_after_a_restart(tmp_path):
-    picture = Picture(b"d" * 32, [(3, 4), (9, 4)], [(2, 8)])
-    said = made(opening="<think>", thinks=True, continues=True, pictures=[picture])
+    picture = picture_item(b"d" * 32, [(3, 4), (9, 4)], [(2, 8)])
+    said = made(opening="<think>", thinks=True, continues=True, media=[picture])
     put(opened(tmp_path), said)
     found = find(opened(tmp_path), f"{TEXT} more", digests=[b"d" * 32, b"e" * 32])
     names = ("caller", "scope", "text", "ids", "opening", "thinks", "continues", "num_prompt")
     assert [getattr(found, name) for name in names] == [getattr(said, name) for name in names]
-    assert found.pictures == [picture]
+    assert found.media == [picture]
     assert found.response == [*range(9, 90)]
     assert find(opened(tmp_path), f"{TEXT} more", digests=[b"e" * 32]) is None
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuserve.core.pictures import Picture
 from cpuserve.serving.models import recent_prompts
 from cpuserve.serving.models.recent_prompts import (
     PromptShape,
@@ -17,6 +16,7 @@ from cpuserve.serving.models.recent_prompts import (
     difference,
     ids_of,
 )
+from tests.helpers.media_items import picture_item
 
 SCOPE = ("", 1.0, "")
 
@@ -25,16 +25,16 @@ def decode(ids):
     return "".join(map(chr, ids))
 
 
-def prompt(text, response="", *, caller="me", scope=SCOPE, number="", pictures=(), **shape):
+def prompt(text, response="", *, caller="me", scope=SCOPE, number="", media=(), **shape):
     digests = PromptShape(**{name: value.encode() for name, value in shape.items()})
     ids = bytes_of([ord(c) for c in text + response])
     made = RecentPrompt(caller, scope, text, ids, digests, num_prompt=len(text), response_id=number)
-    made.pictures = pictures
+    made.media = media
     return made
 
 
 def picture(name, begin=40, count=8):
-    return Picture(name.encode() * 32, [(begin, count)], [(4, 8)])
+    return picture_item(name.encode() * 32, [(begin, count)], [(4, 8)])
 
 
 def added(*prompts):
@@ -235,7 +235,7 @@ def test_equal_prompts_of_another_model_differ():
 
 def test_the_beginning_of_a_text_with_another_picture_is_not_found():
     """Pictures have no text: without their digests, a response about another one would be found."""
-    recent = added(prompt("a" * 60, pictures=[picture("x")]))
+    recent = added(prompt("a" * 60, media=[picture("x")]))
     text = "a" * 80
     assert recent.beginning("me", SCOPE, text, [b"y" * 32]) is None
     assert recent.beginning("me", SCOPE, text) is None
@@ -244,11 +244,11 @@ def test_the_beginning_of_a_text_with_another_picture_is_not_found():
 
 
 def test_prompts_with_two_pictures_and_one_text_differ_from_the_picture_on():
-    recent = added(prompt("a" * 100, pictures=[picture("x")]))
-    same = prompt("a" * 100, pictures=[picture("x")])
+    recent = added(prompt("a" * 100, media=[picture("x")]))
+    same = prompt("a" * 100, media=[picture("x")])
     compared(recent, same)
     assert (same.difference, same.repeated) == (None, 100)
-    other = prompt("a" * 100, pictures=[picture("y")])
+    other = prompt("a" * 100, media=[picture("y")])
     compared(recent, other)
     assert other.difference.token == 40
     assert other.repeated == 0
@@ -256,5 +256,5 @@ def test_prompts_with_two_pictures_and_one_text_differ_from_the_picture_on():
 
 def test_the_memory_of_pictures_counts():
     spans = [(2 * i, 1) for i in range(1000)]
-    large = Picture(bytes(32), spans, [])
-    assert prompt("a", pictures=[large]).num_bytes > prompt("a").num_bytes + 100_000
+    large = picture_item(bytes(32), spans, [])
+    assert prompt("a", media=[large]).num_bytes > prompt("a").num_bytes + 100_000

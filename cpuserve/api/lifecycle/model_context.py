@@ -114,7 +114,7 @@ def make_context(
         adapters_change=config.adapter_slots > 0,
         any_name=ANY_NAME in config.served_model_names,
         details=details or ModelDetails(),
-        picture_rules=PictureRules.of(options, config.picture_tokens),
+        picture_rules=PictureRules.of(options, config.media_tokens),
         thoughts=_thought_use(options),
     )
     return context, cpu

@@ -236,7 +236,7 @@ class OllamaWriter:
     def _context(self) -> dict[str, Any]:
         """Return the member `context`: the token ids of prompt and response, for a next request."""
         (sequence,) = self._sequences
-        if not self._gives_ids or sequence.prompt.pictures:
+        if not self._gives_ids or sequence.prompt.media:
             return {}
         return {"context": [*sequence.prompt.ids, *sequence.response_ids]}
 

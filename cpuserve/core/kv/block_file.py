@@ -1,7 +1,7 @@
 """The format of a file with one KV block: its identity, its predecessor, and a checksum.
 
-The content of a block is the ids of its tokens and the marks of its pictures (pictures.py).
-Parts of encoded pictures have files of the same format.
+The content of a block is the ids of its tokens and the marks of its media items (media.py).
+Parts of encoded items have files of the same format.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class BlockFormat:
         of_head = self._head and group == len(self._sizes) - 1
         return file_key(key, group, self._head if of_head else b"")
 
-    def picture(self, digest: bytes, part: int, size: int) -> BlockName:
-        """Return the name of a part of the rows of an encoded picture (`PictureFiles`)."""
+    def media(self, digest: bytes, part: int, size: int) -> BlockName:
+        """Return the name of a part of the rows of an encoded item (`MediaFiles`)."""
         content = digest + part.to_bytes(4, "little")
-        key = hashlib.sha256(b"picture" + content).digest()
+        key = hashlib.sha256(b"media" + content).digest()
         return BlockName(key, bytes(32), self.root(""), content, size)
 
     def root(self, salt: str) -> bytes:

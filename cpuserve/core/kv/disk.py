@@ -8,7 +8,7 @@ FOLDER/seed                  32 random bytes that block hashes start from: nobod
 FOLDER/FINGERPRINT/KEY.kv    one block of a model and its settings (block_file.py).
                              KEY is the hash of the block; in every cache group but the first
                              one, KEY is a hash of this hash and the group, with a mark of the head
-                             if it is the group of a head. Parts of encoded pictures have such files
+                             if it is the group of a head. Parts of encoded items have such files
                              as well
 
 A file is written under a temporary name and then renamed. A file that is incomplete,
@@ -369,9 +369,9 @@ class DiskCache:
         data = self.load_file(self._format.name(key, group, parent, chain.salt, content))
         return None if data is None else (data, None)
 
-    def picture(self, digest: bytes, part: int, size: int) -> BlockName:
-        """Return the name of the file with a part of an encoded picture."""
-        return self._format.picture(digest, part, size)
+    def media(self, digest: bytes, part: int, size: int) -> BlockName:
+        """Return the name of the file with a part of an encoded item."""
+        return self._format.media(digest, part, size)
 
     def has_file(self, name: BlockName) -> bool:
         """Whether a file with this name was found at the last rescan or later."""

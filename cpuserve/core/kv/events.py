@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from cpuserve.core.pictures import extra_keys
+from cpuserve.core.media import extra_keys
 
 # vLLM uses this name for the memory that the engine computes with, on CPUs as well.
 # In vLLM "CPU" is a tier of offloaded blocks, which routers value less.
@@ -28,7 +28,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
       each key depends on all tokens up to the end of its block.
     parent_block_hash: the key of the block before the first one; None = the text begins with it.
     token_ids: the tokens of all these blocks.
-    extra_keys: the name of the adapter of each block, (digest, place in the block) of each picture
+    extra_keys: the name of the adapter of each block, (digest, place in the block) of each item
       in it and, at the beginning of a text, its cache_salt; None for a block with none of these.
     """
 

@@ -1,8 +1,8 @@
 """Keys (hashes) of KV blocks, and the index from keys to blocks.
 
 The key of a full block is a hash of its tokens and of all tokens before it. The placeholders of
-all pictures are the same token, so the digest of the picture is hashed as well.
-The hash alone is not trusted: a hit also requires equal tokens and pictures in the block,
+all items of media are the same token, so the digest of the item is hashed as well.
+The hash alone is not trusted: a hit also requires equal tokens and items in the block,
 and that the parent of its entry is the entry that was found for the block before.
 By induction the whole prefix is then equal,
 so a hash collision cannot show a request the keys and values of other tokens.
@@ -23,7 +23,7 @@ import msgspec
 from cpuserve.base.ids import BlockId
 from cpuserve.core.kv.events import CacheEvents
 from cpuserve.core.kv.table import BlockTable
-from cpuserve.core.pictures import Placeholders
+from cpuserve.core.media import Placeholders
 
 BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]
@@ -40,7 +40,7 @@ def sha256(data: bytes) -> bytes:
 class CachedBlock(msgspec.Struct, eq=False):
     """An entry of the index: the tokens of a full block, their key, and the blocks with their KV.
 
-    content: the ids of the tokens, and then the marks of the pictures in the block (pictures.py).
+    content: the ids of the tokens, and then the marks of the media items in the block (media.py).
     blocks: the KV block in each cache group, FORGOTTEN in a group where it was freed.
     children: the entries for blocks that follow this block.
     forgotten: whether the entry has been removed from the index.
@@ -134,7 +134,7 @@ class PrefixChain:
     The first `num_entries` blocks in the sequence's block table have entries in the index;
     `last` is the last of these entries, and `own` lists the entries that this sequence has created.
 
-    placeholders: the placeholders of the pictures in the prompt; None = there are no pictures.
+    placeholders: the placeholders of the media items in the prompt; None = there are none.
     snapshots: the indices of the blocks
       that keep the states of recurrent layers at their end for other sequences.
     found: the result of the last search, until the sequence adopts that prefix.
@@ -231,12 +231,12 @@ class PrefixIndex:
             return
         tokens = array("i", token_ids[begin * size : count * size])
         parent: bytes = keys[-1] if keys else self._root(chain.salt)
-        pictures = chain.placeholders
+        placeholders = chain.placeholders
         for at in range(0, len(tokens), size):
             content = tokens[at : at + size].tobytes()
-            if pictures is not None:
+            if placeholders is not None:
                 first = begin * size + at
-                content += pictures.mark(first, first + size)
+                content += placeholders.mark(first, first + size)
             parent = self._digest(parent + content)
             keys.append(BlockHash(parent))
             chain.contents.append(content)

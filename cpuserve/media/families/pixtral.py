@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import ModelError
-from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.media.families.preprocessing import (
     DETAILS,
     in_merge_order,
@@ -21,6 +20,7 @@ from cpuserve.media.families.preprocessing import (
     refuse_setting,
 )
 from cpuserve.media.layout import OneMarker, PictureLayout
+from cpuserve.program.pictures import MOST_PATCHES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.media.families.preprocessing import (
     in_merge_order,
     is_low,
@@ -22,6 +21,7 @@ from cpuserve.media.families.preprocessing import (
     refuse_setting,
 )
 from cpuserve.media.layout import OneMarker, PictureLayout
+from cpuserve.program.pictures import MOST_PATCHES
 
 if TYPE_CHECKING:
     import numpy as np

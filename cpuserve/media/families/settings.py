@@ -33,7 +33,7 @@ def family_at(path: Path, mmproj: str | None) -> AnyFamily | None:
 
 
 def server_settings(options: ServerOptions, most_tokens: int) -> dict[str, Any]:
-    """Return the settings for all pictures; most_tokens: EngineConfig.picture_tokens."""
+    """Return the settings for all pictures; most_tokens: EngineConfig.media_tokens."""
     settings = dict(options.mm_processor_kwargs or {})
     if most_tokens:
         settings["max_tokens"] = most_tokens

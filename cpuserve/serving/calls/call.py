@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.base.errors import InvalidRequest
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from cpuserve.media.layout import ShownPicture
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.fields import SamplerFields
@@ -63,9 +63,9 @@ class Prompt:
     labels: the labels of the options, if the prompt is a question of a decision.
     shared: the number of tokens that all prompts of the call share at their beginning
       and that are computed once, in whole KV blocks; 0 = each prompt is computed by itself.
-    pictures: the pictures of the prompt, in order.
+    media: the media items of the prompt, in order.
     shown: their sizes and tokens, for the client.
-    patches_of: see EngineClient.generate.
+    payload_of: see EngineClient.generate.
     """
 
     ids: list[int]
@@ -77,9 +77,9 @@ class Prompt:
     later: str | None = None
     labels: Labels | None = None
     shared: int = 0
-    pictures: Sequence[Picture] = ()
+    media: Sequence[MediaItem] = ()
     shown: Sequence[ShownPicture] = ()
-    patches_of: Callable[[int], Awaitable[bytes]] | None = None
+    payload_of: Callable[[int], Awaitable[bytes]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

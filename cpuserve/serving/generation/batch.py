@@ -234,7 +234,7 @@ class _Batch:
         if sequence is None:
             return  # the engine sent this output before a stop string ended the sequence here
         if output.wants:
-            self._send_patches(output.id, sequence.item.prompt, output.wants)
+            self._send_payload(output.id, sequence.item.prompt, output.wants)
             return
         item, run = sequence.item, sequence.run
         count, waits = len(output.tokens), (output.queued, output.held)
@@ -251,15 +251,15 @@ class _Batch:
             self._client.abort([output.id])
         self.go_on(sequence)
 
-    def _send_patches(self, number: int, prompt: Prompt, wants: Sequence[int]) -> None:
-        """Send the patches of pictures that the engine asks for.
+    def _send_payload(self, number: int, prompt: Prompt, wants: Sequence[int]) -> None:
+        """Send the payloads of media items that the engine asks for.
 
         Raises:
-            InvalidRequest: a picture cannot be decoded.
+            InvalidRequest: an item cannot be decoded.
         """
-        assert prompt.patches_of is not None, "nobody has the patches"
+        assert prompt.payload_of is not None, "nobody has the payloads"
         for index in wants:
-            self._client.send_patches(number, index, _result(prompt.patches_of(index)))
+            self._client.send_payload(number, index, _result(prompt.payload_of(index)))
 
 
 def search_batch(

@@ -257,9 +257,9 @@ class _Run:
             self._params,
             first.priority,
             continues=not is_first,
-            pictures=prompt.pictures,
+            media=prompt.media,
         )
-        stream = context.client.generate(request, timeout_s=timeout, patches_of=prompt.patches_of)
+        stream = context.client.generate(request, timeout_s=timeout, payload_of=prompt.payload_of)
         found: TokenLogprob | None = None
         async with aclosing(stream) as outputs:
             async for output in outputs:

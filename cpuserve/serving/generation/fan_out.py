@@ -103,9 +103,9 @@ class SequenceRequest:
         """Return the event of an output that only reports the prompt's progress."""
         elapsed_ms = round(1000 * (time.monotonic() - self.started))
         cached, done = output.cached_tokens, output.processed
-        pictures = self.prompt.pictures
-        read = [len(each.tiles) for each in pictures if sum(each.spans[-1]) <= done]
-        tiles = sum(len(each.tiles) for each in pictures)
+        media = self.prompt.media
+        read = [item.parts for item in media if sum(item.spans[-1]) <= done]
+        tiles = sum(item.parts for item in media)
         total = len(self.prompt.ids)
         return PromptProgress(self.index, total, cached, done, elapsed_ms, tiles, sum(read))
 

@@ -464,7 +464,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                 if run.finish is not None:
                     break
             stream = context.client.generate(
-                run.request, timeout_s=run.timeout_s, patches_of=sequence.prompt.patches_of
+                run.request, timeout_s=run.timeout_s, payload_of=sequence.prompt.payload_of
             )
             async with aclosing(stream) as outputs:
                 async for output in outputs:

@@ -183,9 +183,9 @@ async def _compute(
             params,
             _LAST_PRIORITY,
             continues=True,  # no client has sent this prompt, so it does not count as one
-            pictures=prompt.pictures,
+            media=prompt.media,
         )
-        stream = context.client.generate(request, patches_of=prompt.patches_of)
+        stream = context.client.generate(request, payload_of=prompt.payload_of)
         async with aclosing(stream) as outputs:
             async for _ in outputs:
                 context.metrics.computed_ahead += missing

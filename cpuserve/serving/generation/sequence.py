@@ -89,7 +89,7 @@ class SequenceRun:
             sequence.priority,
             progress=sequence.progress and self.is_first,
             continues=not self.is_first,
-            pictures=sequence.prompt.pictures,
+            media=sequence.prompt.media,
         )
 
     @property

@@ -147,7 +147,7 @@ class ModelContext:
             value = info.get(name)
             return value if isinstance(value, int) else otherwise
 
-        ends = info.get("eos_ids")
+        ends, media_rows = info.get("eos_ids"), info.get("media_rows")
         # The model's vocabulary may be larger than the tokenizer's; all of its ids are valid.
         self.bounds = Limits(
             self.max_model_len,
@@ -156,11 +156,11 @@ class ModelContext:
             number("max_top", MAX_LOGPROBS),
             frozenset(ends if isinstance(ends, list) else ()),
             number("max_num_batched_tokens", ANY_ROWS),
-            number("picture_rows", 0),
+            media_rows if isinstance(media_rows, dict) else {},
         )
         if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
-        if self.bounds.picture_rows and (self.pooling == "none" or self.embeds):
+        if self.bounds.media_rows and (self.pooling == "none" or self.embeds):
             self.pictures = PictureReader.of(
                 self.details.path, self.details.mmproj, tokenizer, self.picture_rules
             )

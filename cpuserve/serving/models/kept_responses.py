@@ -39,7 +39,7 @@ from cpuserve.base.fault_points import fault
 from cpuserve.base.log import get_logger
 from cpuserve.core.kv.block_file import SEED_BYTES
 from cpuserve.core.kv.cache_folder import claim
-from cpuserve.core.pictures import Picture
+from cpuserve.core.media import MediaItem
 from cpuserve.core.regular_file import read_regular
 from cpuserve.core.secret_file import read_secret
 from cpuserve.serving.callers.holdings import Holdings
@@ -68,7 +68,7 @@ _READ_US = 5000
 _NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{32})-([0-9a-f]{1,8})-([0-9a-f]{32})\.ids")
 _CALLER_CHARS = 16  # of WHO
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
-_MAGIC = b"cpusids1"
+_MAGIC = b"cpusids2"
 _SUM_BYTES = 16
 
 log = get_logger("serve")
@@ -82,7 +82,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     opening: str
     thinks: bool
     continues: bool
-    pictures: list[Picture]
+    media: list[MediaItem]
 
 
 class KeptResponses:
@@ -155,7 +155,7 @@ class KeptResponses:
             record.thinks,
             record.continues,
             record.num_prompt,
-            pictures=record.pictures,
+            media=record.media,
         )
 
     def _find(
@@ -166,7 +166,7 @@ class KeptResponses:
         for length, digest in reversed([*self._equal(who, text, known)]):
             record = self._read(who, length, digest)
             if record is not None:
-                own = [picture.digest for picture in record.pictures]
+                own = [item.digest for item in record.media]
                 if own == list(digests[: len(own)]):
                     return length, record
         return None
@@ -279,7 +279,7 @@ class KeptResponses:
                 made.opening,
                 made.thinks,
                 made.continues,
-                list(made.pictures),
+                list(made.media),
             )
         )
         if len(body) > self._most_bytes:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.core.pictures import DIGEST_BYTES, Picture, without_patches
+from cpuserve.core.media import DIGEST_BYTES, MediaItem, without_payload
 from cpuserve.serving.callers.holdings import Holdings
 from cpuserve.serving.threads import run_sized
 
@@ -103,8 +103,8 @@ class RecentPrompt:
     text: the prompt as the chat template rendered it;
       earlier responses in it may be written in another way than in `ids` (known_tokens.py).
     opening: the beginning of the response, which the prompt has after `text`.
-    pictures: the pictures of the prompt, without pixels.
-      All pictures have the same text, and equal tokens.
+    media: the media items of the prompt, without payloads.
+      All items of a kind have the same text, and equal tokens.
     ids: the tokens of the prompt and of the response, int32.
     thinks: whether the prompt ends within a thought.
     continues: whether the prompt ends with the beginning of the response's text.
@@ -128,7 +128,7 @@ class RecentPrompt:
     session: str = ""
     difference: PromptDifference | None = None
     repeated: int = 0
-    pictures: Sequence[Picture] = ()
+    media: Sequence[MediaItem] = ()
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -143,8 +143,8 @@ class RecentPrompt:
     @property
     def num_bytes(self) -> int:
         """The memory that the text and the tokens take."""
-        pictures = sum(DIGEST_BYTES + _PAIR_BYTES * _num_pairs(each) for each in self.pictures)
-        return sys.getsizeof(self.text) + len(self.ids) + pictures
+        media = sum(DIGEST_BYTES + _bytes_of_item(item) for item in self.media)
+        return sys.getsizeof(self.text) + len(self.ids) + media
 
     def is_in(self, later: RecentPrompt) -> bool:
         """Whether `later` contains the end of this prompt, so both belong to one conversation."""
@@ -200,7 +200,7 @@ class RecentPrompts:
             prompt.continues,
             len(prompt.ids),
             session=session if len(session) <= _LONGEST_SESSION else "",
-            pictures=without_patches(prompt.pictures),
+            media=without_payload(prompt.media),
         )
         size = len(prompt.ids) // _COMPARED_PER_US
         others = self.of(made.caller, made.scope)  # this may change while the thread below runs
@@ -254,14 +254,14 @@ class RecentPrompts:
     ) -> RecentPrompt | None:
         """Return the prompt with the longest text that is a proper prefix of `text`, or None.
 
-        digests: the digests of the pictures of the new prompt.
-          The first ones are also the pictures of the prompt that is found.
+        digests: the digests of the media items of the new prompt.
+          The first ones are also the items of the prompt that is found.
         """
         found = None
         for prompt in self.of(caller, scope):
             longer = len(prompt.text) > (len(found.text) if found is not None else 0)
             if longer and len(prompt.text) < len(text) and text.startswith(prompt.text):
-                own = [picture.digest for picture in prompt.pictures]
+                own = [item.digest for item in prompt.media]
                 if own == list(digests[: len(own)]):
                     found = prompt
         return found
@@ -337,16 +337,16 @@ def _reason(before: RecentPrompt, now: RecentPrompt) -> str:
 
 
 def _common(before: RecentPrompt, now: RecentPrompt) -> int:
-    """Return how many tokens at the beginning are equal, and their pictures as well."""
+    """Return how many tokens at the beginning are equal, and their media as well."""
     common = common_tokens(before.ids, now.ids)
-    for one, other in zip(before.pictures, now.pictures, strict=False):
+    for one, other in zip(before.media, now.media, strict=False):
         if (one.digest, one.spans) != (other.digest, other.spans):
             return min(common, one.spans[0][0], other.spans[0][0])
     return common
 
 
-def _num_pairs(picture: Picture) -> int:
-    return len(picture.spans) + len(picture.tiles)
+def _bytes_of_item(item: MediaItem) -> int:
+    return _PAIR_BYTES * len(item.spans) + sys.getsizeof(item.form)
 
 
 def common_tokens(one: bytes, other: bytes) -> int:

@@ -32,7 +32,7 @@ from cpuserve.tokenizer.conversation import (
 from cpuserve.tokenizer.messages import message_content
 
 if TYPE_CHECKING:
-    from cpuserve.core.pictures import Picture
+    from cpuserve.core.media import MediaItem
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.pictures import PictureReader, ReadPicture
     from cpuserve.serving.tools.use import ToolUse
@@ -77,7 +77,7 @@ async def chat_prompt(
     digests = [each.digest for each in pictures]
     cut = cut_of(context, call)
     ids, earlier = await chat_tokens(context, call, text, opening, most, cut, digests)
-    shown_pictures: Sequence[Picture] = ()
+    shown_pictures: Sequence[MediaItem] = ()
     if context.pictures is not None:
         ids, shown_pictures = await _with_placeholders(
             context, context.pictures, pictures, ids, earlier, text + opening
@@ -91,9 +91,9 @@ async def chat_prompt(
         rendered=rendered,
         opening=opening,
         later=later,
-        pictures=shown_pictures,
+        media=shown_pictures,
         shown=[each.seen for each in pictures],
-        patches_of=patches_of(pictures) if pictures else None,
+        payload_of=patches_of(pictures) if pictures else None,
     )
 
 
@@ -162,7 +162,7 @@ async def picture_prompt(
         raise InvalidRequest(msg, param=param)
     whole, placed = found
     told = [each.seen for each in pictures]
-    return Prompt(whole, pictures=placed, shown=told, patches_of=patches_of(pictures))
+    return Prompt(whole, media=placed, shown=told, payload_of=patches_of(pictures))
 
 
 def _has_parts(message: ConversationMessage) -> bool:
@@ -185,9 +185,9 @@ async def _with_placeholders(
     reader: PictureReader,
     pictures: Sequence[ReadPicture],
     ids: list[int],
-    earlier: Sequence[Picture],
+    earlier: Sequence[MediaItem],
     text: str,
-) -> tuple[list[int], Sequence[Picture]]:
+) -> tuple[list[int], Sequence[MediaItem]]:
     """Return the tokens with the placeholders of pictures; see PictureReader.expanded.
 
     text: the text of all tokens, for an earlier response in `ids` that has a marker itself.

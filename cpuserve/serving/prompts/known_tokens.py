@@ -22,7 +22,7 @@ from cpuserve.serving.tools.machine import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.core.pictures import Picture
+    from cpuserve.core.media import MediaItem
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.tokenizer.cut import Cut
@@ -44,13 +44,13 @@ async def chat_tokens(
     most: int | None,
     cut: Cut | None,
     digests: Sequence[bytes] = (),
-) -> tuple[list[int], Sequence[Picture]]:
+) -> tuple[list[int], Sequence[MediaItem]]:
     """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
 
-    The second result is the pictures that already have their placeholders in these tokens,
-    because an earlier prompt began with them. Each other picture has one marker.
+    The second result is the media items that already have their placeholders in these tokens,
+    because an earlier prompt began with them. Each other item has one marker.
 
-    digests: the digests of the pictures in `text`, in order.
+    digests: the digests of the media items in `text`, in order.
     text: the prompt with masks (tokenizer/masks.py).
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
     cut: which of the tokens are kept; None = all.
@@ -72,7 +72,7 @@ async def chat_tokens(
     (rest,) = await encode(
         context, [given[known.num_chars :]], add_special_tokens=False, most=most, masked=True
     )
-    return [*known.ids, *rest], known.pictures
+    return [*known.ids, *rest], known.media
 
 
 def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
@@ -85,14 +85,14 @@ def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTokens:
-    """The known tokens of the first `num_chars` characters of a prompt, and their pictures.
+    """The known tokens of the first `num_chars` characters of a prompt, and their media items.
 
     A special token follows these characters, so no token spans their end.
     """
 
     ids: list[int]
     num_chars: int
-    pictures: Sequence[Picture]
+    media: Sequence[MediaItem]
 
 
 async def _known(
@@ -130,7 +130,7 @@ def _continued(context: ModelContext, earlier: RecentPrompt, text: str) -> _Know
         pair = map(masks.unmask, (text[begin:end], written))
         if end < 0 or not _same_message(context, earlier, *pair):
             return _without_response(tokenizer, earlier, specials)
-    return _KnownTokens(ids_of(earlier.ids), end, earlier.pictures)
+    return _KnownTokens(ids_of(earlier.ids), end, earlier.media)
 
 
 def _without_response(
@@ -147,10 +147,10 @@ def _without_response(
     at = len(ids) - 1
     while at >= 0 and tokenizer.token_text(ids[at]) != last:
         at -= 1
-    ends = [begin + count for each in earlier.pictures for begin, count in each.spans]
+    ends = [begin + count for each in earlier.media for begin, count in each.spans]
     if at < 0 or max(ends, default=0) > at:
         return None
-    return _KnownTokens(ids[:at], place, earlier.pictures)
+    return _KnownTokens(ids[:at], place, earlier.media)
 
 
 def _same_message(context: ModelContext, earlier: RecentPrompt, one: str, other: str) -> bool:
