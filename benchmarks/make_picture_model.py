@@ -21,7 +21,7 @@ import numpy as np
 from make_model import write_tokenizer, write_weights
 
 from cpuserve.loader.names import checkpoint_to_hf
-from cpuserve.models import build_program, build_tower, spec_from_config
+from cpuserve.models import build_program, build_tower, spec_from_config, stored_names
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -242,9 +242,9 @@ def write_ggufs(folder: Path) -> tuple[Path, Path]:
     from tests.helpers import mmproj
 
     config = json.loads((folder / "config.json").read_text())
-    tower, text = {}, {}
+    tower, text, names = {}, {}, stored_names(config)
     for name, halves in _stored(folder):
-        found = checkpoint_to_hf(name)
+        found = checkpoint_to_hf(names.normalize(name))
         if mmproj.is_of_tower(found):
             tower[found] = _as_fp32(halves)
         else:

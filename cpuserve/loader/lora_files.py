@@ -25,7 +25,7 @@ from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.model import row_order
 from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import AnyFile
-from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf
+from cpuserve.loader.names import gguf_to_hf, program_name
 from cpuserve.loader.safetensors import SafetensorsFile
 from cpuserve.models import FAMILIES, names_of
 from cpuserve.program.parts import parse as parse_part
@@ -220,7 +220,7 @@ def _read_peft(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
             fail(name, f"tensor {tensor.name} is not a matrix of F32, F16 or BF16")
         if tensor.shape[0 if match["side"] == "A" else 1] != rank:
             fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
-        weight = names.translate(checkpoint_to_hf(f"{match['module']}.weight"))
+        weight = program_name(f"{match['module']}.weight", names)
         module = weight.removesuffix(".weight")
         # PEFT stores the transpose of matrix A for a table of embeddings.
         flip = match["table"] is not None and match["side"] == "A"

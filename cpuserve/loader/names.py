@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuserve.models.stored_names import StoredNames
 
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
@@ -72,47 +76,10 @@ _PARTS = re.compile(
 )
 
 
-# Published files of DeepSeek-VL, OLMo hybrid, Flint, MiMo V2, Hunyuan 4, Aria and Lara Mini differ
-# from transformers here.
-_PUBLISHED = {
-    ".vision_model.vision_model.": ".vision_model.",
-    ".hc_pre.hc_": ".hc_",
-    ".self_attn.attention_sink_bias": ".self_attn.sinks",
-    ".self_attn.softmax_offset": ".self_attn.sinks",
-    ".mamba.x_proj_weight": ".mamba.x_proj.weight",  # Zamba
-    ".mamba.dt_proj_weight": ".mamba.dt_proj.weight",
-    ".mamba.dt_proj_bias": ".mamba.dt_proj.bias",
-    ".attn.norm.weight": ".attn.kv_norm.weight",  # DeepSeek V4 as transformers saves it
-    ".mlp.experts.fc1.weight": ".mlp.experts.gate_up_proj",
-    ".mlp.experts.fc2.weight": ".mlp.experts.down_proj",
-    ".linear_attn.out_norm.": ".linear_attn.norm.",
-    ".attention_layer_norm.": ".input_layernorm.",
-    ".feedforward_layer_norm.": ".post_attention_layernorm.",
-    **{f".self_attn.to_{part}.": f".self_attn.{part}_proj." for part in "qkv"},  # Cosmos 3
-    **{f".self_attn.norm_{part}.": f".self_attn.{part}_norm." for part in "qk"},
-    ".self_attn.to_out.": ".self_attn.o_proj.",
-}
-# Names of published files outside of layers, most of them of DeepSeek V4.
-_WHOLE_NAMES = {
-    "embed.weight": "model.embed_tokens.weight",
-    "head.weight": "lm_head.weight",
-    "model.transformer.wte.embedding": "model.transformer.wte.weight",  # Molmo 2
-    **{f"hc_head_{part}": f"model.hc_head.hc_{part}" for part in ("fn", "base", "scale")},
-}
 _IMAGES = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
-# transformers 5.24 saves the layers of text in Kimi K2.5 and Qianfan-OCR as if they were a tower's.
-_LAYERS = ("language_model.model.blocks.", "language_model.model.encoder.layers.")
-_GPT1 = ("tokens_embed.", "positions_embed.")
-_LIGHT_ON = {
-    "model.vision_encoder.": "vision_tower.",
-    "model.vision_projection.": "multi_modal_projector.",
-}
-_FLAT_EXPERTS = re.compile(r"\.experts\.mlp\.(?:w[12]|v1)$")  # of nomic-bert and DBRX
-# Tensor names of ModernBERT outside of its layers, in checkpoints without the prefix "model.".
-_MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
 
 
 def gguf_to_hf(
@@ -145,45 +112,38 @@ def gguf_to_hf(
 def checkpoint_to_hf(name: str) -> str:
     """Return the name that Programs use for a tensor in a safetensors file.
 
+    Names that only one family has are changed before (StoredNames.normalize), and others after.
     Checkpoints without an output head (embedding models) and older OPT files omit "model.",
     and GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model"
     or "text_model" in the names of their text tensors. Tensors of BERT and its relatives begin
-    with "bert.", "roberta.", "deberta." and so on if the checkpoint has a head. The parts of
-    Gemma 3 for images have names of three kinds, depending on the version that wrote them.
+    with "bert.", "roberta.", "deberta." and so on if the checkpoint has a head. Parts for images
+    have names of three kinds, depending on the version that wrote them.
     """
-    name = name.removeprefix("thinker.")  # the part of Qwen-Omni for text
-    for theirs in _LAYERS:
-        name = f"model.layers.{name[len(theirs) :]}" if name.startswith(theirs) else name
+    name = name.removeprefix("thinker.")  # the part of models that speak, for texts
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
-    if name.startswith(("model.model.", "model.lm_head.")):  # HyperCLOVA X with pictures
+    if name.startswith(("model.model.", "model.lm_head.")):  # a whole text model inside of a model
         name = name.removeprefix("model.")
     if name.startswith("model.text_model."):
         name = f"model.{name.removeprefix('model.text_model.')}"
     if name == "model.image_newline":
         return "image_newline"
-    for theirs, ours in _LIGHT_ON.items():
-        name = f"{ours}{name[len(theirs) :]}" if name.startswith(theirs) else name
     if name.startswith(_IMAGES):
-        name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
-        return f"{name[:-7]}.weight" if name.endswith("_projection_weight") else name
-    if name.startswith("backbone."):  # Nemotron H
+        return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+    if name.startswith("backbone."):
         return f"model.{name.removeprefix('backbone.')}"
     if name.startswith("visual.") and not name.startswith("visual.vision_model."):
-        return f"model.{name}"  # Qwen2-VL and 2.5-VL
-    name = _WHOLE_NAMES.get(name, name)
-    # A matrix of DeepSeek V4, or of its head.
-    if name.startswith(("layers.", "mtp.")) and name.endswith(".scale"):
-        name = f"{name.removesuffix('.scale')}.weight_scale_inv"
-    for theirs, ours in _PUBLISHED.items():
-        name = name.replace(theirs, ours)
-    name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
-    name = _FLAT_EXPERTS.sub(r"\g<0>.weight", name)
+        return f"model.{name}"
     for prefix in ("bert.", "roberta.", "distilbert.", "new.", "gte.", "deberta.", "mpnet."):
         name = name.removeprefix(prefix)
-    bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
-    if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.", *_GPT1)):
+    if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):
         return f"transformer.{name}"
+    bare = ("decoder.", "layers.", "embed_tokens.", "norm.")
     return f"model.{name}" if name.startswith(bare) else name
+
+
+def program_name(stored: str, names: StoredNames) -> str:
+    """Return the name that Programs use for a tensor that files of a family call `stored`."""
+    return names.translate(checkpoint_to_hf(names.normalize(stored)))
 
 
 def is_ignored(name: str, tower: tuple[str, ...] = ()) -> bool:

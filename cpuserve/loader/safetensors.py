@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.mapped import AnyFile, MappedFile, most_values, read_small, regular_file
-from cpuserve.loader.names import checkpoint_to_hf, is_ignored
+from cpuserve.loader.names import is_ignored, program_name
 from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.quant.stored import StoredTensor
 
@@ -185,7 +185,7 @@ class SafetensorsStore:
 
     def named(self, stored: str) -> str:
         """Return the name that Programs use for a tensor of the files."""
-        return self._names.translate(checkpoint_to_hf(stored))
+        return program_name(stored, self._names)
 
     def names(self) -> set[str]:
         """Return the names of all tensors, except tensors that no Program reads."""

@@ -172,11 +172,17 @@ def stored_names(config: Mapping[str, Any]) -> StoredNames:
     """Return how files call and divide the tensors of the model with this config."""
     if not (listed := read_architectures(config)):
         return AS_PROGRAM
-    names, tower = names_of(architecture_of(config)), TOWERS.get(listed[0])
-    of_tower: StoredNames = getattr(tower, "stored", AS_PROGRAM)
-    if of_tower is AS_PROGRAM:
+    names, whole = names_of(architecture_of(config)), FAMILIES.wholes.get(listed[0])
+    if whole is None:
         return names
-    return replace(names, renamed={**names.renamed, **of_tower.renamed})
+    of_tower: StoredNames = getattr(TOWERS.get(listed[0]), "stored", AS_PROGRAM)
+    if of_tower is AS_PROGRAM and not whole.published:
+        return names
+    return replace(
+        names,
+        renamed={**names.renamed, **of_tower.renamed},
+        published={**whole.published, **names.published},
+    )
 
 
 def names_of(architecture: str) -> StoredNames:

@@ -9,12 +9,20 @@ from cpuserve.models.config import read_bool, read_int
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
 class AriaText:
     """The text part of Aria. Source: transformers modeling_aria."""
+
+    stored = StoredNames(
+        published={
+            r"\.mlp\.experts\.fc1\.weight": ".mlp.experts.gate_up_proj",
+            r"\.mlp\.experts\.fc2\.weight": ".mlp.experts.down_proj",
+        }
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

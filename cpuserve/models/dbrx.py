@@ -9,7 +9,7 @@ from cpuserve.models.config import read_bool, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import clip_values, finish_decoder, read_clip, read_decoder
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built
+from cpuserve.models.stored_names import Built, StoredNames
 from cpuserve.program.builder import Builder
 
 WORDS = "transformer.wte"
@@ -21,6 +21,8 @@ EXPERTS = "moe_num_experts"
 
 class Dbrx:
     """DBRX 132B. Source: transformers modeling_dbrx."""
+
+    stored = StoredNames(published={r"(\.experts\.mlp\.(?:w[12]|v1))$": r"\1.weight"})
 
     @staticmethod
     def built(config: Mapping[str, Any]) -> Built:

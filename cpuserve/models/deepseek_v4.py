@@ -67,6 +67,14 @@ _NAMES = {
     r"\.post_attention_layernorm\.": ".ffn_norm.",
     r"\.(attn|ffn)_hc\.": r".hc_\1_",
 }
+# Names of published files for which transformers has others, and one that transformers saves.
+_PUBLISHED = {
+    r"^embed\.weight$": "model.embed_tokens.weight",
+    r"^head\.weight$": "lm_head.weight",
+    r"^hc_head_(fn|base|scale)$": r"model.hc_head.hc_\1",
+    r"^((?:layers|mtp)\..*)\.scale$": r"\1.weight_scale_inv",
+    r"\.attn\.norm\.weight": ".attn.kv_norm.weight",
+}
 
 
 class DeepseekV4:
@@ -86,7 +94,7 @@ class DeepseekV4:
     indexer: as in `Indexer`, for layers of the kind SPARSE; without it, they read all entries.
     """
 
-    stored = StoredNames(_NAMES)
+    stored = StoredNames(_NAMES, published=_PUBLISHED)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -37,6 +37,7 @@ class Whole:
     others: further model types that its text part may have.
     tied: tie_word_embeddings, if no part of the config has it; None: the default of the text model.
     tower: the part that encodes pictures (TowerDef); "": only the text part runs.
+    published: how its files call tensors otherwise (StoredNames.published).
     """
 
     architectures: tuple[str, ...]
@@ -44,6 +45,7 @@ class Whole:
     others: tuple[str, ...] = ()
     tied: bool | None = None
     tower: str = ""
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

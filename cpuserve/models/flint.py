@@ -10,12 +10,15 @@ from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.experts import add_mixture, read_shared_experts
 from cpuserve.models.llama import build_decoder, dense_mlp, gated_mlp, read_decoder, self_attention
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
 class Flint:
     """Flint: only layers with a window have a RoPE. Source: transformers modeling_flint."""
+
+    stored = StoredNames(published={r"\.self_attn\.softmax_offset": ".self_attn.sinks"})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

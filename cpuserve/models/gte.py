@@ -99,6 +99,7 @@ class JinaV3:
             r"\.post_mlp_layernorm\.": ".norm2.",
         },
         joined={".mixer.Wqkv": tuple(f".mixer.{n}_proj" for n in "qkv")},
+        published={r"\.parametrizations\.weight\.original": ".weight"},
     )
 
     @staticmethod

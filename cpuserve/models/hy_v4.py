@@ -57,7 +57,8 @@ class HunYuan4:
             r"\.self_attn\.sinks": ".self_attn.learnable_sink_param",
             # transformers 5.24 saves gates of MLPs as if they were gates of attention.
             r"(\.mlp|\.shared_experts)\.linear_gate\.": r"\1.gate_proj.",
-        }
+        },
+        published={r"\.hc_pre\.hc_": ".hc_"},
     )
 
     @staticmethod

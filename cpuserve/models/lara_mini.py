@@ -24,7 +24,10 @@ class LaraMini:
     """Lara Mini: only layers with a window have a RoPE. Source: transformers modeling_lara_mini."""
 
     stored = StoredNames(
-        joined={".linear_attn.in_proj": tuple(f".linear_attn.in_proj_{n}" for n in ("qkv", *"zba"))}
+        joined={
+            ".linear_attn.in_proj": tuple(f".linear_attn.in_proj_{n}" for n in ("qkv", *"zba"))
+        },
+        published={r"\.linear_attn\.out_norm\.": ".linear_attn.norm."},
     )
 
     @staticmethod

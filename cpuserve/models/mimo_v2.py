@@ -24,6 +24,7 @@ from cpuserve.models.experts import (
 from cpuserve.models.llama import build_decoder, layer_rope, layer_window, read_decoder
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
@@ -45,6 +46,8 @@ class MiMoV2Flash:
 
     Source: transformers modeling_mimo_v2_flash.
     """
+
+    stored = StoredNames(published={r"\.self_attn\.attention_sink_bias": ".self_attn.sinks"})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -92,6 +95,8 @@ class MiMoV2Flash:
 
 class MiMoV2:
     """MiMo V2.5 and V2.5 Pro: V2-Flash with q, k and v in one matrix. Source: vLLM mimo_v2."""
+
+    stored = StoredNames(published={r"\.self_attn\.attention_sink_bias": ".self_attn.sinks"})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

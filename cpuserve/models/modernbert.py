@@ -21,9 +21,13 @@ from cpuserve.models.llama import layer_rope, layer_window
 from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope, split_ropes
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
+
+# Names outside of layers, in checkpoints without the prefix "model.".
+_BARE = {r"^(embeddings\.tok_embeddings|embeddings\.norm|final_norm)\.": r"model.\1."}
 
 
 class ModernBert:
@@ -31,6 +35,8 @@ class ModernBert:
 
     Keys of spec.extra: "windows" and "local_rope" (as in other families), and "norm_bias".
     """
+
+    stored = StoredNames(published=_BARE)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -105,6 +111,8 @@ class ModernBertDecoder:
 
     A window has half of the tokens of local_attention, because it has one side.
     """
+
+    stored = StoredNames(published=_BARE)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

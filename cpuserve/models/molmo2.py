@@ -51,6 +51,7 @@ class Molmo2:
             ".mlp.ff_proj": (".mlp.up_proj", ".mlp.gate_proj"),
         },
         cut=_cut,
+        published={r"^model\.transformer\.wte\.embedding$": "model.transformer.wte.weight"},
     )
 
     @staticmethod

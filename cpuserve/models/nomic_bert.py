@@ -72,6 +72,7 @@ class NomicBert:
             r"\.mlp\.down_proj\.": ".mlp.fc2.",
         },
         joined={".attn.Wqkv": tuple(f".attn.{n}_proj" for n in "qkv")},
+        published={r"(\.experts\.mlp\.(?:w[12]|v1))$": r"\1.weight"},
     )
 
     @staticmethod

@@ -40,7 +40,14 @@ def _cut(s: ModelSpec) -> dict[str, dict[str, int]]:
 class OlmoHybrid:
     """OLMo hybrid: norms before delta nets, but after attention. Source: modeling_olmo_hybrid."""
 
-    stored = StoredNames(joined={_CONV: _CONVS}, cut=_cut)
+    stored = StoredNames(
+        joined={_CONV: _CONVS},
+        cut=_cut,
+        published={
+            r"\.attention_layer_norm\.": ".input_layernorm.",
+            r"\.feedforward_layer_norm\.": ".post_attention_layernorm.",
+        },
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from cpuserve.models.gpt2 import Gpt2
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then
 from cpuserve.program.parts import columns
@@ -16,6 +17,8 @@ WORDS = "transformer.tokens_embed"
 
 class OpenAiGpt:
     """OpenAI GPT. Source: transformers modeling_openai."""
+
+    stored = StoredNames(published={r"^(tokens_embed|positions_embed)\.": r"transformer.\1."})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -26,7 +26,9 @@ class StoredNames:
     forms, and this table has the other. A tensor is given by the end of its name, without
     ".weight" and ".bias".
 
-    renamed: regular expressions, each with its replacement; they apply in this order.
+    published: regular expressions for names as files have them, each with its replacement, where
+      files of the family have names that none of our readers expects (loader/names.py).
+    renamed: the same, for names with the prefixes of transformers; they apply after the others.
     joined: tensors that the Program reads as one; their rows follow each other.
     cut: a function that returns the tensors that the Program reads as several, each with its parts;
       in a stack of matrices, the rows of each matrix are divided.
@@ -37,12 +39,21 @@ class StoredNames:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cut: Callable[[ModelSpec], Mapping[str, Shares]] = _uncut
     turned: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, str] = field(default_factory=dict)
+
+    def normalize(self, name: str) -> str:
+        """Return the name of a tensor of a file as files of other families would have it."""
+        return _replaced(name, self.published)
 
     def translate(self, name: str) -> str:
         """Return the name that a Program has for the tensor `name` of a file."""
-        for theirs, ours in self.renamed.items():
-            name = re.sub(theirs, ours, name)
-        return name
+        return _replaced(name, self.renamed)
+
+
+def _replaced(name: str, replacements: Mapping[str, str]) -> str:
+    for theirs, ours in replacements.items():
+        name = re.sub(theirs, ours, name)
+    return name
 
 
 AS_PROGRAM = StoredNames()

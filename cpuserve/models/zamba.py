@@ -11,6 +11,7 @@ from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
 from cpuserve.models.mamba import Mamba1Sizes, read_mamba1
 from cpuserve.models.opt import GATED
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.zamba2 import HYBRID, MAMBA, has_own_blocks, read_wide_heads
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -38,6 +39,8 @@ class Zamba:
     Keys of spec.extra: "mamba"; "mamba_heads"; "hybrids" (the layers that use the block); "own"
     (whether each of these has a block of its own).
     """
+
+    stored = StoredNames(published={r"\.mamba\.(x_proj|dt_proj)_(weight|bias)": r".mamba.\1.\2"})
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -29,6 +29,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from cpuserve.loader.names import checkpoint_to_hf
+from cpuserve.models import stored_names
 from tests.helpers.gguf_archs import DELTA_CHANGES
 from tests.helpers.gguf_convert import convert
 
@@ -317,9 +318,9 @@ def write_ggufs(
     config = json.loads((source / "config.json").read_text())
     if "text_config" not in config:  # dots.ocr has the keys of both parts in one object
         config["text_config"] = {k: v for k, v in config.items() if k != "vision_config"}
-    text, tower = {}, {}
+    text, tower, names = {}, {}, stored_names(config)
     for name, value in load_file(source / "model.safetensors").items():
-        found = checkpoint_to_hf(name)
+        found = checkpoint_to_hf(names.normalize(name))
         if found.startswith(_LEFT):
             continue
         (tower if is_of_tower(found) else text)[found] = value

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from cpuserve.loader.names import checkpoint_to_hf
-from cpuserve.models import build_program, spec_from_config
+from cpuserve.models import build_program, spec_from_config, stored_names
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
 from tests.helpers import zamba
@@ -47,7 +47,10 @@ def program_of(path: Path) -> Program:
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint directory, under the names that Programs use."""
     read = (load_file(file).items() for file in sorted(path.glob("*.safetensors")))
-    return {checkpoint_to_hf(name): tensor for items in read for name, tensor in items}
+    names = stored_names(json.loads((path / "config.json").read_text()))
+    return {
+        checkpoint_to_hf(names.normalize(name)): tensor for items in read for name, tensor in items
+    }
 
 
 class PreciseInterpreter(Interpreter):

@@ -1,6 +1,7 @@
 """Opening checkpoints: configs, weights compared with programs, and errors of one line."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, read_config
-from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_ignored
-from cpuserve.models import build_program, spec_from_config
+from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_ignored, program_name
+from cpuserve.models import build_program, spec_from_config, stored_names
 from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import WeightNeed
 from tests.helpers import gguf_file as make
@@ -165,31 +166,46 @@ def test_gguf_names_become_hugging_face_names(theirs, ours):
 
 def test_old_opt_names_get_their_prefix():
     assert checkpoint_to_hf("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"
-    hy4 = "model.layers.0.hc_attn_layer"
-    assert checkpoint_to_hf(f"{hy4}.hc_pre.hc_fn") == f"{hy4}.hc_fn"
     assert is_ignored("model.mtp_layers.0.mlp.gate.weight")
     assert checkpoint_to_hf("model.decoder.x") == "model.decoder.x"
     assert checkpoint_to_hf("h.0.attn.c_attn.weight") == "transformer.h.0.attn.c_attn.weight"
     assert checkpoint_to_hf("wpe.weight") == "transformer.wpe.weight"
 
 
+def named(architecture, stored):
+    return program_name(stored, stored_names({"architectures": [architecture]}))
+
+
 def test_the_layers_of_cosmos_3_that_write_no_text_are_ignored():
-    at = "layers.0.self_attn"
-    assert checkpoint_to_hf(f"{at}.to_q.weight") == f"model.{at}.q_proj.weight"
-    assert checkpoint_to_hf(f"{at}.norm_k.weight") == f"model.{at}.k_norm.weight"
-    assert checkpoint_to_hf(f"{at}.to_out.weight") == f"model.{at}.o_proj.weight"
+    at, named_so = "layers.0.self_attn", partial(named, "Cosmos3OmniForConditionalGeneration")
+    assert named_so(f"{at}.to_q.weight") == f"model.{at}.q_proj.weight"
+    assert named_so(f"{at}.norm_k.weight") == f"model.{at}.k_norm.weight"
+    assert named_so(f"{at}.to_out.weight") == f"model.{at}.o_proj.weight"
     others = (f"{at}.add_k_proj", f"{at}.norm_added_q", "layers.0.mlp_moe_gen.up_proj", "proj_out")
     for name in (*others, "audio_proj_in", "blocks.0.attn.qkv", "time_embedder.linear_1"):
-        assert is_ignored(checkpoint_to_hf(f"{name}.weight"))
-    assert not is_ignored(checkpoint_to_hf(f"{at}.to_q.weight"))
+        assert is_ignored(named_so(f"{name}.weight"))
+    assert not is_ignored(named_so(f"{at}.to_q.weight"))
 
 
-def test_norms_of_olmo_hybrid_have_the_names_of_transformers():
+@pytest.mark.parametrize(
+    ("architecture", "stored", "ours"),
+    [
+        ("OlmoHybridForCausalLM", "attention_layer_norm.weight", "input_layernorm.weight"),
+        (
+            "OlmoHybridForCausalLM",
+            "feedforward_layer_norm.weight",
+            "post_attention_layernorm.weight",
+        ),
+        ("HYV4ForCausalLM", "hc_attn_layer.hc_pre.hc_fn", "hc_attn_layer.hc_fn"),
+        ("FlintForCausalLM", "self_attn.softmax_offset", "self_attn.sinks"),
+        ("MiMoV2FlashForCausalLM", "self_attn.attention_sink_bias", "self_attn.sinks"),
+        ("ZambaForCausalLM", "mamba.dt_proj_bias", "mamba.dt_proj.bias"),
+    ],
+)
+def test_names_of_one_family_are_read_in_this_family_only(architecture, stored, ours):
     layer = "model.layers.0."
-    norms = {"attention_layer_norm": "input_layernorm"}
-    norms["feedforward_layer_norm"] = "post_attention_layernorm"
-    for theirs, ours in norms.items():
-        assert checkpoint_to_hf(f"{layer}{theirs}.weight") == f"{layer}{ours}.weight"
+    assert named(architecture, f"{layer}{stored}") == f"{layer}{ours}"
+    assert named("LlamaForCausalLM", f"{layer}{stored}") == f"{layer}{stored}"
 
 
 def test_buffers_and_guessers_of_further_tokens_are_ignored_and_a_bias_is_not():

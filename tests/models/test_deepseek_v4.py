@@ -13,8 +13,9 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint
-from cpuserve.loader.names import checkpoint_to_hf
+from cpuserve.loader.names import checkpoint_to_hf, program_name
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.models.deepseek_v4 import DeepseekV4
 from cpuserve.program.operations.entries import PoolEntries
 from cpuserve.program.operations.mixture import Route
 from cpuserve.program.parts import stored_needs
@@ -72,7 +73,7 @@ def compress(path):
             continue
         tensors[name] = codes
         tensors[f"{name.removesuffix('weight')}scale"] = exponents.view(torch.float8_e8m0fnu)
-        wanted[checkpoint_to_hf(name)] = values
+        wanted[program_name(name, DeepseekV4.stored)] = values
     save_file(tensors, file)
     quantized = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0"}
     settings = {**json.loads(config.read_text()), "expert_dtype": "fp4"}

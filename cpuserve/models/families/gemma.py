@@ -20,6 +20,7 @@ FAMILIES = (
                 ("Gemma3ForConditionalGeneration",),
                 "gemma3_text",
                 tower="cpuserve.models.siglip:Gemma3Tower",
+                published={r"\.mm_input_projection_weight$": ".mm_input_projection.weight"},
             ),
         ),
     ),

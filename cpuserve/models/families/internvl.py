@@ -23,5 +23,6 @@ FAMILIES = (
         "qwen3",
         tied=False,
         tower="cpuserve.models.internvl:QianfanTower",
+        published={r"^language_model\.model\.encoder\.layers\.": "model.layers."},
     ),
 )

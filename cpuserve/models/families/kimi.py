@@ -11,6 +11,7 @@ FAMILIES = (
         "deepseek_v3",
         ("kimi_k2",),
         tower="cpuserve.models.kimi_vl:KimiK25Tower",
+        published={r"^language_model\.model\.blocks\.": "model.layers."},
     ),
     Whole(
         ("KimiVLForConditionalGeneration",),

@@ -36,6 +36,10 @@ FAMILIES = (
         "qwen3",
         tied=True,
         tower="cpuserve.models.pixtral:Mistral3Tower",
+        published={
+            r"^model\.vision_encoder\.": "vision_tower.",
+            r"^model\.vision_projection\.": "multi_modal_projector.",
+        },
     ),
     Whole(
         ("Mistral3ForConditionalGeneration",),
