@@ -209,10 +209,9 @@ class QueueMethods(PoolingMethods):
             options.call(conversation, own, how)
             for conversation, own in zip(conversations, params, strict=True)
         ]
+        for call, own in zip(calls, priorities_of(priority, count), strict=True):
+            call.priority = own
         items = chat_items(context, calls, params)
-        for item, own in zip(items, priorities_of(priority, count), strict=True):
-            for sequence in item.sequences:
-                sequence.priority = own
         requests = [self._of_ids(item.prompt.ids) for item in items]
         for request, adapter in zip(requests, adapters, strict=True):
             request.lora_request = adapter

@@ -9,8 +9,9 @@ from cpuserve.base.errors import TooManyRequests
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import GenerateCall, Prompt
-from cpuserve.serving.generation.fan_out import SequenceRequest, admit, dismiss, start
+from cpuserve.serving.generation.fan_out import admit, dismiss, start
 from cpuserve.serving.generation.generate import Generation
+from cpuserve.serving.generation.plan import SequencePlan
 from cpuserve.serving.models.limits import LONGEST_RETRY_S, Backlog, ClientLimits
 from tests.api.fakes import Api, error_of
 
@@ -97,7 +98,7 @@ def test_prompt_that_several_sequences_share_is_counted_once():
     context = Api().context
     params = SamplingParams(max_tokens=1)
     prompts = [Prompt([5] * 20), Prompt([5] * 30)]
-    sequences = [SequenceRequest(index, prompts[index // 4], params, 4) for index in range(8)]
+    sequences = [SequencePlan(index, prompts[index // 4], params, 4) for index in range(8)]
     admit(context, sequences)
     backlog = context.backlog
     assert (backlog.requests, backlog.tokens) == (8, 50)
@@ -287,7 +288,7 @@ def test_request_that_ends_without_an_output_does_not_change_the_pace():
     context.backlog, clock = make()
 
     async def ask():
-        sequence = SequenceRequest(0, Prompt([5, 6]), SamplingParams(max_tokens=1), 1)
+        sequence = SequencePlan(0, Prompt([5, 6]), SamplingParams(max_tokens=1), 1)
         return [
             events async for events in Generation(context, GenerateCall(), [sequence], 2).events()
         ]
@@ -316,7 +317,7 @@ def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behi
 
     async def ask():
         params = SamplingParams(max_tokens=1)
-        sequences = [SequenceRequest(index, Prompt([5, 6]), params, 3) for index in range(3)]
+        sequences = [SequencePlan(index, Prompt([5, 6]), params, 3) for index in range(3)]
         return [
             events async for events in Generation(context, GenerateCall(), sequences, 6).events()
         ]

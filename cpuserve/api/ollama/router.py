@@ -219,15 +219,15 @@ class OllamaWriter:
     def _end(self, usage: TokenUsage) -> dict[str, Any]:
         (sequence,) = self._sequences
         now = time.monotonic()
-        begun = sequence.first_output or now
+        begun = sequence.tally.first_output or now
         return {
             "done": True,
             "done_reason": "length" if self._reason == "length" else "stop",
-            "total_duration": nanoseconds(now - sequence.started),
+            "total_duration": nanoseconds(now - sequence.tally.started),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt,
             "prompt_eval_cached_count": usage.cached,
-            "prompt_eval_duration": nanoseconds(begun - sequence.started),
+            "prompt_eval_duration": nanoseconds(begun - sequence.tally.started),
             "eval_count": usage.completion,
             "eval_duration": nanoseconds(now - begun),
             **self._context(),
@@ -238,7 +238,7 @@ class OllamaWriter:
         (sequence,) = self._sequences
         if not self._gives_ids or sequence.prompt.media:
             return {}
-        return {"context": [*sequence.prompt.ids, *sequence.response_ids]}
+        return {"context": [*sequence.prompt.ids, *sequence.tally.response_ids]}
 
 
 def _call_body(call: WholeToolCall, number: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from cpuserve.serving.generation.generate import cache_miss
 from cpuserve.serving.generation.report import engine_waits
 
 if TYPE_CHECKING:
-    from cpuserve.serving.generation.fan_out import SequenceRequest
     from cpuserve.serving.generation.generate import Generation
+    from cpuserve.serving.generation.plan import SequencePlan
 
 
 def timings_of(generation: Generation) -> dict[str, object]:
@@ -27,31 +27,32 @@ def timings_of(generation: Generation) -> dict[str, object]:
     return found | _drafts(usage.drafts, usage.accepted)
 
 
-def sequence_timings(sequence: SequenceRequest) -> dict[str, object]:
+def sequence_timings(sequence: SequencePlan) -> dict[str, object]:
     """Return the timings of one sequence, until it ended or until now."""
-    now = sequence.ended or time.monotonic()
-    cached, completion = sequence.cached_tokens, sequence.completion_tokens
+    tally = sequence.tally
+    now = tally.ended or time.monotonic()
+    cached, completion = tally.cached_tokens, tally.completion_tokens
     found = _timings(sequence, now, len(sequence.prompt.ids), cached, completion)
-    return found | _drafts(sequence.draft_tokens, sequence.accepted_tokens)
+    return found | _drafts(tally.draft_tokens, tally.accepted_tokens)
 
 
 def _timings(
-    sequence: SequenceRequest, now: float, prompt: int, cached: int, completion: int
+    sequence: SequencePlan, now: float, prompt: int, cached: int, completion: int
 ) -> dict[str, object]:
-    begun = sequence.first_output or now
+    begun = sequence.tally.first_output or now
     miss = cache_miss(sequence)
     return {
         "cache_n": cached,
-        **_rates("prompt", prompt - cached, 1e3 * (begun - sequence.started)),
+        **_rates("prompt", prompt - cached, 1e3 * (begun - sequence.tally.started)),
         **_rates("predicted", completion, 1e3 * (now - begun)),
         **({} if miss is None else {"cache_miss": miss}),
         **_waits(sequence),
     }
 
 
-def _waits(sequence: SequenceRequest) -> dict[str, object]:
+def _waits(sequence: SequencePlan) -> dict[str, object]:
     """Return the milliseconds of each cause of its wait, if it has run."""
-    meter = sequence.meter
+    meter = sequence.tally.meter
     if meter is None or not meter.first:
         return {}
     waits = engine_waits(meter)

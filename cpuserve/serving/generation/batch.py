@@ -17,8 +17,9 @@ from cpuserve.core.exclusion import stop_ids
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
 from cpuserve.serving.generation.beam_search import BeamSearch, step_params
-from cpuserve.serving.generation.fan_out import SequenceRequest, sequences_of, shared_beginning
+from cpuserve.serving.generation.fan_out import sequences_of, shared_beginning
 from cpuserve.serving.generation.generate import read_prompts
+from cpuserve.serving.generation.plan import SequencePlan
 from cpuserve.serving.generation.sequence import SequenceRun
 from cpuserve.serving.prompts.chat_prompt import picture_prompt as placed_prompt
 from cpuserve.serving.tools.use import response_structure
@@ -49,7 +50,7 @@ class BatchItem:
     records: the times and counts of each sequence.
     """
 
-    sequences: Sequence[SequenceRequest]
+    sequences: Sequence[SequencePlan]
     tools: ToolUse | None = None
     choices: Sequence[Choice] = ()
     cached_tokens: int = 0
@@ -145,7 +146,7 @@ async def _chat_item(
     if params.max_tokens != 0:
         params = msgspec.structs.replace(params, max_tokens=most)
     own = msgspec.structs.replace(params, structured_outputs=form)
-    return BatchItem(sequences_of(prompt, own), tools)
+    return BatchItem(sequences_of(prompt, own, call.priority or 0), tools)
 
 
 def run_batch(
@@ -179,7 +180,7 @@ def run_batch(
             context.metrics.finish(record, "abort")
 
 
-def _record(metrics: ServerMetrics, request: SequenceRequest) -> Record:
+def _record(metrics: ServerMetrics, request: SequencePlan) -> Record:
     most = request.params.max_tokens or 0
     return metrics.start(
         len(request.prompt.ids), most, request.n, adapter=request.params.adapter or ""

@@ -27,7 +27,7 @@ from cpuserve.serving.generation.text import check_failed
 
 if TYPE_CHECKING:
     from cpuserve.serving.calls.events import Event
-    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.plan import SequencePlan
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.tools.use import ToolUse
 
@@ -150,7 +150,7 @@ def _best(beams: Sequence[Beam], count: int) -> list[Beam]:
 
 async def beam_events(
     context: ModelContext,
-    sequences: list[SequenceRequest],
+    sequences: list[SequencePlan],
     rules: BeamRules,
     tools: ToolUse | None,
 ) -> list[Event]:
@@ -167,7 +167,7 @@ async def beam_events(
     who = params.caller, params.adapter or ""
     meters = [metrics.start(num_prompt, most, first.n, *who) for _ in sequences]
     for sequence, meter in zip(sequences, meters, strict=True):
-        sequence.meter = meter
+        sequence.tally.meter = meter
     reasons, ended = ["error"] * len(sequences), ""
     try:
         run = _Run(context, sequences, rules)
@@ -178,9 +178,11 @@ async def beam_events(
         for i, (sequence, beam) in enumerate(zip(sequences, beams, strict=False)):
             text = SequenceRun(context, sequence, tools)
             shown, count = text.push(_output(beam, context.bounds.eos_ids, params.logprobs))
-            metrics.on_tokens(meters[i], count, sequence.cached_tokens, run.scheduled, run.waits)
-            sequence.count(count, text.num_reasoning)
-            sequence.response_ids = text.response_ids
+            metrics.on_tokens(
+                meters[i], count, sequence.tally.cached_tokens, run.scheduled, run.waits
+            )
+            sequence.tally.count(count, text.num_reasoning)
+            sequence.tally.response_ids = text.response_ids
             reasons[i] = text.finish or "length"
             events += shown
         return events
@@ -215,7 +217,7 @@ class _Run:
     """
 
     def __init__(
-        self, context: ModelContext, sequences: list[SequenceRequest], rules: BeamRules
+        self, context: ModelContext, sequences: list[SequencePlan], rules: BeamRules
     ) -> None:
         self.scheduled = 0.0
         self.waits: tuple[dict[str, float], dict[str, float]] = {}, {}
@@ -250,7 +252,7 @@ class _Run:
         context, first = self._context, self._sequences[0]
         timeout = first.timeout_s
         if timeout is not None:
-            timeout = max(1e-3, timeout - (time.monotonic() - first.started))
+            timeout = max(1e-3, timeout - (time.monotonic() - first.tally.started))
         prompt = first.prompt
         request = AddRequest.of(
             [*prompt.ids, *beam.tokens],
@@ -265,7 +267,7 @@ class _Run:
             async for output in outputs:
                 if output.queue_full:
                     raise context.backlog.refusal(output.error or "The queue is full")
-                if first.waits:
+                if first.tally.waits:
                     self._begin(output)
                 check_failed(output)
                 if output.logprobs:
@@ -277,5 +279,5 @@ class _Run:
         """Count the sequences as running; called for the first output of the search."""
         self.scheduled, self.waits = output.scheduled, (output.queued, output.held)
         for sequence in self._sequences:
-            sequence.cached_tokens = output.cached_tokens
+            sequence.tally.cached_tokens = output.cached_tokens
             start(self._context, sequence, output.cached_tokens)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import Prompt
-from cpuserve.serving.calls.events import PromptProgress, TokenUsage
+from cpuserve.serving.calls.events import TokenUsage
+from cpuserve.serving.generation.plan import SequencePlan, Tally
 
 if TYPE_CHECKING:
-    from cpuserve.engine.ipc import Output
-    from cpuserve.metrics.server import Sequence as Meter
     from cpuserve.sampling.params import SamplingParams
-    from cpuserve.serving.callers.allowance import Allowance
     from cpuserve.serving.calls.call import GenerateCall
-    from cpuserve.serving.calls.line_limits import LineRules
     from cpuserve.serving.models.context import ModelContext
-    from cpuserve.serving.models.recent_prompts import RecentPrompt
 
 MAX_SEQUENCES_PER_REQUEST = 1024
 # The most list items (token ids, biases, ...) in all sequences of a request together.
@@ -35,87 +31,12 @@ MAX_TIMEOUT_S = 1e6
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
-@dataclass(slots=True)
-class SequenceRequest:
-    """One sequence: choice `index` of the response.
-
-    started, first_output: the times (time.monotonic()) when the object was made,
-      and when the first output came; 0.0 = no output yet.
-    held: True while the ModelContext counts the sequence as active.
-    waits: whether the backlog counts it, with num_queued prompt tokens.
-    scored_by: the index of the sequence that computes the prompt logprobs for this one,
-      None if it computes them itself.
-    after_thought: the parameters after the thought, if a structured output begins only then;
-      None = always `params`.
-    lines: the rules for ending the response at a line; None = no rules.
-    ended: time.monotonic() at the end of the sequence (0.0 before).
-    interval: the least number of tokens in a list of events, except the first and the last one.
-    meter: its times, while it runs and afterwards; None before.
-    recent: the record of the prompt, which gets the response at its end; None = no record.
-    response_ids: all tokens of the response, when it has ended.
-    draft_tokens, accepted_tokens: how many tokens were drafts, and how many of them were right.
-    allowance: where its tokens are counted for its caller; None = they are not limited.
-    """
-
-    index: int
-    prompt: Prompt
-    params: SamplingParams
-    n: int
-    priority: int = 0
-    timeout_s: float | None = None
-    progress: bool = False
-    interval: int = 1
-    scored_by: int | None = None
-    after_thought: SamplingParams | None = None
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    held: bool = False
-    waits: bool = False
-    num_queued: int = 0
-    started: float = field(default_factory=time.monotonic)
-    first_output: float = 0.0
-    ended: float = 0.0
-    lines: LineRules | None = None
-    recent: RecentPrompt | None = None
-    meter: Meter | None = None
-    response_ids: Sequence[int] = ()
-    allowance: Allowance | None = None
-
-    def count(self, tokens: int, reasoning: int, sampled: int = 0, drafts: int = 0) -> None:
-        """Add `tokens` new tokens.
-
-        reasoning: how many tokens are thoughts so far.
-        sampled: how many tokens one step of the engine sampled; all but one were draft tokens.
-        drafts: how many draft tokens the step had.
-        """
-        self.completion_tokens += tokens
-        if self.allowance is not None:
-            self.allowance.spend(tokens)
-        self.reasoning_tokens = reasoning
-        if sampled > 1:
-            self.accepted_tokens += sampled - 1
-        self.draft_tokens += max(drafts, sampled - 1)
-
-    def progress_of(self, output: Output) -> PromptProgress:
-        """Return the event of an output that only reports the prompt's progress."""
-        elapsed_ms = round(1000 * (time.monotonic() - self.started))
-        cached, done = output.cached_tokens, output.processed
-        media = self.prompt.media
-        read = [item.parts for item in media if sum(item.spans[-1]) <= done]
-        tiles = sum(item.parts for item in media)
-        total = len(self.prompt.ids)
-        return PromptProgress(self.index, total, cached, done, elapsed_ms, tiles, sum(read))
-
-
 def fan_out(
     call: GenerateCall,
     prompts: list[Prompt],
     params: list[SamplingParams],
     longest_s: float | None,
-) -> list[SequenceRequest]:
+) -> list[SequencePlan]:
     """Return n sequences for each prompt; prompt i has the choices i*n to i*n + n-1.
 
     The sequences end with an error after the smaller of the call's timeout and longest_s seconds.
@@ -136,38 +57,43 @@ def fan_out(
     if total > 1:
         _check_size(prompts, params, call.echo)
     _check_scores(prompts, params, call.echo)
-    timeout = _timeout(call.timeout, longest_s)
-    sequences: list[SequenceRequest] = []
+    timeout_s, interval = _timeout(call.timeout, longest_s), _interval(call)
+    sequences: list[SequencePlan] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
         first = len(sequences)
         for sequence in sequences_of(prompt, of_prompt, call.priority or 0, first):
-            sequence.timeout_s = timeout
-            if sequence.index > first and of_prompt.prompt_logprobs is not None:
-                sequence.scored_by = first
-            sequence.progress = call.stream and call.return_progress
-            sequence.lines = call.lines
-            sequence.interval = _interval(call)
-            sequence.allowance = call.allowance
-            sequences.append(sequence)
+            is_scored = sequence.index > first and of_prompt.prompt_logprobs is not None
+            sequence.tally.allowance = call.allowance
+            sequences.append(
+                replace(
+                    sequence,
+                    timeout_s=timeout_s,
+                    progress=call.stream and call.return_progress,
+                    interval=interval,
+                    scored_by=first if is_scored else None,
+                    lines=call.lines,
+                )
+            )
     return sequences
 
 
 def sequences_of(
     prompt: Prompt, params: SamplingParams, priority: int = 0, first: int = 0
-) -> list[SequenceRequest]:
+) -> list[SequencePlan]:
     """Return params.n sequences for a prompt, which are the choices from `first` on."""
     sequences = []
     if prompt.labels is not None:
         params = msgspec.structs.replace(params, label_ids=prompt.labels.flat)
     for k in range(params.n):
-        own = _params_of(params, k)
-        sequence = SequenceRequest(first + k, prompt, own, params.n, priority)
+        own, after_thought = _params_of(params, k), None
         if prompt.later is not None:
-            sequence.after_thought, form = own, own.structured_outputs
+            after_thought, form = own, own.structured_outputs
             if form is not None:
                 form = msgspec.structs.replace(form, later=True)
-                sequence.params = msgspec.structs.replace(own, structured_outputs=form)
-        sequences.append(sequence)
+                own = msgspec.structs.replace(own, structured_outputs=form)
+        sequences.append(
+            SequencePlan(first + k, prompt, own, params.n, priority, after_thought=after_thought)
+        )
     return sequences
 
 
@@ -186,7 +112,7 @@ def _params_of(params: SamplingParams, index: int) -> SamplingParams:
     return msgspec.structs.replace(params, n=1, seed=seed, prompt_logprobs=scores)
 
 
-def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
+def shared_beginning(sequences: Sequence[SequencePlan]) -> SequencePlan | None:
     """Return the sequence that computes the beginning of all prompts; None = they share none.
 
     The sequence generates no tokens. The other sequences find its KV blocks in the prefix cache,
@@ -197,9 +123,10 @@ def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | 
         return None
     prompt = Prompt(first.prompt.ids[: first.prompt.shared])
     params = msgspec.structs.replace(first.params, max_tokens=0, logprobs=None, label_ids=[])
-    made = SequenceRequest(first.index, prompt, params, 1, first.priority)
-    made.timeout_s, made.allowance = first.timeout_s, first.allowance
-    return made
+    tally = Tally(allowance=first.tally.allowance)
+    return SequencePlan(
+        first.index, prompt, params, 1, first.priority, first.timeout_s, tally=tally
+    )
 
 
 def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
@@ -255,7 +182,7 @@ def _num_items(num_prompt: int, params: SamplingParams) -> int:
 
 
 def _interval(call: GenerateCall) -> int:
-    """Return SequenceRequest.interval: the least number of tokens in a list of events."""
+    """Return SequencePlan.interval: the least number of tokens in a list of events."""
     interval = call.stream_interval
     if interval is not None and interval < 1:
         msg = f"stream_interval must be at least 1, got {interval}"
@@ -272,7 +199,7 @@ def _timeout(asked: float | None, longest_s: float | None) -> float | None:
     return asked if longest_s is None else min(asked, longest_s)
 
 
-def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
+def check_capacity(context: ModelContext, sequences: Sequence[SequencePlan]) -> None:
     """Raise TooManyRequests (429) if these sequences exceed the capacity.
 
     The same error is raised if the first token would come after the call's timeout.
@@ -288,7 +215,7 @@ def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) 
         raise context.backlog.refusal(msg)
 
 
-def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
+def admit(context: ModelContext, sequences: Sequence[SequencePlan]) -> None:
     """Count sequences as waiting until `start`, and as active until `dismiss`.
 
     Sequences are counted before they run, so that the check of the next request includes them.
@@ -300,59 +227,61 @@ def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     for sequence in sequences:
         # A prompt is computed once for its n sequences, so its tokens count once.
         prompt = sequence.prompt
-        sequence.num_queued = 0 if id(prompt) in seen else len(prompt.ids) - prompt.shared
+        sequence.tally.num_queued = 0 if id(prompt) in seen else len(prompt.ids) - prompt.shared
         seen.add(id(prompt))
-    if (allowance := sequences[0].allowance) is not None:
-        allowance.reserve(sum(s.num_queued + (s.params.max_tokens or 0) for s in sequences))
+    if (allowance := sequences[0].tally.allowance) is not None:
+        allowance.reserve(sum(s.tally.num_queued + (s.params.max_tokens or 0) for s in sequences))
     for sequence in sequences:
-        sequence.held = sequence.waits = True
+        sequence.tally.held = sequence.tally.waits = True
         context.active_sequences += 1
-        context.backlog.enter(sequence.num_queued, sequence.params.caller)
+        context.backlog.enter(sequence.tally.num_queued, sequence.params.caller)
 
 
-def start(context: ModelContext, sequence: SequenceRequest, cached_tokens: int) -> None:
+def start(context: ModelContext, sequence: SequencePlan, cached_tokens: int) -> None:
     """Count `sequence` as running; `cached_tokens` of its prompt were found in the prefix cache."""
-    sequence.waits = False
-    sequence.first_output = time.monotonic()
+    tally = sequence.tally
+    tally.waits = False
+    tally.first_output = time.monotonic()
     computed = len(sequence.prompt.ids) - cached_tokens
-    context.backlog.start(sequence.num_queued, computed, sequence.params.caller)
-    if sequence.allowance is not None:
-        sequence.allowance.spend(min(sequence.num_queued, computed))
+    context.backlog.start(tally.num_queued, computed, sequence.params.caller)
+    if tally.allowance is not None:
+        tally.allowance.spend(min(tally.num_queued, computed))
 
 
-def dismiss(context: ModelContext, sequence: SequenceRequest, reason: str = "") -> None:
+def dismiss(context: ModelContext, sequence: SequencePlan, reason: str = "") -> None:
     """Stop counting `sequence`, which has ended or will never run; repeated calls do nothing.
 
     reason: "abort" or "late" if its client has ended it, by disconnecting or by a timeout.
       Before the first output, all of its prompt then counts for its caller. How much of it was
       computed is not known here, and clients must not have long prompts computed for free.
     """
-    if sequence.waits:
-        context.backlog.leave(sequence.num_queued, sequence.params.caller)
-        if sequence.allowance is not None and reason in ("abort", "late"):
-            sequence.allowance.spend(sequence.num_queued)
-    if sequence.held:
-        sequence.ended = time.monotonic()
-    context.active_sequences -= sequence.held
-    sequence.held = sequence.waits = False
+    tally = sequence.tally
+    if tally.waits:
+        context.backlog.leave(tally.num_queued, sequence.params.caller)
+        if tally.allowance is not None and reason in ("abort", "late"):
+            tally.allowance.spend(tally.num_queued)
+    if tally.held:
+        tally.ended = time.monotonic()
+    context.active_sequences -= tally.held
+    tally.held = tally.waits = False
 
 
-def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenUsage:
+def usage_of(prompt_tokens: int, sequences: Sequence[SequencePlan]) -> TokenUsage:
     """Return the token counts of a call; `prompt_tokens` must count each prompt once."""
-    completion = sum(sequence.completion_tokens for sequence in sequences)
+    completion = sum(sequence.tally.completion_tokens for sequence in sequences)
     cached: dict[int, int] = {}
     for sequence in sequences:
         # The prompt tokens that all prompts of the call share are counted by another sequence.
-        found = max(0, sequence.cached_tokens - sequence.prompt.shared)
+        found = max(0, sequence.tally.cached_tokens - sequence.prompt.shared)
         known = cached.get(id(sequence.prompt), found)
         # The later ones of the n sequences of a new prompt find the blocks of the first one.
         # Blocks of the first sequence are no cache hits of the request,
         # so the smallest number of cached tokens of the n sequences counts.
         cached[id(sequence.prompt)] = min(known, found)
-    reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
+    reasoning = sum(sequence.tally.reasoning_tokens for sequence in sequences)
     shown = {id(each.prompt): each.prompt.shown for each in sequences if each.prompt.shown}
     pictures = [each for own in shown.values() for each in own]
     usage = TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, pictures)
-    usage.drafts = sum(sequence.draft_tokens for sequence in sequences)
-    usage.accepted = sum(sequence.accepted_tokens for sequence in sequences)
+    usage.drafts = sum(sequence.tally.draft_tokens for sequence in sequences)
+    usage.accepted = sum(sequence.tally.accepted_tokens for sequence in sequences)
     return usage

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.beams import BeamRules
     from cpuserve.serving.callers.allowance import Allowance
     from cpuserve.serving.calls.call import GenerateCall, Prompt
-    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.plan import SequencePlan
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.recent_prompts import PromptDifference, RecentPrompt
     from cpuserve.serving.models.registry import Served
@@ -118,7 +118,7 @@ async def _prepared(
     tools, prompts = await read_prompts(context, call, num_bytes)
     ids = [prompt.ids for prompt in prompts]
 
-    def make_sequences() -> list[SequenceRequest]:
+    def make_sequences() -> list[SequencePlan]:
         form = response_structure(call, tools)
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
         with_bad_word_ids(params, context.get_tokenizer())
@@ -133,7 +133,7 @@ async def _prepared(
     check_capacity(context, sequences)
     if len(prompts) == 1 and context.recent is not None:
         recent = await context.recent.record(call, prompts[0], context.decoder)
-        sequences[0].recent = recent
+        sequences[0].tally.recent = recent
     turn = TurnReader.of(context, call, num_bytes, sequences)
     call.drop_inputs()
     num_ids -= prompts[0].shared * (len(prompts) - 1)
@@ -204,7 +204,7 @@ class Generation:
         self,
         context: ModelContext,
         call: GenerateCall,
-        sequences: list[SequenceRequest],
+        sequences: list[SequencePlan],
         prompt_tokens: int,
         tools: ToolUse | None = None,
         kept: GenerateCall | None = None,
@@ -231,13 +231,13 @@ class Generation:
         return usage_of(sum(each.prompt_tokens for each in self._rounds), self.all_sequences)
 
     @property
-    def all_sequences(self) -> list[SequenceRequest]:
+    def all_sequences(self) -> list[SequencePlan]:
         """The sequences of all rounds so far, and the one that computes a shared beginning."""
         first = [] if self._beginning is None else [self._beginning]
         return [*first, *self.shown_sequences]
 
     @property
-    def shown_sequences(self) -> list[SequenceRequest]:
+    def shown_sequences(self) -> list[SequencePlan]:
         """The sequences of all rounds so far."""
         return [sequence for each in self._rounds for sequence in each.sequences]
 
@@ -248,7 +248,7 @@ class Generation:
 
     def set_id(self, response_id: str) -> None:
         """Set the id of the response; later requests of the caller refer to its prompt by it."""
-        if (recent := self.sequences[0].recent) is not None:
+        if (recent := self.sequences[0].tally.recent) is not None:
             recent.response_id = response_id
 
     def earlier(self, response_id: str) -> RecentPrompt | None:
@@ -260,7 +260,7 @@ class Generation:
 
     def difference_from(self, earlier: RecentPrompt) -> PromptDifference | None:
         """Return the first difference of this prompt from an earlier one; None if there is none."""
-        recent = self.sequences[0].recent
+        recent = self.sequences[0].tally.recent
         if recent is None:
             return None
         found = difference(earlier, recent, self.context.decoder)
@@ -305,7 +305,7 @@ class Generation:
             whole.keep_best(self.sequences[0].n, self.call.num_best)
         return whole
 
-    async def _one(self, sequence: SequenceRequest) -> Events:
+    async def _one(self, sequence: SequencePlan) -> Events:
         admit(self.context, self.sequences)
         each, turn, whole = self.call.usage_in_each, self._turn, False
         try:
@@ -322,16 +322,14 @@ class Generation:
                 turn.end(whole=whole)
         yield [self.usage()]
 
-    async def _after(self, beginning: SequenceRequest) -> Events:
+    async def _after(self, beginning: SequencePlan) -> Events:
         """Compute the tokens that all prompts share, then run the sequences."""
         admit(self.context, [beginning])
         async with aclosing(_run(self.context, beginning, None)) as batches:
             async for _ in batches:
                 pass
-        for sequence in self.sequences:
-            if sequence.timeout_s is not None:
-                spent = time.monotonic() - beginning.started
-                sequence.timeout_s = max(1e-3, sequence.timeout_s - spent)
+        spent_s = time.monotonic() - beginning.tally.started
+        self.sequences[:] = [sequence.after(spent_s) for sequence in self.sequences]
         async with aclosing(self._several()) as batches:
             async for events in batches:
                 yield events
@@ -339,6 +337,7 @@ class Generation:
     async def _searching(self, call: GenerateCall) -> Events:
         """Run the response in rounds: each one ends where the model searches for tools."""
         current, calls, searches = self, 0, 0
+        began = self.sequences[0].tally.started
         while True:
             assert call.tool_search is not None
             part = SearchRound(call.tool_search, calls, searches)
@@ -354,14 +353,16 @@ class Generation:
                 break
             results = await run_sized(call.tool_search.num_chars, part.run)
             yield list(results)
-            following = after_search(call, part, results, current.sequences[0].completion_tokens)
+            num_tokens = current.sequences[0].tally.completion_tokens
+            following = after_search(call, part, results, num_tokens)
             if isinstance(following, Finish) or len(self._rounds) == MOST_ROUNDS:
                 yield [following if isinstance(following, Finish) else Finish(0, "pause")]
                 break
             call = following
             asked = msgspec.structs.replace(call)
             current = await _prepared(self.context, asked, self._num_bytes)
-            self._shorten_timeout(current.sequences[0])
+            later = current.sequences[0]
+            current.sequences[0] = later.after(later.tally.started - began)
             self._rounds.append(current)
         yield [self.usage()]
 
@@ -369,7 +370,7 @@ class Generation:
         """Run a beam search for each prompt."""
         context, sequences = self.context, self.sequences
         admit(context, sequences)
-        prompts: dict[int, list[SequenceRequest]] = {}
+        prompts: dict[int, list[SequencePlan]] = {}
         for sequence in sequences:
             prompts.setdefault(id(sequence.prompt), []).append(sequence)
         searches = [
@@ -386,12 +387,6 @@ class Generation:
             for sequence in sequences:  # the search of a sequence may never have started
                 dismiss(context, sequence)
         yield [self.usage()]
-
-    def _shorten_timeout(self, later: SequenceRequest) -> None:
-        """Reduce the timeout of a later round by the time that the earlier rounds have taken."""
-        first = self.sequences[0]
-        if first.timeout_s is not None:
-            later.timeout_s = max(1e-3, first.timeout_s - (later.started - first.started))
 
     async def _several(self) -> Events:
         sequences, context = self.sequences, self.context
@@ -435,21 +430,23 @@ class Generation:
         yield [self.usage()]
 
 
-def cache_miss(sequence: SequenceRequest) -> dict[str, object] | None:
+def cache_miss(sequence: SequencePlan) -> dict[str, object] | None:
     """Return why tokens of an earlier prompt are computed again (RecentPrompt.miss), or None."""
-    if sequence.recent is None:
+    tally = sequence.tally
+    if tally.recent is None:
         return None
     # A prompt with logprobs is computed even if it is cached.
-    is_known = sequence.first_output and sequence.params.prompt_logprobs is None
-    return sequence.recent.miss(sequence.cached_tokens if is_known else None)
+    is_known = tally.first_output and sequence.params.prompt_logprobs is None
+    return tally.recent.miss(tally.cached_tokens if is_known else None)
 
 
-async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None) -> Events:
+async def _run(context: ModelContext, sequence: SequencePlan, tools: ToolUse | None) -> Events:
     """Yield the events of an admitted sequence; closing the generator aborts it."""
     metrics, params, num_prompt = context.metrics, sequence.params, len(sequence.prompt.ids)
+    tally = sequence.tally
     who = params.caller, params.adapter or ""
     meter = metrics.start(num_prompt, params.max_tokens or 0, sequence.n, *who)
-    sequence.meter = meter
+    tally.meter = meter
     reason = "abort"
     run = None
     pace = EventPace(sequence.interval)
@@ -458,7 +455,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
         while True:
             if run.turns:
                 events, count = run.turn()
-                sequence.count(count, run.num_reasoning)
+                tally.count(count, run.num_reasoning)
                 if events := pace.push(events, ends=run.finish is not None):
                     yield events
                 if run.finish is not None:
@@ -474,14 +471,14 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                         yield [sequence.progress_of(output)]
                         continue
                     events, count = run.push(output)
-                    if sequence.waits:
+                    if tally.waits:
                         start(context, sequence, output.cached_tokens)
-                        sequence.cached_tokens = output.cached_tokens
+                        tally.cached_tokens = output.cached_tokens
                         if (why := cache_miss(sequence)) is not None:
                             metrics.on_cache_miss(str(why["reason"]))
                     waits = output.queued, output.held
                     metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled, waits)
-                    sequence.count(count, run.num_reasoning, len(output.tokens), output.drafts)
+                    tally.count(count, run.num_reasoning, len(output.tokens), output.drafts)
                     if events := pace.push(events, ends=run.finish is not None):
                         yield events
                     if run.finish is not None or run.turns:
@@ -495,13 +492,13 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
     finally:
         dismiss(context, sequence, reason)
         metrics.finish(meter, reason)
-        if run is not None and sequence.first_output:
-            sequence.response_ids = run.response_ids
-            if sequence.recent is not None and context.recent is not None:
+        if run is not None and tally.first_output:
+            tally.response_ids = run.response_ids
+            if tally.recent is not None and context.recent is not None:
                 ends = {*context.bounds.eos_ids, *params.stop_token_ids}
-                context.recent.remember(sequence.recent, run.response_ids, ends)
+                context.recent.remember(tally.recent, run.response_ids, ends)
                 if context.kept is not None:
-                    context.kept.put(sequence.recent)
+                    context.kept.put(tally.recent)
 
 
 # An item is the events of one output, the failure of a sequence, or None at a sequence's end.
@@ -530,7 +527,7 @@ class _Scores:
 
 async def _pump(
     source: Events,
-    sequence: SequenceRequest,
+    sequence: SequencePlan,
     queue: _Queue,
     given: _Scores | None,
     taken: _Scores | None,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.calls.call import GenerateCall
-    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.plan import SequencePlan
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.next_turns import NextTurns
     from cpuserve.tokenizer.conversation import ConversationMessage
@@ -52,7 +52,7 @@ class TurnReader:
     """Collects the response to a call, and then adds the work for the next turn to NextTurns."""
 
     def __init__(
-        self, context: ModelContext, turns: NextTurns, number: int, sequence: SequenceRequest
+        self, context: ModelContext, turns: NextTurns, number: int, sequence: SequencePlan
     ) -> None:
         """number: the conversation in `turns`."""
         self._context, self._turns, self._number = context, turns, number
@@ -65,7 +65,7 @@ class TurnReader:
         context: ModelContext,
         call: GenerateCall,
         num_bytes: int,
-        sequences: Sequence[SequenceRequest],
+        sequences: Sequence[SequencePlan],
     ) -> TurnReader | None:
         """Return a reader of the response; None = its next prompt is not computed in advance."""
         turns = context.turns
@@ -85,7 +85,7 @@ class TurnReader:
 
     def end(self, *, whole: bool) -> None:
         """Let the next prompt be computed; if the response is not whole, forget it."""
-        turn, recent = self._turns.get(self._number), self._sequence.recent
+        turn, recent = self._turns.get(self._number), self._sequence.tally.recent
         if turn is None:
             return
         if not whole or recent is None:

@@ -73,8 +73,9 @@ class GenerationReport:
 
 def report_of(generation: Generation) -> GenerationReport:
     """Return the report of a generation that runs or has ended."""
-    meters = [each.meter for each in generation.all_sequences if each.meter is not None]
-    shown = [each.meter for each in generation.shown_sequences if each.meter is not None]
+    tallies = [sequence.tally for sequence in generation.shown_sequences]
+    meters = [s.tally.meter for s in generation.all_sequences if s.tally.meter is not None]
+    shown = [tally.meter for tally in tallies if tally.meter is not None]
     ran = [meter for meter in meters if meter.first]
     arrived = min((meter.arrival for meter in meters), default=None)
     return GenerationReport(
@@ -82,14 +83,14 @@ def report_of(generation: Generation) -> GenerationReport:
         generation.context.model_names[0],
         generation.call.adapter,
         Times(
-            generation.sequences[0].started,
+            generation.sequences[0].tally.started,
             arrived,
             min((meter.scheduled for meter in ran), default=None),
             min((meter.first for meter in ran), default=None),
             max((meter.last for meter in ran if meter.last), default=None),
         ),
         tuple(dict.fromkeys(meter.reason for meter in shown if meter.reason)),
-        sum(each.accepted_tokens for each in generation.shown_sequences)
+        sum(tally.accepted_tokens for tally in tallies)
         if generation.context.metrics.drafts
         else None,
         generation.context.files_fingerprint,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.calls.events import Event
-    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.plan import SequencePlan
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.tools.base import ToolParser
     from cpuserve.serving.tools.use import ToolUse
@@ -44,7 +44,7 @@ class SequenceRun:
     """
 
     def __init__(
-        self, context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None
+        self, context: ModelContext, sequence: SequencePlan, tools: ToolUse | None
     ) -> None:
         self.ids = sequence.prompt.ids
         self.params = sequence.params
@@ -118,7 +118,7 @@ class SequenceRun:
         limit = self._sequence.timeout_s
         if limit is None or self.is_first:
             return limit
-        return max(1e-3, limit - (time.monotonic() - self._sequence.started))
+        return max(1e-3, limit - (time.monotonic() - self._sequence.tally.started))
 
     def push(self, output: Output) -> tuple[list[Event], int]:
         """Return the events of the engine's next output, and how many of its tokens are kept.

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.calls.events import WholeResponse
-    from cpuserve.serving.generation.fan_out import SequenceRequest
     from cpuserve.serving.generation.generate import Generation
+    from cpuserve.serving.generation.plan import SequencePlan
     from cpuserve.serving.models.context import ModelContext
 
 router = APIRouter()
@@ -256,7 +256,7 @@ class LlamaCompletionWriter:
             tokens=tokens,
             id_slot=_NO_SLOT,
             stop=stop,
-            tokens_predicted=sequence.completion_tokens,
+            tokens_predicted=sequence.tally.completion_tokens,
             tokens_evaluated=len(sequence.prompt.ids),
         )
 
@@ -305,16 +305,16 @@ class LlamaCompletionWriter:
         result.truncated = reason == "length" and self._is_full(sequence)
         result.stop_type = "limit" if reason == "length" else "word" if word else "eos"
         result.stopping_word = word
-        result.tokens_cached = sequence.cached_tokens
+        result.tokens_cached = sequence.tally.cached_tokens
         result.timings = sequence_timings(sequence)
 
-    def _is_full(self, sequence: SequenceRequest) -> bool:
+    def _is_full(self, sequence: SequencePlan) -> bool:
         """Whether the prompt and the response together fill the context."""
         bounds = self._request.context.bounds
         most = min(bounds.max_model_len, bounds.kv_tokens + 1)
-        return len(sequence.prompt.ids) + sequence.completion_tokens >= most
+        return len(sequence.prompt.ids) + sequence.tally.completion_tokens >= most
 
-    def _settings(self, sequence: SequenceRequest) -> dict[str, Any]:
+    def _settings(self, sequence: SequencePlan) -> dict[str, Any]:
         body = self._body
         return {
             **shown_params(sequence.params, self._longest),
