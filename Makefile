@@ -13,7 +13,7 @@ setup:  ## an editable install with test and lint tools, and the git hooks
 kernels:  ## compile the kernels of this checkout again
 	pip install --no-build-isolation --no-deps -e .
 
-quick:  ## tests of config, platforms, quant, serving, tokenizer: about a minute
+quick:  ## tests of config, platforms, quant, sampling, serving, tokenizer: about a minute
 	pytest -m quick
 
 test:  ## all tests that a pull request runs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 # In these folders a test takes milliseconds: 3,218 tests take 73 s on one CPU.
-QUICK = ("config", "platforms", "quant", "serving", "tokenizer")
+QUICK = ("config", "platforms", "quant", "sampling", "serving", "tokenizer")
 MOST_WORKERS = 8  # each imports torch, which takes up to a GB
 
 
