@@ -30,9 +30,9 @@ from cpuserve import _C
 from cpuserve.bench.schema import percentile
 from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.core.step import RowResult
 from cpuserve.runtime.executor import StepOutputs
 from cpuserve.runtime.pack import pack, unpack

@@ -31,8 +31,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from cpuserve.loader.guess_heads import guess_head
 from cpuserve.loader.load import read_config
+from cpuserve.loader.speculation.guess_heads import guess_head
 from cpuserve.models import spec_from_config
 from cpuserve.program.parts import stored_needs
 

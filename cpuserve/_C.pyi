@@ -313,12 +313,12 @@ class Executor:
         that are reserved, resident and, for "weights" and "kv", in huge pages."""
 
 class NgramChances:
-    """The chances of new texts, which all texts of an engine update (core/ngram.py)."""
+    """The chances of new texts, which all texts of an engine update (core/speculation/ngram.py)."""
 
     def __init__(self) -> None: ...
 
 class NgramIndex:
-    """The index of core/ngram.py, with the same results."""
+    """The index of core/speculation/ngram.py, with the same results."""
 
     def __init__(self, least: int, most: int, shared: NgramChances, tokens: int) -> None:
         """tokens: the number of tokens that memory is allocated for; the text may become longer."""

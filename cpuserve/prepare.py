@@ -30,9 +30,9 @@ from cpuserve.config.values import format_bytes
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import TowerFacts
-from cpuserve.platforms.drafting import asks_for_head, checked_draft, options_of_draft
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import cache_bytes
+from cpuserve.platforms.speculation import asks_for_head, checked_draft, options_of_draft
 from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def prepare(
     Raises:
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
-    from cpuserve.loader.eagle_heads import with_any_head
     from cpuserve.loader.gguf.mmproj import choose_mmproj
+    from cpuserve.loader.speculation.eagle_heads import with_any_head
     from cpuserve.media.families.settings import check_options
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes

@@ -221,9 +221,9 @@ def eager(monkeypatch):
     What drafts are worth follows from measured times, so without this their number would differ
     from machine to machine.
     """
-    from cpuserve.core import ngram_drafts
     from cpuserve.core.cost import CostModel
-    from cpuserve.core.drafts import DraftBudget
+    from cpuserve.core.speculation import ngram_drafts
+    from cpuserve.core.speculation.budget import DraftBudget
 
     def count(budget, chances):
         return min(len(chances), max(budget.tokens, 0))
@@ -237,7 +237,7 @@ def eager(monkeypatch):
 @pytest.fixture
 def hasty(eager, monkeypatch):
     """Let a draft model guess the tokens of every text, whatever time it takes."""
-    from cpuserve.engine.draft_model import DraftModel
+    from cpuserve.engine.speculation.draft_model import DraftModel
 
     monkeypatch.setattr(DraftModel, "_paying", lambda _self, turns, _budget: turns)
     monkeypatch.setattr(DraftModel, "_is_worth", lambda *_: True)
@@ -251,7 +251,7 @@ def patient_closes(monkeypatch):
     """
     from cpuserve.core.kv.disk import DiskCache
     from cpuserve.core.kv.offload import Offload
-    from cpuserve.engine.draft_model import DraftModel
+    from cpuserve.engine.speculation.draft_model import DraftModel
     from tests.helpers.patience import PATIENCE_S
 
     for each in (DiskCache, Offload, DraftModel):

@@ -13,7 +13,6 @@ from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.media import MediaItem, Placeholders
-from cpuserve.core.ngram import IndexedText
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
 from cpuserve.sampling.params import SamplingParams
@@ -59,7 +58,6 @@ class Request:
       and the caller had had no more work than others (CallerShares.came).
     rank: sort key of the queue (queue.rank_of).
     num_lost: number of prompt tokens that were computed in steps that were ended early.
-    text: the index that proposes draft tokens, None if it is not needed.
     drafts: the tokens that may follow, and may be verified by the next step.
     chances: for each of `drafts` its probability to be right if all drafts before it are.
     most_drafts: the most draft tokens that the next step may verify, 0 = none would pay.
@@ -110,7 +108,6 @@ class Request:
     num_lost: float = 0.0
     decode_rows: list[LogitRow] = field(default_factory=list)
     chain: PrefixChain = field(default_factory=PrefixChain)
-    text: IndexedText | None = None
     drafts: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     most_drafts: int = 0

@@ -12,11 +12,11 @@ from cpuserve.base.ids import RequestId
 from cpuserve.base.log import get_logger
 from cpuserve.core.budget import PromptBudget
 from cpuserve.core.cost import CostModel
-from cpuserve.core.drafts import Drafter
 from cpuserve.core.exclusion import no_token_left
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.request import Delta, FinishReason, Request
+from cpuserve.core.speculation.drafter import Drafter
 from cpuserve.core.step import RowResult, SeqChunk, VectorResult
 
 NO_CHOICE = (

@@ -36,7 +36,6 @@ from cpuserve.core.budget import PromptBudget, loss_allowed
 from cpuserve.core.callers import CallerShares
 from cpuserve.core.check import check_requests, check_slots, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
-from cpuserve.core.drafts import Drafter
 from cpuserve.core.encoding import EncodedMedia, WantedItem
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
@@ -44,6 +43,7 @@ from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, candidates, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ParkedChunks, ResultProcessor
+from cpuserve.core.speculation.drafter import Drafter
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
 from cpuserve.core.waits import QueueWaits
 from cpuserve.sampling.slot import SlotRequest

@@ -16,15 +16,15 @@ from cpuserve.base.log import get_logger
 from cpuserve.config.engine import KvGroup
 from cpuserve.config.speculation import AUTO
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.engine.assistant import Assistant
 from cpuserve.engine.core import EngineCore
-from cpuserve.engine.draft_head import DraftHead
-from cpuserve.engine.draft_model import DraftModel
 from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.kv_events import make_publisher
 from cpuserve.engine.lora import AdaptedModel, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
+from cpuserve.engine.speculation.assistant import Assistant
+from cpuserve.engine.speculation.draft_head import DraftHead
+from cpuserve.engine.speculation.draft_model import DraftModel
 from cpuserve.loader.dense_module import Head
 from cpuserve.loader.pooling import module_head, splade_head
 from cpuserve.loader.source_files import check_same
@@ -32,7 +32,7 @@ from cpuserve.loader.source_files import check_same
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.config.speculation import DraftModelConfig
-    from cpuserve.loader.guess_heads import GuessHead
+    from cpuserve.loader.speculation.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor
     from cpuserve.runtime.native import NativeExecutor
 
@@ -167,8 +167,8 @@ def _head_executor(
 
     model: the path of the engine's model. layers: those that an EAGLE-3 head reads.
     """
-    from cpuserve.loader.eagle_heads import open_eagle
-    from cpuserve.loader.guess_heads import open_head
+    from cpuserve.loader.speculation.eagle_heads import open_eagle
+    from cpuserve.loader.speculation.guess_heads import open_head
     from cpuserve.quant import quantize_online
     from cpuserve.runtime.native import NativeExecutor
 
@@ -189,7 +189,7 @@ def _assistant(
 
     own: the settings of its executor, which has no KV blocks.
     """
-    from cpuserve.loader.assistants import open_assistant
+    from cpuserve.loader.speculation.assistants import open_assistant
     from cpuserve.quant import quantize_online
     from cpuserve.runtime.native import NativeExecutor
 

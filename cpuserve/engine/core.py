@@ -14,12 +14,11 @@ from cpuserve.base.errors import RequestError, SourceChanged
 from cpuserve.base.ids import RequestId
 from cpuserve.base.log import get_logger
 from cpuserve.core.admission import Limits, check_request, output_limit
-from cpuserve.core.drafts import learned_rows, make_drafter
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
+from cpuserve.core.speculation.drafter import learned_rows, make_drafter
 from cpuserve.core.step import StepBatch
-from cpuserve.engine.draft_model import DraftModel
 from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -40,6 +39,7 @@ from cpuserve.engine.media import make_encoder
 from cpuserve.engine.media_checks import check_media
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_kv
+from cpuserve.engine.speculation.draft_model import DraftModel
 from cpuserve.loader.dense_module import Head
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pooler

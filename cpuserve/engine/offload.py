@@ -24,8 +24,8 @@ from cpuserve.engine.fingerprint import fingerprint, head_fingerprint
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.engine.draft_model import DraftModel
     from cpuserve.engine.kv_events import KvEventPublisher
+    from cpuserve.engine.speculation.draft_model import DraftModel
     from cpuserve.runtime.executor import Executor
 
 # Functions that create further tiers. The str is the location of the tier,

@@ -25,7 +25,6 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.cache_groups import StatePlan, block_bytes, group_layers, plan_states
-from cpuserve.platforms.drafting import decode_bytes, draft_bytes, rope_bytes
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
 from cpuserve.platforms.on_disk import (
@@ -36,6 +35,7 @@ from cpuserve.platforms.on_disk import (
     why_not_mapped,
 )
 from cpuserve.platforms.replicas import shared_prefixes, written_bytes
+from cpuserve.platforms.speculation import decode_bytes, draft_bytes, rope_bytes
 
 BLOCK = 32  # tokens per KV block (kBlock in csrc/kernels/table/attention.h)
 HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)

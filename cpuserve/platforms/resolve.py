@@ -19,7 +19,6 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import AUTO, MTP, Speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.platforms.base import ModelFacts
-from cpuserve.platforms.drafting import draft_config, speculation_of
 from cpuserve.platforms.execution import choose_execution
 from cpuserve.platforms.formats import choose_formats
 from cpuserve.platforms.host import Host
@@ -35,6 +34,7 @@ from cpuserve.platforms.memory import (
 from cpuserve.platforms.on_disk import cache_bytes
 from cpuserve.platforms.placement import Placement, place, rank_cpus
 from cpuserve.platforms.replicas import replica_configs, share_of
+from cpuserve.platforms.speculation import draft_config, speculation_of
 from cpuserve.platforms.topology import core_complexes, thread_speeds
 
 

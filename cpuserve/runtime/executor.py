@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.core.media import MediaItem
-from cpuserve.core.ngram import MakeIndex, in_python
+from cpuserve.core.speculation.ngram import MakeIndex, in_python
 from cpuserve.quant.base import QuantTensor
 from cpuserve.sampling.slot import SlotRequest
 

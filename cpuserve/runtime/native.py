@@ -19,7 +19,7 @@ from cpuserve.base.fault_points import fault
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.core.cost import row_times
-from cpuserve.core.ngram import MakeIndex
+from cpuserve.core.speculation.ngram import MakeIndex
 from cpuserve.loader.packed_files import HEADER_BYTES
 from cpuserve.models import build_tower
 from cpuserve.program.loads import HeadPart, MatrixLoad

@@ -1,4 +1,4 @@
-// The Python bindings of the index that guesses tokens (cpuserve/core/ngram.py).
+// The Python bindings of the index that guesses tokens (cpuserve/core/speculation/ngram.py).
 #include <pybind11/stl.h>
 
 #include "bindings/module.h"

@@ -9,7 +9,7 @@
 namespace cpuserve {
 namespace {
 
-// cpuserve/core/ngram.py has the same numbers.
+// cpuserve/core/speculation/ngram.py has the same numbers.
 constexpr double kGain = 0.1, kSharedGain = 0.01;
 
 // An entry is 32 x (the position after an n-gram) + (its size - least_); 0 = unused.

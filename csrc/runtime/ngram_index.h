@@ -1,5 +1,5 @@
 // Guesses the next tokens of a text: the tokens after an earlier occurrence of its last tokens.
-// cpuserve/core/ngram.py has the same index in Python, and says what chances are.
+// cpuserve/core/speculation/ngram.py has the same index in Python, and says what chances are.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from tests.bench.test_engine_benches import script
 from tests.helpers.tiny import tiny_model
 

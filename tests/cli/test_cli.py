@@ -638,7 +638,7 @@ def test_reading_what_a_model_is_loads_no_numpy(form, tmp_path):
     path = path if form == "gguf" else tiny_model("llama")
     code = (
         "import sys, pathlib; from cpuserve.config.options import EngineOptions as Options; from "
-        "cpuserve.prepare import model_facts; import cpuserve.loader.eagle_heads; "
+        "cpuserve.prepare import model_facts; import cpuserve.loader.speculation.eagle_heads; "
         "print(model_facts(Options(), pathlib.Path("
         f"{str(path)!r}))[0].width, 'numpy' in sys.modules)"
     )

@@ -8,12 +8,13 @@ import pytest
 
 from cpuserve.core.budget import PromptBudget
 from cpuserve.core.cost import CostModel, RowWork, StepWork
-from cpuserve.core.drafts import DraftBudget, StepLimits, learned_rows
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram import NgramIndex
-from cpuserve.core.ngram_drafts import SLICE
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
+from cpuserve.core.speculation.budget import DraftBudget, StepLimits
+from cpuserve.core.speculation.drafter import learned_rows
+from cpuserve.core.speculation.ngram import NgramIndex
+from cpuserve.core.speculation.ngram_drafts import SLICE
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.drafting import make_drafter
 from tests.helpers.fake_executor import REPEATS, VOCAB, FakeModel, reference
@@ -491,16 +492,17 @@ def test_an_index_is_kept_for_a_while_where_no_draft_pays_however_often_this_is_
     request = engine.add(0, PROMPT, max_tokens=300)
     for _ in range(10):
         engine.step()
-    index = request.text.index
+    texts = engine.drafter.source.texts
+    index = texts[request.id].index
     for number in range(1, 8):
         engine.add(number, PROMPT, max_tokens=300)  # the number of rows changes
         engine.step()
         engine.step()
-    assert request.text is not None
-    assert request.text.index is index
+    assert request.id in texts
+    assert texts[request.id].index is index
     for _ in range(100):
         engine.step()
-    assert request.text is None
+    assert request.id not in texts
 
 
 class Clock:

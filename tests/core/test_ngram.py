@@ -1,15 +1,17 @@
 """The index of n-grams: what it guesses, in Python and in C++, and how its memory is limited."""
 
+import itertools
 import random
 
 import pytest
 
 from cpuserve import _C
 from cpuserve.config.speculation import read_speculation
-from cpuserve.core.ended_responses import MOST_SALTS, RECENT, EndedResponses
 from cpuserve.core.media import Placeholders
-from cpuserve.core.ngram import GAIN, LONGEST, first_chances, in_python
-from cpuserve.core.ngram_drafts import (
+from cpuserve.core.request import Request
+from cpuserve.core.speculation.ended_responses import MOST_SALTS, RECENT, EndedResponses
+from cpuserve.core.speculation.ngram import GAIN, LONGEST, first_chances, in_python
+from cpuserve.core.speculation.ngram_drafts import (
     LATE,
     MANY_MISSES,
     RESTS,
@@ -18,7 +20,6 @@ from cpuserve.core.ngram_drafts import (
     indexed_tokens,
     price_of,
 )
-from cpuserve.core.request import Request
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.media_items import picture_item
 
@@ -157,9 +158,12 @@ def test_an_index_refuses_sizes_that_it_cannot_have():
 # --- indexes of requests -----------------------------------------------------------------------
 
 
+IDS = itertools.count()
+
+
 def request_of(length, max_tokens=100, salt=None):
     ids = [i % 251 + 300 * (i // 251 % 7) for i in range(length)]
-    return Request(0, ids, SamplingParams(), max_tokens, 0, salt=salt)
+    return Request(next(IDS), ids, SamplingParams(), max_tokens, 0, salt=salt)
 
 
 def drafts_of(most_tokens=10**6):
@@ -177,7 +181,8 @@ def test_a_long_text_is_indexed_in_slices_of_a_step():
     fed = []
     for _ in range(4):
         found = propose(source, first, second, short)
-        fed.append((first.text.tokens, second.text.tokens, [bool(f) for f in found]))
+        indexed = [source.texts[r.id].tokens for r in (first, second)]
+        fed.append((*indexed, [bool(f) for f in found]))
     assert fed[0] == (SLICE, 0, [False, False, False])
     assert fed[1] == (2 * SLICE, 0, [False, False, False])
     assert fed[2] == (2 * SLICE + 200, SLICE - 200, [True, False, False])
@@ -191,10 +196,10 @@ def test_a_step_indexes_a_bounded_part_of_all_long_texts(length):
     source = NgramDrafts(in_cpp(2, 4), 1 << 24)
     requests = [request_of(length) for _ in range(3 if length < 10**6 else 1)]
     parts = []
-    while not all(r.text is not None and r.text.tokens == length for r in requests):
-        before = [r.text.tokens if r.text is not None else 0 for r in requests]
+    while not all(r.id in source.texts and source.texts[r.id].tokens == length for r in requests):
+        before = [source.texts[r.id].tokens if r.id in source.texts else 0 for r in requests]
         propose(source, *requests)
-        parts.append([r.text.tokens - b for r, b in zip(requests, before, strict=True)])
+        parts.append([source.texts[r.id].tokens - b for r, b in zip(requests, before, strict=True)])
         assert sum(parts[-1]) <= SLICE, "a step takes too long"
         price = price_of(before[0], length)
         assert parts[-1][0] * price <= SLICE or parts[-1][0] == 0
@@ -211,24 +216,24 @@ def test_a_text_reserves_memory_as_it_grows_and_not_for_its_longest_response():
     for number, request in enumerate(requests):
         request.id = number
     propose(source, *requests)
-    assert [r.text is not None for r in requests] == [True, True, True, False]
+    assert [r.id in source.texts for r in requests] == [True, True, True, False]
     assert source.reserved == 900
     requests[0].token_ids += range(50)
     propose(source, requests[0])
-    assert source.reserved == requests[0].text.reserved + 600 == 975
+    assert source.reserved == source.texts[requests[0].id].reserved + 600 == 975
     requests[1].token_ids += range(50)
     assert propose(source, requests[1]) == [[]]
-    assert requests[1].text is None
+    assert requests[1].id not in source.texts
     assert source.reserved == 675
     propose(source, requests[1])  # it would only outgrow its memory again
-    assert requests[1].text is None
+    assert requests[1].id not in source.texts
     propose(source, requests[3])
-    assert requests[3].text is not None
+    assert requests[3].id in source.texts
     for request in requests:
         source.forget(request)
     assert source.reserved == 0
     propose(source, requests[1])
-    assert requests[1].text is not None
+    assert requests[1].id in source.texts
 
 
 def test_a_text_without_drafts_that_pay_gives_its_memory_to_another_one():
@@ -241,9 +246,9 @@ def test_a_text_without_drafts_that_pay_gives_its_memory_to_another_one():
         source.look_again(first, found=False)
         source.look_again(second, found=True)
     propose(source, third)
-    assert [r.text is not None for r in requests] == [False, True, True]
+    assert [r.id in source.texts for r in requests] == [False, True, True]
     propose(source, first)
-    assert first.text is None
+    assert first.id not in source.texts
 
 
 def test_texts_without_drafts_that_pay_are_looked_at_more_rarely_and_in_the_same_steps():
@@ -254,7 +259,10 @@ def test_texts_without_drafts_that_pay_are_looked_at_more_rarely_and_in_the_same
         for number, request in enumerate(requests[: 1 + (step > 40)]):
             request.id = number
             request.token_ids.append(10_000 + step)
-            if request.text is None or len(request.token_ids) >= request.text.due:
+            if (
+                request.id not in source.texts
+                or len(request.token_ids) >= source.texts[request.id].due
+            ):
                 asked[number].append(step)
                 source.propose(request, 3)
                 source.look_again(request, found=False)
@@ -282,11 +290,11 @@ def test_an_index_is_dropped_while_no_draft_pays_and_built_again():
     propose(source, request)
     for _ in range(RESTS):
         source.rest(request)
-    assert request.text is not None
+    assert request.id in source.texts
     propose(source, request)
     for _ in range(RESTS + 1):
         source.rest(request)
-    assert request.text is None
+    assert request.id not in source.texts
     assert source.reserved == 0
     request.token_ids += request.token_ids[10:13]
     assert propose(source, request) == [request.token_ids[13:16]]
@@ -370,7 +378,7 @@ def test_tokens_of_earlier_responses_are_indexed_in_slices_too():
     indexed, steps = 0, 0
     while indexed < 5 * whole:
         propose(source, *requests)
-        now = sum(r.text.tokens for r in requests if r.text is not None)
+        now = sum(source.texts[r.id].tokens for r in requests if r.id in source.texts)
         assert 0 < now - indexed <= SLICE + LATE
         indexed, steps = now, steps + 1
     assert steps >= 5 * whole // (SLICE + LATE)
@@ -382,7 +390,7 @@ def test_a_request_without_memory_for_earlier_responses_is_indexed_alone():
     end(source, range(5000, 5000 + RECENT))
     found, request = begin_like(source, [5, 6])
     assert found == [[7, 8, 9]]
-    assert not request.text.earlier
+    assert not source.texts[request.id].earlier
     assert source.reserved == 256
     source.end(request)
     assert source.reserved == 0

@@ -7,9 +7,15 @@ import pytest
 
 from cpuserve.core.cost import RowWork
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.core.step import RowResult
-from cpuserve.engine.draft_model import SHARED_GAIN, TRIALS, TRY_AFTER, Chances, DraftModel
+from cpuserve.engine.speculation.draft_model import (
+    SHARED_GAIN,
+    TRIALS,
+    TRY_AFTER,
+    Chances,
+    DraftModel,
+)
 from cpuserve.sampling.params import SamplingParams
 from tests.core.test_drafts import Engine
 from tests.helpers.depth import deep_but

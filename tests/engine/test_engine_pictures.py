@@ -10,7 +10,7 @@ import pytest
 
 from cpuserve.config.speculation import Speculation
 from cpuserve.core.kv.block_file import HEAD
-from cpuserve.core.ngram_drafts import indexed_tokens
+from cpuserve.core.speculation.ngram_drafts import indexed_tokens
 from cpuserve.engine.ipc import Abort, AddRequest, MediaPayload
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference

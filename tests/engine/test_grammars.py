@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from cpuserve.config.speculation import Speculation
-from cpuserve.core.drafts import DraftBudget
+from cpuserve.core.speculation.budget import DraftBudget
 from cpuserve.engine.grammars import client, process
 from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.sampling.params import SamplingParams

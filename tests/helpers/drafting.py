@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cpuserve.core.drafts import Drafter
-from cpuserve.core.ngram import in_python
-from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.core.speculation.drafter import Drafter
+from cpuserve.core.speculation.ngram import in_python
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 
 
 def make_drafter(kv, num_tokens, least, most, *, most_tokens=10_000, clock=None):

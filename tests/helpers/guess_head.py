@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from cpuserve.loader.guess_heads import guess_head
 from cpuserve.loader.load import read_config
+from cpuserve.loader.speculation.guess_heads import guess_head
 from cpuserve.models import spec_from_config
 from cpuserve.program.operations.dense import Embed
 from cpuserve.program.parts import stored_needs

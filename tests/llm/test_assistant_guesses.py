@@ -10,7 +10,7 @@ import pytest
 from cpuserve import LLM
 from cpuserve.base.errors import StartupError
 from cpuserve.cli.main import main
-from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.runtime.native import NativeExecutor
 from tests.helpers.assistant import assistant
 from tests.helpers.depth import deep_but

@@ -7,10 +7,10 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import ModelError, StartupError
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram_drafts import NgramDrafts
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.engine import build
-from cpuserve.engine.draft_head import EARLY, DraftHead
-from cpuserve.engine.draft_model import TRIALS, TRY_AFTER, DraftModel
+from cpuserve.engine.speculation.draft_head import EARLY, DraftHead
+from cpuserve.engine.speculation.draft_model import TRIALS, TRY_AFTER, DraftModel
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, is_offset, table_of, with_head

@@ -10,8 +10,8 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import StartupError
-from cpuserve.core.ngram_drafts import NgramDrafts
-from cpuserve.engine.draft_model import DraftModel
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
+from cpuserve.engine.speculation.draft_model import DraftModel
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms

@@ -6,9 +6,9 @@ import pytest
 
 from cpuserve import LLM
 from cpuserve.base.errors import ConfigError, ModelError, StartupError
-from cpuserve.core.ngram_drafts import NgramDrafts
-from cpuserve.loader.eagle_heads import open_eagle
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.loader.load import read_config
+from cpuserve.loader.speculation.eagle_heads import open_eagle
 from cpuserve.models import spec_from_config
 from tests.helpers.depth import deep_but
 from tests.helpers.eagle_head import VOCAB, eagle_head, known_ids

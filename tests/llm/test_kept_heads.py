@@ -9,11 +9,11 @@ import pytest
 
 from cpuserve import SamplingParams
 from cpuserve.core.kv.cache_folder import FOLDER
-from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.scheduler import Scheduler
-from cpuserve.engine import draft_head
-from cpuserve.engine.draft_model import DraftModel
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.engine.inline import InlineClient
+from cpuserve.engine.speculation import draft_head
+from cpuserve.engine.speculation.draft_model import DraftModel
 from cpuserve.loader.load import read_config
 from cpuserve.models import spec_from_config
 from tests.helpers.depth import deep_but

@@ -6,7 +6,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.core import drafts
+from cpuserve.core.speculation.drafter import Drafter
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.helpers.depth import deep_but
 from tests.helpers.drafters import drafter_for
@@ -38,13 +38,13 @@ def answers(llm, count=6):
 @pytest.fixture
 def longest(monkeypatch):
     """The number of tokens of each draft that a step has verified."""
-    found, own = [], drafts.Drafter.count
+    found, own = [], Drafter.count
 
     def count(drafter, verified, accepted):
         found.append(verified)
         own(drafter, verified, accepted)
 
-    monkeypatch.setattr(drafts.Drafter, "count", count)
+    monkeypatch.setattr(Drafter, "count", count)
     return found
 
 

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuserve.loader.assistants import open_assistant
-from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint, read_config
+from cpuserve.loader.speculation.assistants import open_assistant
+from cpuserve.loader.speculation.guess_heads import open_head
 from cpuserve.models import spec_from_config
 from cpuserve.program.operations.latent import HeadLinear
 from cpuserve.program.parts import stored_needs

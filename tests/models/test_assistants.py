@@ -12,9 +12,9 @@ from cpuserve import _C
 from cpuserve.base.errors import ModelError
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
-from cpuserve.engine.assistant import follow
-from cpuserve.loader.assistants import open_assistant
+from cpuserve.engine.speculation.assistant import follow
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.loader.speculation.assistants import open_assistant
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.pack import pack
 from tests.helpers.assistant import assistant

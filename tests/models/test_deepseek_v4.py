@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import ModelError
-from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.loader.names import checkpoint_to_hf, program_name
+from cpuserve.loader.speculation.guess_heads import open_head
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.models.deepseek_v4 import DeepseekV4
 from cpuserve.program.operations.entries import PoolEntries

@@ -13,8 +13,8 @@ from cpuserve import _C
 from cpuserve.base.errors import ModelError
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
-from cpuserve.loader.eagle_heads import open_eagle
 from cpuserve.loader.load import open_checkpoint, read_config
+from cpuserve.loader.speculation.eagle_heads import open_eagle
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.operations.columns import with_taps

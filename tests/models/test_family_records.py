@@ -9,8 +9,8 @@ import pytest
 from cpuserve import models
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
-from cpuserve.loader.guess_heads import guesses_of
 from cpuserve.loader.load import with_built
+from cpuserve.loader.speculation.guess_heads import guesses_of
 from cpuserve.models.base import MODELS
 from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared

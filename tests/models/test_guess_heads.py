@@ -14,8 +14,8 @@ from cpuserve import _C
 from cpuserve.base.errors import ModelError
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
-from cpuserve.loader.guess_heads import open_head
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.loader.speculation.guess_heads import open_head
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.lower import Lowering

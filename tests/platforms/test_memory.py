@@ -11,9 +11,9 @@ from cpuserve.config.load import load_options
 from cpuserve.platforms.base import KvLayerFacts, TowerFacts
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.cgroup import Cgroup
-from cpuserve.platforms.drafting import logit_bytes, rope_bytes
 from cpuserve.platforms.host import Node
 from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes
+from cpuserve.platforms.speculation import logit_bytes, rope_bytes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from native_model import Chunk, Model, Native, Shape, all_rows, blocks_for, gree
 from native_runs import PROMPT, THREADS, mask_of, prompt_logits
 
 from cpuserve import _C
-from cpuserve.platforms.drafting import logit_bytes
+from cpuserve.platforms.speculation import logit_bytes
 from tests.helpers.depth import deep_but
 from tests.helpers.hosts import SMOLLM2
 from tests.helpers.levels import LEVELS, each_level

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from cpuserve.base.ids import RequestId, SlotId
 from cpuserve.base.log import get_logger
 from cpuserve.core.cost import CostModel, StepWork, price_clock
-from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager, Tables
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
+from cpuserve.core.speculation.budget import DraftBudget
 from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.sampling.params import SamplingParams

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cpuserve.base.ids import RequestId, SlotId
-from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import MOVING_S
+from cpuserve.core.speculation.budget import DraftBudget
 from cpuserve.core.step import RowResult, SeqChunk
-from cpuserve.engine.draft_model import FEW, TRY_AFTER, Draft, DraftedText, DraftModel
+from cpuserve.engine.speculation.draft_model import FEW, TRY_AFTER, Draft, DraftedText, DraftModel
 
 if TYPE_CHECKING:
-    from cpuserve.loader.guess_heads import GuessHead
+    from cpuserve.loader.speculation.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor, Float32, StepRows
 
 # A random number is a function of seed + WEYL * (position of the sampled token + 1), modulo 2^64

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from msgspec import structs
 
 from cpuserve.base.errors import ModelError
-from cpuserve.loader.guess_heads import GuessHead, head_facts
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
+from cpuserve.loader.speculation.guess_heads import GuessHead, head_facts
 from cpuserve.models import FAMILIES, spec_from_config
 from cpuserve.models.config import read_architectures, read_int, read_object
 from cpuserve.models.gemma4 import feed_forward, shared_attention

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.base.errors import ModelError
 from cpuserve.config.speculation import EAGLE3, MTP
-from cpuserve.loader.assistants import with_assistant
-from cpuserve.loader.guess_heads import GuessHead, head_facts, with_head
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.loader.safetensors import SafetensorsStore
+from cpuserve.loader.speculation.assistants import with_assistant
+from cpuserve.loader.speculation.guess_heads import GuessHead, head_facts, with_head
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.models.llama import dense_mlp, rms_norm, self_attention
 from cpuserve.program.operations.columns import with_taps

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpuserve.base.ids import SlotId
-from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.request import Request
+from cpuserve.core.speculation.budget import DraftBudget
 from cpuserve.core.step import LogitRow, SeqChunk
-from cpuserve.engine.draft_head import WEYL, DraftHead
-from cpuserve.engine.draft_model import TRY_AFTER, Draft, DraftedText
+from cpuserve.engine.speculation.draft_head import WEYL, DraftHead
+from cpuserve.engine.speculation.draft_model import TRY_AFTER, Draft, DraftedText
 
 if TYPE_CHECKING:
-    from cpuserve.loader.guess_heads import GuessHead
+    from cpuserve.loader.speculation.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor, StepRows
 
 

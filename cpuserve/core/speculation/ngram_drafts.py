@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from cpuserve.base.ids import RequestId
-from cpuserve.core.ended_responses import EndedResponses
-from cpuserve.core.ngram import IndexedText, MakeIndex
 from cpuserve.core.request import Request
+from cpuserve.core.speculation.ended_responses import EndedResponses
+from cpuserve.core.speculation.ngram import IndexedText, MakeIndex
 
 # A step indexes at most SLICE tokens of texts that have no complete index yet. With three sizes of
 # n-grams and a prompt of 128k tokens this takes 0.3 ms, and 1.1 ms while other programs use all
@@ -39,6 +39,7 @@ MANY_MISSES = 64
 class NgramDrafts:
     """Indexes the texts of running requests, after the last responses of the same salt.
 
+    texts: the indexes, by the id of their request.
     most_tokens: the number of tokens that all indexes together may have. An index reserves memory
       for the text so far, and a part more whenever the text has outgrown it. If there is no more
       memory, an index without drafts that pay is dropped, or else the one that grows;
@@ -51,7 +52,7 @@ class NgramDrafts:
         self._most_tokens = most_tokens
         self._slice = 0
         self._step = 0
-        self._indexed: dict[RequestId, Request] = {}
+        self.texts: dict[RequestId, IndexedText] = {}
         self._denied: set[RequestId] = set()  # requests that get no index any more
         self._ended = EndedResponses()
 
@@ -62,7 +63,7 @@ class NgramDrafts:
 
     def propose(self, request: Request, count: int) -> tuple[list[int], list[float]]:
         """Return up to `count` draft tokens of a request, and their chances (TextIndex.chances)."""
-        text = request.text
+        text = self.texts.get(request.id)
         if text is None:
             text = self._begin_text(request)
         elif len(request.token_ids) < text.due:
@@ -77,7 +78,7 @@ class NgramDrafts:
 
         found: whether it had drafts that pay.
         """
-        text, tokens = request.text, len(request.token_ids)
+        text, tokens = self.texts.get(request.id), len(request.token_ids)
         if text is None:
             return LONGEST_WAIT
         if text.tokens < len(text.earlier) + tokens:  # the index is being built, or waits
@@ -94,30 +95,28 @@ class NgramDrafts:
 
     def rest(self, request: Request, steps: int = 1) -> None:
         """Note that no draft can pay for some steps, so the index need not follow the text."""
-        if request.text is not None:
-            request.text.rests += steps
-            if request.text.rests > RESTS:
+        if (text := self.texts.get(request.id)) is not None:
+            text.rests += steps
+            if text.rests > RESTS:
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
         """Drop the index of a request that needs none for a while."""
         self._denied.discard(request.id)
-        self._drop(request)
+        self._drop(request.id)
 
     def end(self, request: Request) -> None:
         """Drop the index of a request that ends, and keep its response for indexes to come."""
         self.forget(request)
         self._ended.add(request)
 
-    def _drop(self, request: Request) -> None:
-        if request.text is not None:
-            self.reserved -= request.text.reserved
-            request.text = None
-            del self._indexed[request.id]
+    def _drop(self, number: RequestId) -> None:
+        if (text := self.texts.pop(number, None)) is not None:
+            self.reserved -= text.reserved
 
-    def _deny(self, request: Request) -> None:
-        self._drop(request)
-        self._denied.add(request.id)
+    def _deny(self, number: RequestId) -> None:
+        self._drop(number)
+        self._denied.add(number)
 
     def _begin_text(self, request: Request) -> IndexedText | None:
         if request.id in self._denied:
@@ -125,18 +124,18 @@ class NgramDrafts:
         for earlier in (self._ended.of(request.chain.salt), ()):
             length = len(earlier) + len(request.token_ids)
             tokens = max(length, LEAST_RESERVED)
-            if self._reserve(request, tokens):
-                request.text = IndexedText(self._make_index(length), tokens, earlier)
-                self._indexed[request.id] = request
-                break
-        return request.text
+            if self._reserve(request.id, tokens):
+                text = IndexedText(self._make_index(length), tokens, earlier)
+                self.texts[request.id] = text
+                return text
+        return None
 
-    def _reserve(self, request: Request, tokens: int) -> bool:
+    def _reserve(self, number: RequestId, tokens: int) -> bool:
         """Reserve memory for `tokens` more tokens; False if all memory is in use."""
         while self.reserved + tokens > self._most_tokens:
-            others = (r for r in self._indexed.values() if r is not request)
-            rarest = max(others, key=_misses, default=None)
-            if rarest is None or _misses(rarest) < MANY_MISSES:
+            others = (n for n in self.texts if n != number)
+            rarest = max(others, key=lambda n: self.texts[n].misses, default=None)
+            if rarest is None or self.texts[rarest].misses < MANY_MISSES:
                 return False
             self._deny(rarest)
         self.reserved += tokens
@@ -149,8 +148,8 @@ class NgramDrafts:
         text.rests = 0
         if end > text.reserved:
             more = max(end - text.reserved, text.reserved // GROWTH)
-            if not self._reserve(request, more):
-                self._deny(request)
+            if not self._reserve(request.id, more):
+                self._deny(request.id)
                 return False
             text.reserved += more
         if text.tokens < begin and not self._add_slice(request, text, begin):
@@ -183,10 +182,6 @@ def price_of(start: int, tokens: int) -> float:
     pages = tokens / _PAGE_TOKENS
     new = math.exp(-3.0 * start / pages)  # the part of the pages that no token has used
     return 1.0 + min(_DEAREST, max(tokens - _FEW_PAGES, 0) / 2048) * new
-
-
-def _misses(request: Request) -> int:
-    return 0 if request.text is None else request.text.misses
 
 
 def _tokens_of(request: Request, text: IndexedText, end: int) -> list[int]:

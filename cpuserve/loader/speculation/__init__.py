@@ -1,0 +1,1 @@
+"""Heads and assistants, which guess tokens for a model."""
