@@ -291,7 +291,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         barriers=program.barriers if program else 0,
         activation_width=spec.activation_width,
         has_program=has_program,
-        fixed_positions=spec.rope is None or "fixed_positions" in spec.extra,
+        fixed_positions=spec.rope is None or "fixed_positions" in spec.parts,
         generation=generation.values,
         generation_why=generation.why,
         adapters=adapters,

@@ -176,7 +176,7 @@ class AdapterReader:
                     f"it is for another model: {side} of {module} is {list(matrix.shape)}, and "
                     f"must be {list(wanted)} here",
                 )
-            if _DELTA in module and adapter.tiled != bool(self._spec.extra.get("tiled")):
+            if _DELTA in module and adapter.tiled != bool(self._spec.parts.get("tiled")):
                 fail(
                     adapter.name,
                     f"the rows of {module} are in another order than those of the model: a GGUF "

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -254,7 +254,7 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
         side, rows = match["side"].upper(), tensor.shape[0]
         # B has the rows of the matrix that it changes, and the converter reorders both equally.
         heads = spec.q_heads, spec.kv_heads
-        split = cast("int", spec.extra.get("split_pairs", 0))
+        split = spec.parts.get("split_pairs", 0)
         order = row_order(arch, weight, rows, *heads, split) if side == "B" else None
         # A is [rank, inputs] for a linear, and [vocab, rank] for the table of words.
         linear = match["tensor"] != "token_embd.weight"

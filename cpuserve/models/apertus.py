@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, refuse
 from cpuserve.models.llama import attend, build_sandwich, read_decoder
@@ -41,7 +41,7 @@ class Apertus:
             qkv_bias=bias,
             out_bias=bias,
             # Only configs of GGUF files have this key, with the parameters of xIELU for each layer.
-            extra={"xielu": config.get("xielu", ())},
+            parts={"xielu": config.get("xielu", ())},
         )
 
     @staticmethod
@@ -54,7 +54,7 @@ class Apertus15(Apertus):
     """The part for text of Apertus 1.5. Source: transformers modeling_apertus1p5.
 
     Text, pictures and sound share the ids of tokens, and only text has rows in the output head.
-    Keys of spec.extra: "inputs", the number of embeddings.
+    Keys of spec.parts: "inputs", the number of embeddings.
     """
 
     @staticmethod
@@ -65,12 +65,12 @@ class Apertus15(Apertus):
         spec = Apertus.spec({**config, "vocab_size": outputs})
         if spec.tied and outputs < inputs:
             refuse("tie_word_embeddings", True, f"false with an output_vocab_size of {outputs}")
-        return replace(spec, extra={**spec.extra, "inputs": inputs})
+        return replace(spec, parts={**spec.parts, "inputs": inputs})
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     at = f"model.layers.{layer}.mlp"
-    layers = cast("tuple[tuple[float, ...], ...]", s.extra["xielu"])
+    layers = s.parts["xielu"]
     u = b.linear(h, f"{at}.up_proj", features=s.intermediate)
     b.xielu(u, f"{at}.act_fn", layers[layer] if layers else ())
     return b.linear(u, f"{at}.down_proj", features=s.width, add_to=to, use="down")

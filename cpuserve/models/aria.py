@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_int
 from cpuserve.models.experts import add_mixture, read_experts
@@ -33,15 +33,15 @@ class AriaText:
             "num_experts_per_tok": read_int(config, "moe_topk", 2),
             "intermediate_size": config.get("intermediate_size"),
         }
-        extra = read_experts(counted, count="moe_num_experts", width="intermediate_size")
-        extra["shared"] = read_int(config, "moe_num_shared_experts", 2)
+        parts = read_experts(counted, count="moe_num_experts", width="intermediate_size")
+        parts["shared"] = read_int(config, "moe_num_shared_experts", 2)
         return read_decoder(
             config,
             positions=2048,
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=read_bool(config, "mlp_bias", False),
-            extra=extra,
+            parts=parts,
         )
 
     @staticmethod
@@ -56,5 +56,5 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     add_mixture(
         b, s, at, h, x, parts=parts, router="router", renormalize=False, score="chosen_softmax"
     )
-    shared = cast("int", s.extra["shared"]) * s.intermediate
+    shared = s.parts["shared"] * s.intermediate
     gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)

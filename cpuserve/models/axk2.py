@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, refuse
 from cpuserve.models.deepseek import attend_latent, read_latent
@@ -34,7 +34,7 @@ _DEFAULTS = {
 class AxK2:
     """A.X K2 and A.X K2 Light. Source: transformers modeling_axk2.
 
-    Keys of ModelSpec.extra in addition to the keys of DeepSeek:
+    Keys of ModelSpec.parts in addition to the keys of DeepSeek:
 
     gate_rank: the width between the two matrices of the gates after a norm.
     """
@@ -64,13 +64,13 @@ class AxK2:
             groups=read_groups(config, (1, 1), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
         )
-        spec.extra["gate_rank"] = read_int(config, "gated_norm_rank", 16, high=1 << 16)
+        spec.parts["gate_rank"] = read_int(config, "gated_norm_rank", 16, high=1 << 16)
         return read_indexer(spec, config)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        dense = cast("tuple[int, ...]", s.extra["dense_layers"])
+        dense = s.parts["dense_layers"]
         x = b.embed("model.embed_tokens")
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
@@ -88,7 +88,7 @@ class AxK2:
 def _gated_norm(b: Builder, s: ModelSpec, x: ValueId, at: str) -> ValueId:
     """Return the norm of x times gates, which two small matrices compute from it."""
     h = b.rms_norm(x, f"{at}.norm")
-    low = b.linear(h, f"{at}.W_down", features=cast("int", s.extra["gate_rank"]), then="silu")
+    low = b.linear(h, f"{at}.W_down", features=s.parts["gate_rank"], then="silu")
     b.gate(b.linear(low, f"{at}.W_up", features=s.width), to=h)
     return h
 
@@ -101,14 +101,14 @@ def _attention(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """
     rope = s.rope
     assert rope is not None, "read_latent sets it"
-    nope, values, rank = (cast("int", s.extra[key]) for key in ("nope", "values", "q_rank"))
+    nope, values, rank = s.parts["nope"], s.parts["values"], s.parts["q_rank"]
     raw = b.linear(h, f"{at}.q_a_proj", features=rank, bias=s.qkv_bias)
-    low = b.rms_norm(raw, f"{at}.q_a_layernorm", eps=cast("float", s.extra["latent_eps"]))
+    low = b.rms_norm(raw, f"{at}.q_a_layernorm", eps=s.parts["latent_eps"])
     both, wide = b.columns(low, rank, more=raw), nope + rope.rotary
     starts = range(0, s.q_heads * (wide + values), wide + values)
     queries = [rows(f"{at}.q_b_proj", start, wide) for start in starts]
     gates = [rows(f"{at}.q_b_proj", start + wide, values) for start in starts]
-    if "indexer" not in s.extra:
+    if "indexer" not in s.parts:
         leave_indexer(b, at, LATENT_INDEXER)
     selection = select_latent(b, s, at, h, low)
     out = attend_latent(b, s, at, h, b.linear(both, queries, features=wide), selection)

@@ -47,7 +47,7 @@ class Baichuan:
                 "head_dim": None,
             },
             positions=4096,
-            extra={"split": read_bool(config, "split_qkv", False)},  # only of GGUF files
+            parts={"split": read_bool(config, "split_qkv", False)},  # only of GGUF files
         )
         return replace(spec, rope=None) if alibi else spec
 
@@ -70,7 +70,7 @@ def has_normed_head(config: Mapping[str, Any]) -> bool:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
     at, width = f"model.layers.{layer}.self_attn", s.q_heads * s.head_dim
-    if s.extra["split"]:
+    if s.parts["split"]:
         qkv = b.linear(h, [f"{at}.{part}_proj" for part in "qkv"], features=width, use="qkv")
     else:
         qkv = b.linear(h, f"{at}.W_pack", features=3 * width)

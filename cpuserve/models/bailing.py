@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -34,10 +34,11 @@ from cpuserve.models.llama import (
     read_decoder,
     rms_norm,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import RouterScore, ValueId
+from cpuserve.program.ops import ValueId
 
 # How transformers' modules are called, and how published files call them.
 _NAMES = {
@@ -59,7 +60,7 @@ class BailingMoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Ling 1 config."""
-        extra = {
+        parts: SpecParts = {
             "score": "softmax",
             "groups": None,
             "expert_scale": 1.0,
@@ -67,7 +68,7 @@ class BailingMoe:
             "qk_norm": read_bool(config, "use_qk_norm", False),
             "split": read_bool(config, "split_qkv", False),
         }
-        return _read({"rope_theta": 6e5, "first_k_dense_replace": 0, **_given(config)}, extra)
+        return _read({"rope_theta": 6e5, "first_k_dense_replace": 0, **_given(config)}, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -143,13 +144,6 @@ _HYBRID = {
 }
 
 
-# The limits of chosen and of shared experts in each layer, and their keys in published configs.
-_LIMITS = {
-    "limits": "expert_swiglu_limit_list",
-    "shared_limits": "share_expert_swiglu_limit_list",
-}
-
-
 class BailingHybrid:
     """Ling 3 Flash. Source: transformers modeling_bailing_hybrid.
 
@@ -190,17 +184,18 @@ class BailingHybrid:
             "linear_head_dim": read_int(config, "head_dim", 128, high=1024),
             "linear_conv_kernel_dim": read_int(config, "short_conv_kernel_size", 4),
         }
-        extra = {
-            **spec.extra,
+        parts: SpecParts = {
+            **spec.parts,
             "score": "sigmoid",
             "expert_bias": True,
             "attends": tuple(kind == "full_attention" for kind in kinds),
-            "delta": read_row_delta({**delta, **config}),
+            "row_delta": read_row_delta({**delta, **config}),
             "bound": bound,
-            **{key: read_limits(config, name, spec.layers) for key, name in _LIMITS.items()},
-            "guess": dict.fromkeys(_LIMITS, (0.0,)),
+            "limits": read_limits(config, "expert_swiglu_limit_list", spec.layers),
+            "shared_limits": read_limits(config, "share_expert_swiglu_limit_list", spec.layers),
+            "guess": {"limits": (0.0,), "shared_limits": (0.0,)},
         }
-        return replace(spec, extra=extra)
+        return replace(spec, parts=parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -260,8 +255,8 @@ def _given(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _routed(config: Mapping[str, Any]) -> dict[str, object]:
-    """Return the entries of ModelSpec.extra of a router with groups and a bias."""
+def _routed(config: Mapping[str, Any]) -> SpecParts:
+    """Return the entries of ModelSpec.parts of a router with groups and a bias."""
     return {
         "score": "sigmoid",
         "groups": read_groups(config, (1, 1), best=2),
@@ -271,8 +266,8 @@ def _routed(config: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _read(config: Mapping[str, Any], extra: Mapping[str, object]) -> ModelSpec:
-    """Return the hyperparameters; extra: of the router, and whether there are norms."""
+def _read(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
+    """Return the hyperparameters; parts: of the router, and whether there are norms."""
     if read_bool(config, "norm_head", False):
         refuse("norm_head", True, "false: divide each column of lm_head.weight by its norm first")
     return read_decoder(
@@ -280,12 +275,12 @@ def _read(config: Mapping[str, Any], extra: Mapping[str, object]) -> ModelSpec:
         positions=32768,
         qkv_bias=read_bool(config, "use_qkv_bias", False),
         out_bias=read_bool(config, "use_bias", False),
-        extra={
+        parts={
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "num_shared_experts", 1, low=0),
             "dense_layers": read_first_dense(config, 0),
             "renormalize": read_bool(config, "norm_topk_prob", True),
-            **extra,
+            **parts,
         },
     )
 
@@ -294,35 +289,35 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     """Add the layer's attention of h to x."""
     at = f"model.layers.{layer}.attention"
     widths = [n * s.head_dim for n in (s.q_heads, s.kv_heads, s.kv_heads)]
-    if s.extra.get("split"):  # GGUF files of Ling 1
+    if s.parts.get("split"):  # GGUF files of Ling 1
         qkv = b.linear(
             h, [f"{at}.{p}_proj" for p in "qkv"], features=widths, bias=s.qkv_bias, use="qkv"
         )
     else:
         qkv = b.linear(h, f"{at}.query_key_value", features=sum(widths), bias=s.qkv_bias)
     q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
-    norms = (q_norm, k_norm) if s.extra["qk_norm"] else (None, None)
+    norms = (q_norm, k_norm) if s.parts["qk_norm"] else (None, None)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=norms[0], k_norm=norms[1])
     b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x, use="output")
 
 
 def _routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared; some layers have a plain MLP instead."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
-    bias = "gate.expert_bias" if s.extra["expert_bias"] else None
-    score = cast("RouterScore", s.extra["score"])
-    limits = [cast("tuple[float, ...]", s.extra[key])[layer] for key in _LIMITS if key in s.extra]
-    chosen, shared = limits or (0.0, 0.0)
-    add_shared_mixture(b, s, at, h, x, score=score, bias=bias, silu_limits=(chosen, shared))
+    bias = "gate.expert_bias" if s.parts["expert_bias"] else None
+    score = s.parts["score"]
+    none = (0.0,) * s.layers
+    limits = s.parts.get("limits", none)[layer], s.parts.get("shared_limits", none)[layer]
+    add_shared_mixture(b, s, at, h, x, score=score, bias=bias, silu_limits=limits)
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the latent attention or the delta net of h to x, whichever the layer has."""
     at = f"model.layers.{layer}.attention"
-    attends = cast("tuple[bool, ...]", s.extra["attends"])[layer]
+    attends = s.parts["attends"][layer]
     if attends:
         out = latent_output(b, s, layer, h, at=at)
         b.gate(b.linear(h, f"{at}.g_proj", features=s.q_heads), to=out, heads=s.q_heads)
@@ -333,10 +328,10 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 
 def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return the delta net `at` of h; one matrix makes the gates, and one the decays."""
-    sizes = cast("dict[str, int]", s.extra["delta"])
+    sizes = s.parts["row_delta"]
     heads, width = sizes["heads"], sizes["width"]
     wide = heads * width
     names = [f"{at}.{part}_proj" for part in "qkvg"]
     qkvz = b.linear(h, names, features=[wide] * 4, use=("linear", "linear", "values", "linear"))
     gates = b.linear(h, [f"{at}.b_proj", f"{at}.f_proj"], features=[heads, wide])
-    return gated_rows(b, s, at, qkvz, gates, bound=cast("float", s.extra["bound"]))
+    return gated_rows(b, s, at, qkvz, gates, bound=s.parts["bound"])

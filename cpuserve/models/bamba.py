@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, refuse
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder, self_attention
-from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
+from cpuserve.models.mamba import add_mamba2, read_mamba2
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -22,8 +23,8 @@ class Bamba:
         listed = config.get("attn_layer_indices") or []
         if not isinstance(listed, list) or not all(type(i) is int for i in listed):
             refuse("attn_layer_indices", listed, "a list of layer numbers")
-        extra: dict[str, object] = {"attends": tuple(i in listed for i in range(layers))}
-        extra["mamba"] = read_mamba2({"rms_norm_eps": 1e-5, **config})
+        parts: SpecParts = {"attends": tuple(i in listed for i in range(layers))}
+        parts["mamba2"] = read_mamba2({"rms_norm_eps": 1e-5, **config})
         bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             {
@@ -36,14 +37,14 @@ class Bamba:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=read_bool(config, "mlp_bias", False),
-            extra=extra,
+            parts=parts,
         )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        attends = cast("tuple[bool, ...]", s.extra["attends"])
-        sizes = cast("Mamba2Sizes", s.extra["mamba"])
+        attends = s.parts["attends"]
+        sizes = s.parts["mamba2"]
         x = b.embed("model.embed_tokens")
         for i in range(s.layers):
             at = f"model.layers.{i}"

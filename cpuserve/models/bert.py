@@ -39,7 +39,7 @@ def reads_types(config: Mapping[str, Any]) -> bool:
 class Bert:
     """BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.
 
-    Keys of spec.extra: "offset" (the row of position 0) and "types" (the number of token types).
+    Keys of spec.parts: "offset" (the row of position 0) and "types" (the number of token types).
     All tokens have type 0, except in rerankers: id + vocab / 2 is the same token with type 1.
     """
 
@@ -60,7 +60,7 @@ class Bert:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        types, offset = cast("int", s.extra["types"]), cast("int", s.extra["offset"])
+        types, offset = s.parts["types"], s.parts["offset"]
         x = b.embed(WORDS)
         b.position_embed(
             x,
@@ -165,7 +165,7 @@ def _spec(config: Mapping[str, Any], *, offset: int) -> ModelSpec:
         out_bias=True,
         mlp_bias=True,
         activation=read_choice(config, "hidden_act", "gelu", ACTIVATIONS),
-        extra={"offset": offset, "types": read_int(config, "type_vocab_size", 2, high=1 << 16)},
+        parts={"offset": offset, "types": read_int(config, "type_vocab_size", 2, high=1 << 16)},
     )
 
 

@@ -50,7 +50,7 @@ class Bloom:
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
-            extra={"activation": "gelu_tanh"},
+            parts={"activation": "gelu_tanh"},
             eps="layer_norm_epsilon",
         )
         return replace(spec, rope=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -25,6 +25,7 @@ from cpuserve.models.llama import (
     read_decoder,
     rms_norm,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -37,13 +38,13 @@ class Cohere:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Cohere config."""
-        extra: dict[str, object] = {"head_norm": read_bool(config, "use_qk_norm", False)}
-        return read_cohere({"rope_theta": 500000.0, **config}, extra)
+        parts: SpecParts = {"head_norm": read_bool(config, "use_qk_norm", False)}
+        return read_cohere({"rope_theta": 500000.0, **config}, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        _build(b, s, _normed_attention if s.extra["head_norm"] else paired_attention)
+        _build(b, s, _normed_attention if s.parts["head_norm"] else paired_attention)
 
 
 class Cohere2:
@@ -59,8 +60,8 @@ class Cohere2:
         window = read_int(config, "sliding_window", 4096, low=0)
         windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
         no_rope = tuple(i for i, window in enumerate(windows) if not window)
-        extra: dict[str, object] = {"windows": windows, "no_rope": no_rope}
-        return read_cohere(config, extra)
+        parts: SpecParts = {"windows": windows, "no_rope": no_rope}
+        return read_cohere(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -90,12 +91,12 @@ class CohereCompass:
             else:
                 ropes[kind], _ = read_rope({**plain, "rope_parameters": own}, head_dim, 8192)
         full, local = ropes["full_attention"], ropes["sliding_attention"]
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "windows": windows,
             "ropes": tuple(local if keys else full for keys in windows),
         }
         scale = config.get("logit_scale")
-        spec = read_cohere({**plain, "logit_scale": 1.0 if scale is None else scale}, extra)
+        spec = read_cohere({**plain, "logit_scale": 1.0 if scale is None else scale}, parts)
         return replace(spec, rope=full or local)
 
     @staticmethod
@@ -104,7 +105,7 @@ class CohereCompass:
         build_decoder(b, s, norm=cohere_norm, parallel=True)
 
 
-def read_cohere(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+def read_cohere(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     """Return the hyperparameters that all Cohere models share."""
     bias = read_bool(config, "attention_bias", False)
     tied = config.get("tie_word_embeddings")
@@ -117,7 +118,7 @@ def read_cohere(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpe
         positions=8192,
         qkv_bias=bias,
         out_bias=bias,
-        extra=extra,
+        parts=parts,
         eps="layer_norm_eps",
     )
     return replace(spec, logit_scale=read_float(config, "logit_scale", 0.0625))
@@ -154,7 +155,7 @@ class Cohere2Moe:
             config, "expert_selection_fn", "softmax", {"softmax": "softmax", "sigmoid": "sigmoid"}
         )
         mean = {"average": "average", "sum": "sum"}
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             **_read_windows(config, first, dense),
             **read_experts(config, count="num_experts", width="intermediate_size"),
             "shared_width": width * read_int(config, "num_shared_experts", 0, low=0),
@@ -166,22 +167,20 @@ class Cohere2Moe:
             == "average",
             "rms": config.get("rms_norm_eps") is not None,
         }
-        if extra["rms"]:
+        if parts["rms"]:
             config = {**config, "layer_norm_eps": config["rms_norm_eps"]}
         config = {**config, "head_dim": read_int(config, "head_dim", 128)}
-        return read_cohere(config, extra)
+        return read_cohere(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        norm = rms_norm if s.extra["rms"] else cohere_norm
+        norm = rms_norm if s.parts["rms"] else cohere_norm
         build_decoder(b, s, attention=paired_attention, mlp=_mlp, norm=norm, parallel=True)
 
 
-def _read_windows(
-    config: Mapping[str, Any], first: int, dense: tuple[int, ...]
-) -> dict[str, object]:
-    """Return the entries of ModelSpec.extra for windows of layers and for layers without a RoPE.
+def _read_windows(config: Mapping[str, Any], first: int, dense: tuple[int, ...]) -> SpecParts:
+    """Return the entries of ModelSpec.parts for windows of layers and for layers without a RoPE.
 
     first: the number of layers at the beginning, which have their own pattern of windows.
 
@@ -202,12 +201,12 @@ def _read_windows(
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the layer's experts and shared experts of h, or their mean, or a plain MLP."""
-    at, shared = f"model.layers.{layer}.mlp", cast("int", s.extra["shared_width"])
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        gated_mlp(b, s, at, h, cast("int", s.extra["dense_width"]), to=x)
+    at, shared = f"model.layers.{layer}.mlp", s.parts["shared_width"]
+    if layer in s.parts["dense_layers"]:
+        gated_mlp(b, s, at, h, s.parts["dense_width"], to=x)
         return
-    share = 0.5 if shared and s.extra["mean"] else 1.0
-    score: RouterScore = "sigmoid" if s.extra["sigmoid"] else "chosen_softmax"
+    share = 0.5 if shared and s.parts["mean"] else 1.0
+    score: RouterScore = "sigmoid" if s.parts["sigmoid"] else "chosen_softmax"
     add_mixture(
         b,
         s,
@@ -215,7 +214,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         h,
         x,
         parts=("gate_proj", "up_proj", "down_proj"),
-        renormalize=bool(s.extra["sigmoid"] and s.extra["renormalize"]),
+        renormalize=bool(s.parts["sigmoid"] and s.parts["renormalize"]),
         score=score,
         scale=share,
     )

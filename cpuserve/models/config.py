@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from cpuserve.base.errors import ModelError
 
+ConfigValue = TypeVar("ConfigValue")
 MAX_INT32 = 2**31 - 1  # token ids, positions and widths are int32 in the kernels
 MOST_TAPS = 8  # kMaxTaps in csrc/kernels/generic/short_conv.h
 DTYPES = ("bfloat16", "float16", "float32")
@@ -77,8 +78,8 @@ def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 def read_choice(
-    config: Mapping[str, Any], key: str, default: str, choices: Mapping[str, str]
-) -> str:
+    config: Mapping[str, Any], key: str, default: str, choices: Mapping[str, ConfigValue]
+) -> ConfigValue:
     """Return choices[config[key]]; ModelError, which lists the choices, for any other value."""
     value = config.get(key)
     if value is None:
@@ -127,7 +128,7 @@ def read_windows(
 def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the windows of a Qwen config as arguments of read_decoder.
 
-    The argument is `window` if all layers have the same window, else `extra["windows"]`;
+    The argument is `window` if all layers have the same window, else `parts["windows"]`;
     {} without windows. Windows are used only if use_sliding_window is true,
     in layers that layer_types marks as "sliding_attention";
     without layer_types, in layers from max_window_layers on.
@@ -142,7 +143,7 @@ def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     windows = read_windows(config, window, default=lambda layer: layer >= first)
     if len({*windows}) == 1:
         return {"window": windows[0]}
-    return {"extra": {"windows": windows}}
+    return {"parts": {"windows": windows}}
 
 
 def read_kinds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
@@ -45,8 +45,8 @@ class Dbrx:
         width = read_int(ffn, "ffn_hidden_size", 3584, high=1 << 24)
         sizes = {"num_experts_per_tok": read_int(ffn, "moe_top_k", 1), "width": width}
         sizes[EXPERTS] = read_int(ffn, EXPERTS, 4, high=4096)
-        extra = read_experts(sizes, count=EXPERTS, width="width")
-        extra |= {"renormalize": norm is not None, "clip": read_clip(attention)}
+        parts = read_experts(sizes, count=EXPERTS, width="width")
+        parts |= {"renormalize": norm is not None, "clip": read_clip(attention)}
         given = {key: value for key, value in config.items() if value is not None}
         if (theta := attention.get("rope_theta")) is not None:  # published configs have it here
             given = {"rope_theta": theta, **given}
@@ -65,7 +65,7 @@ class Dbrx:
             },
             positions=2048,
             eps="layer_norm_epsilon",
-            extra=extra,
+            parts=parts,
         )
 
     @staticmethod
@@ -89,7 +89,7 @@ class Dbrx:
                 x,
                 parts=PARTS,
                 router="router.layer",
-                renormalize=cast("bool", s.extra["renormalize"]),
+                renormalize=s.parts["renormalize"],
             )
         h = b.layer_norm(x, "transformer.norm_f", bias=False)
         finish_decoder(b, s, h, embedding=WORDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.bert import (
     POOLER,
@@ -41,8 +41,8 @@ _PRETRAINING = (
 class DebertaV2:
     """DeBERTa V2 and V3, mDeBERTa (mxbai-rerank, Prompt Guard). Source: modeling_deberta_v2.
 
-    Keys of spec.extra: "distances" (None: no term of a distance), "terms", "shared" (whether the
-    vectors of distances have the projections of the tokens), "norm" (whether they have a norm),
+    Keys of spec.parts: "distances" (None: no term of a distance), "terms", "shared_keys" (whether
+    the vectors of distances have the projections of the tokens), "norm" (whether they have a norm),
     and "places" (whether tokens have learned positions).
     """
 
@@ -69,10 +69,10 @@ class DebertaV2:
             out_bias=True,
             mlp_bias=True,
             activation=read_choice(config, "hidden_act", "gelu", ACTIVATIONS),
-            extra={
+            parts={
                 "distances": _distances(config, positions),
                 "terms": _terms(config),
-                "shared": read_bool(config, "share_att_key", False),
+                "shared_keys": read_bool(config, "share_att_key", False),
                 "norm": "layer_norm" in _words(config, "norm_rel_ebd"),
                 "places": read_bool(config, "position_biased_input", True),
             },
@@ -82,12 +82,12 @@ class DebertaV2:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed(WORDS)
-        if s.extra["places"]:
+        if s.parts["places"]:
             b.position_embed(x, "embeddings.position_embeddings", rows=s.max_position)
         x = b.layer_norm(x, "embeddings.LayerNorm")
-        terms = cast("tuple[str, ...]", s.extra["terms"])
+        terms = s.parts["terms"]
         scale = (s.head_dim * (1 + len(terms))) ** -0.5
-        distances = cast("Distances | None", s.extra["distances"])
+        distances = s.parts["distances"]
         for i in range(s.layers):
             at = f"encoder.layer.{i}"
             attend = functools.partial(b.attend_both_sides, scale=scale)
@@ -103,10 +103,10 @@ class DebertaV2:
 
 def _vectors(s: ModelSpec, at: str, terms: tuple[str, ...]) -> RelativeRows:
     """Return the vectors of distances of the attention called `at`."""
-    prefix = "" if s.extra["shared"] else "pos_"
+    prefix = "" if s.parts["shared_keys"] else "pos_"
     return RelativeRows(
         "encoder.rel_embeddings",
-        "encoder.LayerNorm" if s.extra["norm"] else None,
+        "encoder.LayerNorm" if s.parts["norm"] else None,
         f"{at}.{prefix}key_proj" if "c2p" in terms else None,
         f"{at}.{prefix}query_proj" if "p2c" in terms else None,
         s.norm_eps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_object, refuse
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
@@ -16,7 +16,7 @@ _MULTIPLE = 256  # the widths of MLPs are rounded up to a multiple of this numbe
 class DeciLm:
     """Llama Nemotron Super 49B and Ultra 253B, and DeciLM 7B. Source: vLLM nemotron_nas.
 
-    Keys of spec.extra: "kv" and "widths", the heads of keys and the width of the MLP of each layer;
+    Keys of spec.parts: "kv" and "widths", the heads of keys and the width of the MLP of each layer;
     0 = the layer has no attention, or no MLP.
     """
 
@@ -35,15 +35,15 @@ class DeciLm:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=read_bool(config, "mlp_bias", False),
-            extra={"kv": kv, "widths": widths},
+            parts={"kv": kv, "widths": widths},
         )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x, d, cache = b.embed("model.embed_tokens"), s.head_dim, 0
-        both = (cast("tuple[int, ...]", s.extra[key]) for key in ("kv", "widths"))
-        for i, (kv, width) in enumerate(zip(*both, strict=True)):
+        both = zip(s.parts["kv"], s.parts["widths"], strict=True)
+        for i, (kv, width) in enumerate(both):
             at = f"model.layers.{i}"
             if kv:
                 h = b.rms_norm(x, f"{at}.input_layernorm")

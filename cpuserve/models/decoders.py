@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import DECODER_HEAD, GGUF_HEAD
 from cpuserve.models.config import (
@@ -42,7 +42,7 @@ from cpuserve.models.llama import (
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Joined, Then, ValueId
+from cpuserve.program.ops import Joined, ValueId
 
 
 def _relu2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -88,7 +88,7 @@ Mistral = DecoderRow(
 def _ministral(config: Config) -> dict[str, Any]:
     """Return the windows; without layer_types, all layers have the window."""
     window = read_window(config, 4096)
-    return {"extra": {"windows": read_windows(config, window, lambda _layer: window > 0)}}
+    return {"parts": {"windows": read_windows(config, window, lambda _layer: window > 0)}}
 
 
 Ministral = DecoderRow(
@@ -154,7 +154,7 @@ def _cwm(config: Config) -> Config:
 
 def _cwm_windows(config: Config) -> dict[str, Any]:
     window = read_window(config, 8192)
-    return {"extra": {"windows": read_windows(config, window, lambda i: window > 0 and i % 4 > 0)}}
+    return {"parts": {"windows": read_windows(config, window, lambda i: window > 0 and i % 4 > 0)}}
 
 
 Cwm = DecoderRow(
@@ -242,7 +242,7 @@ def _smollm3(config: Config) -> dict[str, Any]:
         window = read_int(config, "sliding_window")
     windowed = {**config, "sliding_window": window or None}
     return {
-        "extra": {
+        "parts": {
             "no_rope": tuple(i for i, flag in enumerate(rotated) if not flag),
             "windows": read_windows(windowed, window, default=lambda i: not rotated[i]),
         }
@@ -326,7 +326,7 @@ Phi3 = DecoderRow(
 
 def _plain_activation(default: str, key: str = "hidden_act") -> Callable[[Config], dict[str, Any]]:
     """Return a function that reads the activation of MLPs without a gate."""
-    return lambda config: {"extra": {"activation": read_choice(config, key, default, ACTIVATIONS)}}
+    return lambda config: {"parts": {"activation": read_choice(config, key, default, ACTIVATIONS)}}
 
 
 def _phi(config: Config) -> Config:
@@ -341,7 +341,7 @@ def _phi_layers(b: Builder, s: ModelSpec) -> None:
         at = f"model.layers.{i}"
         h = b.layer_norm(x, f"{at}.input_layernorm")
         b.linear(attend(b, s, i, h), f"{at}.self_attn.dense", bias=True, add_to=x)
-        then = cast("Then", s.extra["activation"])
+        then = s.parts["activation"]
         g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
         b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x, use="down")
     h = b.layer_norm(x, "model.final_layernorm")
@@ -364,7 +364,7 @@ Phi = DecoderRow(
 
 
 def _starcoder2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    at, then = f"model.layers.{layer}.mlp", cast("Then", s.extra["activation"])
+    at, then = f"model.layers.{layer}.mlp", s.parts["activation"]
     g = b.linear(h, f"{at}.c_fc", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.c_proj", bias=s.mlp_bias, add_to=x, use="down")
 
@@ -429,8 +429,8 @@ def _stablelm(config: Config) -> Config:
 
 
 def _stablelm_layers(b: Builder, s: ModelSpec) -> None:
-    attention = _head_norm_attention if s.extra["head_norm"] else self_attention
-    parallel = cast("bool", s.extra["parallel"])
+    attention = _head_norm_attention if s.parts["head_norm"] else self_attention
+    parallel = s.parts["parallel"]
     build_decoder(b, s, attention=attention, norm=layer_norm, parallel=parallel)
 
 
@@ -439,7 +439,7 @@ def _head_norm_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: Va
     at, norms = f"model.layers.{layer}.self_attn", list[Joined]()
     for part, count in (("q", s.q_heads), ("k", s.kv_heads)):
         by_head = tuple(f"{at}.{part}_layernorm.norms.{i}" for i in range(count))
-        norms.append(f"{at}.{part}_norm" if s.extra["joined"] else by_head)
+        norms.append(f"{at}.{part}_norm" if s.parts["joined"] else by_head)
     head_norm_attention(b, s, layer, h, x, q=norms[0], k=norms[1])
 
 
@@ -453,7 +453,7 @@ StableLm = DecoderRow(
     out_bias=False,
     eps="layer_norm_eps",
     more=lambda config: {
-        "extra": {
+        "parts": {
             "parallel": read_bool(config, "use_parallel_residual", False),
             "head_norm": read_bool(config, "qk_layernorm", False),
             "joined": read_bool(config, "joined_head_norms", False),  # in GGUF files
@@ -490,7 +490,7 @@ def _bitnet_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: Value
 def _bitnet_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's MLP of h to x."""
     at = f"model.layers.{layer}.mlp"
-    then = cast("Then", s.extra["gate"])
+    then = s.parts["gate"]
     g = b.linear(h, f"{at}.gate_proj", features=s.intermediate, then=then)
     b.multiply(b.linear(h, f"{at}.up_proj", features=s.intermediate), to=g)
     b.linear(b.rms_norm(g, f"{at}.ffn_sub_norm"), f"{at}.down_proj", add_to=x, use="down")
@@ -498,7 +498,7 @@ def _bitnet_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
 
 def _bitnet_gate(config: Config) -> dict[str, Any]:
     known = {"relu2": "relu2", "silu": "silu"}
-    return {"extra": {"gate": read_choice(config, "hidden_act", "relu2", known)}}
+    return {"parts": {"gate": read_choice(config, "hidden_act", "relu2", known)}}
 
 
 BitNet = DecoderRow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -31,6 +31,7 @@ from cpuserve.models.indexers import (
     select_latent,
 )
 from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, scale_queries
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -112,7 +113,7 @@ class DeepseekV32:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        if "indexer" not in s.extra:
+        if "indexer" not in s.parts:
             for layer in range(s.layers):
                 leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
         build_latent(b, s, score="sigmoid")
@@ -149,13 +150,13 @@ class GlmMoeDsa:
         if types[0] != "full":
             refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
         shared = tuple(i for i, kind in enumerate(types) if kind == "shared")
-        extra = {**spec.extra, "paired_index": True, "shared_index": shared}
-        return read_indexer(replace(spec, extra=extra), config, heads=32)
+        parts: SpecParts = {**spec.parts, "paired_index": True, "shared_index": shared}
+        return read_indexer(replace(spec, parts=parts), config, heads=32)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        if "indexer" not in s.extra:
+        if "indexer" not in s.parts:
             for layer in range(s.layers):
                 leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
         build_latent(b, s, score="sigmoid")
@@ -318,7 +319,7 @@ class AxK1:
 
         def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
             at = f"model.layers.{layer}"
-            if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+            if layer in s.parts["dense_layers"]:
                 dense_mlp(b, s, layer, h, x)
                 b.leave([f"{at}.post_mlp_layernorm.weight"])
             else:
@@ -369,7 +370,7 @@ def read_latent(
     rank = read_int(config, "kv_lora_rank")
     rotary = read_int(config, "qk_rope_head_dim", low=int(turns), high=1024)
     rope, max_position = (read_rope if turns else _read_still)(config, rotary, positions)
-    extra = {
+    parts: SpecParts = {
         **({} if dense is None else _read_mixture(config, dense, groups)),
         "renormalize": renormalize,
         "interleaved": interleaved,
@@ -396,14 +397,14 @@ def read_latent(
         activation=read_choice(config, "hidden_act", "silu", GATED_ACTIVATIONS),
         bos_ids=read_ids(config, "bos_token_id", vocab),
         eos_ids=read_ids(config, "eos_token_id", vocab),
-        extra=extra,
+        parts=parts,
     )
 
 
 def _read_mixture(
     config: Mapping[str, Any], dense: tuple[int, ...], groups: Groups | None
-) -> dict[str, object]:
-    """Return keys of ModelSpec.extra for the experts; for the arguments see `read_latent`."""
+) -> SpecParts:
+    """Return keys of ModelSpec.parts for the experts; for the arguments see `read_latent`."""
     return {
         **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
         "shared": read_int(config, "n_shared_experts"),
@@ -419,8 +420,8 @@ def with_split_heads(config: dict[str, Any], names: Iterable[str]) -> dict[str, 
     return {**config, SPLIT: True} if split else config
 
 
-def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str, object]:
-    """Return keys of ModelSpec.extra: the widths of the parts of queries, keys and values."""
+def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> SpecParts:
+    """Return keys of ModelSpec.parts: the widths of the parts of queries, keys and values."""
     nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
     has_q_rank = config.get("q_lora_rank", 0) is not None
     return {
@@ -444,12 +445,12 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
     """Append the operations of a decoder with latent attention and experts."""
 
     def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-        if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        if layer in s.parts["dense_layers"]:
             dense_mlp(b, s, layer, h, x)
         else:
             add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score=score)
 
-    shared = cast("tuple[int, ...]", s.extra.get("shared_index", ()))
+    shared = s.parts.get("shared_index", ())
     selected: ValueId | None = None
 
     def attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -487,13 +488,13 @@ def latent_and_selection(
     """Return the latent attention of h, before the output matrix, and the positions that it reads.
 
     selection: the positions to read; if it is None, the indexer of the layer selects them.
-    at: the name of the module. If there is extra["row_scale"], it multiplies normalized rows.
+    at: the name of the module. If there is parts["row_scale"], it multiplies normalized rows.
     The positions are None if attention reads all keys.
     """
     at, rope = at or f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
-    wide = s.q_heads * (cast("int", s.extra["nope"]) + rope.rotary)
-    if s.extra["q_rank"]:
+    wide = s.q_heads * (s.parts["nope"] + rope.rotary)
+    if s.parts["q_rank"]:
         low = low_queries(b, s, at, h)
         q = b.linear(low, f"{at}.q_b_proj", features=wide)
         if selection is None:
@@ -506,7 +507,7 @@ def latent_and_selection(
 
 def low_queries(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return the normalized queries of low rank of the latent attention `at`."""
-    rank, eps = cast("int", s.extra["q_rank"]), cast("float", s.extra["latent_eps"])
+    rank, eps = s.parts["q_rank"], s.parts["latent_eps"]
     low = b.linear(h, f"{at}.q_a_proj", features=rank, bias=s.qkv_bias)
     return b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
 
@@ -527,23 +528,23 @@ def attend_latent(
     """
     rope = s.rope
     assert rope is not None, "read_latent sets it"
-    nope, values, rank = (cast("int", s.extra[key]) for key in ("nope", "values", "rank"))
+    nope, values, rank = s.parts["nope"], s.parts["values"], s.parts["rank"]
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
-    # Instead of a row, its values are multiplied, and the scores: extra["scale"] has the factor.
-    row_scale = cast("float", s.extra.get("row_scale", 1.0))
+    # Instead of a row, its values are multiplied, and the scores: parts["scale"] has the factor.
+    row_scale = s.parts.get("row_scale", 1.0)
     b.multiply_by(kv, [(rank, 1.0), (rope.rotary, 1.0 / row_scale)])
     split = f"{at}.k_b_proj", f"{at}.v_b_proj"
     out = b.latent_attention(
         q,
         kv,
-        split if s.extra["split"] else f"{at}.kv_b_proj",
+        split if s.parts["split"] else f"{at}.kv_b_proj",
         nope=nope,
         rope=rope,
         values=values,
         norm=f"{at}.kv_a_layernorm",
-        scale=cast("float", s.extra["scale"]),
-        eps=cast("float", s.extra["latent_eps"]),
-        interleaved=cast("bool", s.extra["interleaved"]),
+        scale=s.parts["scale"],
+        eps=s.parts["latent_eps"],
+        interleaved=s.parts["interleaved"],
         selection=selection,
         sinks=sinks,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -18,8 +18,9 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.experts import read_experts
-from cpuserve.models.indexers import Indexer, leave_indexer
+from cpuserve.models.indexers import leave_indexer
 from cpuserve.models.llama import finish_decoder
+from cpuserve.models.parts import Indexer, SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames, experts_by_number
@@ -82,7 +83,7 @@ class DeepseekV4:
 
     Source: transformers modeling_deepseek_v4.
 
-    Keys of ModelSpec.extra besides the keys for experts and for `enter_streams`:
+    Keys of ModelSpec.parts besides the keys for experts and for `enter_streams`:
 
     kinds: the kind of attention of each layer, one of KINDS.
     rates: the tokens of a pool in layers of each kind with pools.
@@ -126,7 +127,7 @@ class DeepseekV4:
             rope=rope,
             bos_ids=read_ids(config, "bos_token_id", vocab),
             eos_ids=read_ids(config, "eos_token_id", vocab),
-            extra={
+            parts={
                 **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
                 "expert_scale": read_float(config, "routed_scaling_factor", 1.5),
                 "expert_limit": read_float(config, "swiglu_limit", 10.0),
@@ -164,7 +165,7 @@ def _guess_inputs(b: Builder, s: ModelSpec) -> ValueId:
     The id of the token in the step is the next token.
     Source: DeepSeekV4MultiTokenPredictorLayer in vLLM.
     """
-    count, width = cast("int", s.extra["streams"]), s.width
+    count, width = s.parts["streams"], s.width
     following = b.rms_norm(b.embed("model.embed_tokens", width=width), "guess.embedding_norm")
     following = b.linear(following, "guess.e_proj", features=width)
     zeros = b.embed("model.embed_tokens", width=width, scale=0.0)
@@ -246,8 +247,8 @@ def _with_attention(s: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     groups = read_int(config, "o_groups", 8)
     if s.q_heads % groups:
         refuse("o_groups", groups, f"a divisor of num_attention_heads ({s.q_heads})")
-    extra = {
-        **s.extra,
+    parts: SpecParts = {
+        **s.parts,
         "kinds": kinds,
         "rates": rates,
         "window": window,
@@ -259,13 +260,13 @@ def _with_attention(s: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     if SPARSE in kinds and (keep + 1) * pool <= s.max_position:
         if 32 % pool:
             refuse("compress_rates", pool, f"a divisor of 32 for {SPARSE}, since it has an indexer")
-        extra["indexer"] = Indexer(
+        parts["indexer"] = Indexer(
             heads=read_int(config, "index_n_heads", 64, high=1024),
             width=read_int(config, "index_head_dim", 128, high=512),
             keep=keep,
             pool=pool,
         )
-    return replace(s, extra=extra)
+    return replace(s, parts=parts)
 
 
 def _read_attention(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -282,14 +283,14 @@ def _read_attention(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the attention of h, to entries of pools and to the last tokens."""
-    at, kind = f"model.layers.{layer}.attn", cast("tuple[str, ...]", s.extra["kinds"])[layer]
-    rope = s.rope if kind == WINDOW else cast("Rope", s.extra["compress_rope"])
+    at, kind = f"model.layers.{layer}.attn", s.parts["kinds"][layer]
+    rope = s.rope if kind == WINDOW else s.parts["compress_rope"]
     assert rope is not None, "spec() sets it"
-    low = b.linear(h, f"{at}.wq_a", features=cast("int", s.extra["q_rank"]))
+    low = b.linear(h, f"{at}.wq_a", features=s.parts["q_rank"])
     low = b.rms_norm(low, f"{at}.q_norm")
     entries, selection, pool = None, None, 1
     if kind != WINDOW:
-        pool = cast("dict[str, int]", s.extra["rates"])[kind]
+        pool = s.parts["rates"][kind]
         if kind == SPARSE:
             selection = _select(b, s, f"{at}.indexer", h, low)
         entries = _pool(b, s, f"{at}.compressor", h, kind, s.head_dim)
@@ -298,11 +299,11 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     b.rotate(q, heads=s.q_heads, rope=rope, paired=True)
     kv = b.rms_norm(b.linear(h, f"{at}.wkv", features=s.head_dim), f"{at}.kv_norm")
     b.rotate(kv, heads=1, rope=rope, paired=True)
-    stored = b.store_rows(kv, window=cast("int", s.extra["kept"]))
+    stored = b.store_rows(kv, window=s.parts["kept"])
     out = b.entry_attention(
         q,
         layer=stored,
-        window=cast("int", s.extra["window"]),
+        window=s.parts["window"],
         scale=s.head_dim**-0.5,
         sinks=f"{at}.attn_sink",
         entries=entries,
@@ -312,7 +313,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     # Values are rotated as keys are: turning the result back leaves only relative positions in it.
     back = Rope(rope.rotary, tuple(-f for f in rope.inv_freq), rope.attention_factor)
     b.rotate(out, heads=s.q_heads, rope=back, paired=True)
-    groups, rank = (cast("int", s.extra[key]) for key in ("out_groups", "out_rank"))
+    groups, rank = s.parts["out_groups"], s.parts["out_rank"]
     grouped = b.head_linear(out, f"{at}.wo_a", heads=groups, features=rank)
     return b.linear(grouped, f"{at}.wo_b", features=s.width)
 
@@ -327,11 +328,11 @@ def _pool(b: Builder, s: ModelSpec, at: str, h: ValueId, kind: str, width: int) 
     return b.pool_entries(
         keys,
         gates,
-        pool=cast("dict[str, int]", s.extra["rates"])[kind],
-        window=cast("int", s.extra["kept"]),
+        pool=s.parts["rates"][kind],
+        window=s.parts["kept"],
         ape=f"{at}.ape",
         norm=f"{at}.norm",
-        rope=cast("Rope", s.extra["compress_rope"]),
+        rope=s.parts["compress_rope"],
     )
 
 
@@ -340,14 +341,14 @@ def _select(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> Valu
 
     low: the queries of low rank.
     """
-    indexer = cast("Indexer | None", s.extra.get("indexer"))
+    indexer = s.parts.get("indexer")
     if indexer is None:
         leave_indexer(b, at.removesuffix(".indexer"), _INDEXER)
         return None
     heads, width = indexer["heads"], indexer["width"]
     layer = _pool(b, s, f"{at}.compressor", h, SPARSE, width)
     queries = b.linear(low, f"{at}.wq_b", features=heads * width)
-    rope = cast("Rope", s.extra["compress_rope"])
+    rope = s.parts["compress_rope"]
     b.rotate(queries, heads=heads, rope=rope, head_dim=width, paired=True)
     weights = b.linear(h, f"{at}.weights_proj", features=heads)
     return b.select_keys(
@@ -357,21 +358,21 @@ def _select(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> Valu
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's experts of h, the chosen ones and the one that all tokens share."""
-    at, hashed = f"model.layers.{layer}.ffn", cast("tuple[bool, ...]", s.extra["hashed"])[layer]
-    limit = cast("float", s.extra["expert_limit"])
+    at, hashed = f"model.layers.{layer}.ffn", s.parts["hashed"][layer]
+    limit = s.parts["expert_limit"]
     out = b.mixture(
         h,
         f"{at}.gate",
         [
             [f"{at}.experts.{e}.{part}" for part in ("w1", "w3", "w2")]
-            for e in range(cast("int", s.extra["experts"]))
+            for e in range(s.parts["experts"])
         ],
         features=s.intermediate,
-        chosen=cast("int", s.extra["chosen"]),
+        chosen=s.parts["chosen"],
         to=None,
         score="sqrt_softplus",
         renormalize=True,
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=None if hashed else f"{at}.gate.bias",
         table=f"{at}.gate.tid2eid" if hashed else None,
         limit=limit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_architectures, read_bool, read_int, refuse
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
@@ -15,6 +15,7 @@ from cpuserve.models.llama import (
     paired_attention,
     read_decoder,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import Built, StoredNames
 from cpuserve.program.builder import Builder
@@ -56,7 +57,7 @@ class Ernie45Moe:
             refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
         named = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
         config = {**config, **{a: config.get(b) for a, b in named.items() if config.get(a) is None}}
-        extra = {
+        parts: SpecParts = {
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
             "dense_layers": _dense_layers(config),
@@ -64,7 +65,7 @@ class Ernie45Moe:
             # and a vector in GGUF files.
             "flat_bias": read_bool(config, "flat_expert_bias", False),
         }
-        return _spec(config, extra)
+        return _spec(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -103,16 +104,16 @@ class Ernie45VlMoe:
         text = {key: each[0] for key, each in lists.items() if each}
         spec = Ernie45Moe.spec({**given, **text})
         dense = (
-            read_dense_layers(given) if "mlp_layer_types" in given else spec.extra["dense_layers"]
+            read_dense_layers(given) if "mlp_layer_types" in given else spec.parts["dense_layers"]
         )
-        experts = cast("int", spec.extra["experts"])
-        more = {"dense_layers": dense, "router": columns("gate", 0, experts)}
-        return replace(spec, extra={**spec.extra, **more})
+        experts = spec.parts["experts"]
+        router = columns("gate", 0, experts)
+        return replace(spec, parts={**spec.parts, "dense_layers": dense, "router": router})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        experts = cast("int", s.extra["experts"])
+        experts = s.parts["experts"]
         for layer in range(s.layers):
             at = f"model.layers.{layer}.mlp"
             b.leave(
@@ -143,13 +144,13 @@ def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h plus the shared expert to x, or else its plain MLP of h."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
     bias = f"{at}.{BIAS}"
-    if not s.extra["flat_bias"]:
-        bias = rows(bias, 0, cast("int", s.extra["experts"]), index=0)
+    if not s.parts["flat_bias"]:
+        bias = rows(bias, 0, s.parts["experts"], index=0)
     add_mixture(
         b,
         s,
@@ -159,14 +160,14 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         parts=PARTS,
         renormalize=True,
         bias=bias,
-        router=cast("str", s.extra.get("router", "gate")),
+        router=s.parts.get("router", "gate"),
     )
-    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    shared = s.parts["shared"] * s.parts["expert_width"]
     if shared:
         gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
 
 
-def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     """Return the hyperparameters that dense models and mixtures share."""
     bias = read_bool(config, "use_bias", False)
     return read_decoder(
@@ -180,5 +181,5 @@ def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=bias,
-        extra=extra,
+        parts=parts,
     )

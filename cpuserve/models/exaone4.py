@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -29,6 +29,7 @@ from cpuserve.models.llama import (
     qk_norm_attention,
     read_decoder,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
@@ -66,7 +67,7 @@ class ExaoneMoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a K-EXAONE config."""
-        extra = {
+        parts: SpecParts = {
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "num_shared_experts", 1),
             "dense_layers": _read_dense(config),
@@ -77,8 +78,8 @@ class ExaoneMoe:
             "expert_scale": read_float(config, "routed_scaling_factor", 2.5),
             "renormalize": read_bool(config, "norm_topk_prob", True),
         }
-        spec = _spec(config, extra)
-        return replace(spec, extra={**spec.extra, "guess": _head(config, spec)})
+        spec = _spec(config, parts)
+        return replace(spec, parts={**spec.parts, "guess": _head(config, spec)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -88,8 +89,8 @@ class ExaoneMoe:
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts or its plain MLP of h to x, with the limit of the layer."""
-    limit = cast("tuple[float, ...]", s.extra["limits"])[layer]
-    sigmoid_mixture(b, replace(s, extra={**s.extra, "gate_limit": limit}), layer, h, x)
+    limit = s.parts["limits"][layer]
+    sigmoid_mixture(b, replace(s, parts={**s.parts, "gate_limit": limit}), layer, h, x)
 
 
 def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -101,15 +102,15 @@ def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(i for i, flag in enumerate(routed) if not flag)
 
 
-def _head(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, object]:
+def _head(config: Mapping[str, Any], spec: ModelSpec) -> SpecParts:
     """Return what differs in a head: its layer has a RoPE and no experts.
 
     It has a window if the first layer of the model has one, or as mtp_layer_types says.
     Source: ExaoneMoeAttention and ExaoneMoeDecoderLayer in vLLM.
     """
-    limits = cast("tuple[float, ...]", spec.extra["limits"])
-    found: dict[str, object] = {"dense_layers": (0,), "limits": limits[:1]}
-    windows = cast("tuple[int, ...]", spec.extra.get("windows", ()))
+    limits = spec.parts["limits"]
+    found: SpecParts = {"dense_layers": (0,), "limits": limits[:1]}
+    windows = spec.parts.get("windows", ())
     if windows:
         kinds, sizes = config.get("mtp_layer_types"), config.get("mtp_sliding_windows")
         own = windows[0]
@@ -136,12 +137,12 @@ def _read_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     )
 
 
-def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     if config.get("sliding_windows") or config.get("sliding_window", 4096) is not None:
         windows = _read_windows(config)
         full = tuple(i for i, keys in enumerate(windows) if not keys)
-        extra = {**extra, "windows": windows, "no_rope": full}
-    return read_decoder({"rms_norm_eps": 1e-5, **config}, positions=2048, extra=extra)
+        parts = {**parts, "windows": windows, "no_rope": full}
+    return read_decoder({"rms_norm_eps": 1e-5, **config}, positions=2048, parts=parts)
 
 
 def _pattern(config: Mapping[str, Any]) -> Callable[[int], bool]:

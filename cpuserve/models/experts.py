@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from cpuserve.models.config import read_float, read_int, read_kinds, refuse
 from cpuserve.models.llama import before_silu, dense_mlp, gated_mlp
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
@@ -15,8 +16,8 @@ from cpuserve.program.ops import RouterScore, Then, ValueId
 GATED_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
-    """Return the entries of `ModelSpec.extra` that `add_mixture` needs.
+def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> SpecParts:
+    """Return the entries of `ModelSpec.parts` that `add_mixture` needs.
 
     count, width: the keys of the config for the number of experts and for their width.
       transformers 5 saves the number of experts of every family under the key of Mixtral.
@@ -117,16 +118,16 @@ def add_mixture(
     identities, weigh_inputs: see `Builder.mixture`.
     silu_limit: as in `gated_mlp`.
 
-    If there is extra["expert_limit"] or extra["gate_limit"], it limits gates and ups.
+    If there is parts["expert_limit"] or parts["gate_limit"], it limits gates and ups.
     """
-    experts = range(cast("int", s.extra["experts"]))
-    limit = cast("float", s.extra.get("expert_limit", s.extra.get("gate_limit", 0.0)))
+    experts = range(s.parts["experts"])
+    limit = s.parts.get("expert_limit", s.parts.get("gate_limit", 0.0))
     return b.mixture(
         h,
         f"{at}.{router}",
         [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
-        features=cast("int", s.extra["expert_width"]),
-        chosen=cast("int", s.extra["chosen"]),
+        features=s.parts["expert_width"],
+        chosen=s.parts["chosen"],
         to=x,
         then=then or cast("Then", f"{s.activation}_mul"),
         score=score,
@@ -158,7 +159,7 @@ def add_shared_mixture(
     """Return x plus the chosen experts of h plus the shared experts (one wide expert).
 
     If x is None, returns the experts alone.
-    The router works as in DeepSeek; its settings are in ModelSpec.extra.
+    The router works as in DeepSeek; its settings are in ModelSpec.parts.
 
     parts: as in add_mixture.
     bias: the suffix of the biases that a sigmoid router adds to choose; None = it has none.
@@ -171,14 +172,14 @@ def add_shared_mixture(
         h,
         x,
         parts=parts,
-        renormalize=cast("bool", s.extra["renormalize"]),
+        renormalize=s.parts["renormalize"],
         score=score,
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.{bias}" if bias is not None and score == "sigmoid" else None,
-        groups=cast("Groups | None", s.extra["groups"]),
+        groups=s.parts["groups"],
         silu_limit=silu_limits[0],
     )
-    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    shared = s.parts["shared"] * s.parts["expert_width"]
     if not shared:
         return out
     return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out, silu_limit=silu_limits[1])
@@ -186,14 +187,14 @@ def add_shared_mixture(
 
 def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x, chosen by sigmoids; the first layers have a plain MLP."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
     else:
         add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="sigmoid")
 
 
-def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict[str, object]:
-    """Return the entries of `ModelSpec.extra` that `qwen_shared_mlp` needs."""
+def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> SpecParts:
+    """Return the entries of `ModelSpec.parts` that `qwen_shared_mlp` needs."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     return {
         **read_experts(config, count="num_experts", width="moe_intermediate_size"),
@@ -206,9 +207,9 @@ def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict
 def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the mixture of experts of h to x, or the dense MLP of h, whichever the layer has.
 
-    The layers in s.extra["dense_layers"] have a dense MLP.
+    The layers in s.parts["dense_layers"] have a dense MLP.
     """
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     add_mixture(
@@ -217,20 +218,20 @@ def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         f"model.layers.{layer}.mlp",
         h,
         x,
-        renormalize=cast("bool", s.extra["renormalize"]),
+        renormalize=s.parts["renormalize"],
     )
 
 
 def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Do the same as `qwen_mlp`, and add an expert for all tokens, times the sigmoid of a gate."""
     qwen_mlp(b, s, layer, h, x)
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         return
     add_shared_expert(b, s, f"model.layers.{layer}.mlp", h, x)
 
 
 def add_shared_expert(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
     """Add to x the expert of h that all tokens share, times the sigmoid of a gate."""
-    out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
+    out = gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"])
     b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
     b.add(out, to=x)

@@ -24,7 +24,7 @@ class Falcon:
     """Falcon with RoPE: 7B has one KV head, 40B and 180B a norm for attention and one for the MLP.
 
     Source: transformers modeling_falcon.
-    Keys of spec.extra: "two_norms", and "parallel": whether attention and MLP read the same x.
+    Keys of spec.parts: "two_norms", and "parallel": whether attention and MLP read the same x.
     """
 
     @staticmethod
@@ -60,7 +60,7 @@ class Falcon:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=bias,
-            extra={
+            parts={
                 "activation": read_choice(config, "activation", "gelu", ACTIVATIONS),
                 "two_norms": grouped and norms == 2,
                 "parallel": grouped or read_bool(config, "parallel_attn", True),
@@ -74,12 +74,12 @@ class Falcon:
         x = b.embed("transformer.word_embeddings")
         for i in range(s.layers):
             at = f"transformer.h.{i}"
-            if s.extra["two_norms"]:
+            if s.parts["two_norms"]:
                 h, mlp = b.layer_norm(x, f"{at}.ln_attn"), b.layer_norm(x, f"{at}.ln_mlp")
             else:
                 h = mlp = b.layer_norm(x, f"{at}.input_layernorm")
             grouped_attention(b, s, i, f"{at}.self_attention", h, x)
-            if not s.extra["parallel"]:
+            if not s.parts["parallel"]:
                 mlp = b.layer_norm(x, f"{at}.post_attention_layernorm")
             plain_mlp(b, s, f"{at}.mlp", mlp, x)
         h = b.layer_norm(x, "transformer.ln_f")

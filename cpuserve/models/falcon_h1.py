@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_float, refuse
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
-from cpuserve.models.mamba import Mamba2Sizes, read_mamba2, scan_mamba2
+from cpuserve.models.mamba import read_mamba2, scan_mamba2
+from cpuserve.models.parts import SpecParts
+from cpuserve.models.sizes import LayerFactors
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 from cpuserve.program.program import Use
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFactors:
-    """The constants that multiply the parts of a layer.
-
-    inputs: the factors of z, the values, B, C and the step sizes of Mamba2.
-    gate: the factor of the gate of the MLP, before the activation.
-    attention, mamba, mlp: the factors of the results that are added to the residual stream.
-    """
-
-    inputs: tuple[float, ...]
-    gate: float
-    attention: float
-    mamba: float
-    mlp: float
 
 
 class FalconH1:
@@ -44,8 +30,8 @@ class FalconH1:
         if bias and into != 1.0:
             refuse("attention_in_multiplier", into, "1 if attention_bias is true")
         mamba = read_mamba2(config)
-        extra: dict[str, object] = {
-            "mamba": mamba,
+        parts: SpecParts = {
+            "mamba2": mamba,
             "factors": _read_factors(config, into, mamba.proj_bias),
             "mamba_norm": read_bool(config, "mamba_rms_norm", False),
             "norm_first": read_bool(config, "mamba_norm_before_gate", True),
@@ -57,7 +43,7 @@ class FalconH1:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=read_bool(config, "mlp_bias", False),
-            extra=extra,
+            parts=parts,
         )
         scores = into**2 * read_float(config, "key_multiplier", 1.0)
         return replace(
@@ -70,13 +56,13 @@ class FalconH1:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        factors = cast("LayerFactors", s.extra["factors"])
+        factors = s.parts["factors"]
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
         for i in range(s.layers):
             at = f"model.layers.{i}"
             h = b.rms_norm(x, f"{at}.input_layernorm")
             mixed = _mamba(b, s, f"{at}.mamba", h)
-            bias = cast("bool", s.extra["mamba_bias"])
+            bias = s.parts["mamba_bias"]
             _add(b, s, mixed, f"{at}.mamba.out_proj", bias, factors.mamba, x)
             a = attend(b, s, i, h)
             _add(b, s, a, f"{at}.self_attn.o_proj", s.out_bias, factors.attention, x, "output")
@@ -115,12 +101,12 @@ def _read_list(config: Mapping[str, Any], key: str, count: int) -> list[float]:
 
 def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return the gated result of Mamba2 of h, before its output matrix."""
-    m = cast("Mamba2Sizes", s.extra["mamba"])
+    m = s.parts["mamba2"]
     widths = (m.width, m.width, m.groups * m.state, m.groups * m.state, m.heads)
-    inputs = cast("LayerFactors", s.extra["factors"]).inputs
+    inputs = s.parts["factors"].inputs
     out, z = scan_mamba2(b, m, at, h, list(zip(widths, inputs, strict=True)))
-    norm = cast("bool", s.extra["mamba_norm"])
-    if norm and not s.extra["norm_first"]:
+    norm = s.parts["mamba_norm"]
+    if norm and not s.parts["norm_first"]:
         return b.gated_norm(out, z, f"{at}.norm", groups=m.groups, eps=m.eps)
     if norm:
         each = m.width // m.groups
@@ -132,7 +118,7 @@ def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 
 def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return act(factor * gate(h)) * up(h) of the MLP."""
-    factor = cast("LayerFactors", s.extra["factors"]).gate
+    factor = s.parts["factors"].gate
     both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", f"{s.activation}_mul")
     if factor == 1.0:
         return b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)

@@ -96,7 +96,7 @@ class Guesses:
       which are not read.
     dense: whether its layer has no experts, while the model has.
     hidden_first: whether the columns of its fc begin with the hidden state.
-    described: whether only models with an entry "guess" in ModelSpec.extra have a head that runs.
+    described: whether only models with an entry "guess" in ModelSpec.parts have a head that runs.
     """
 
     stored: HeadNames

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.experts import add_mixture, read_shared_experts
 from cpuserve.models.llama import build_decoder, dense_mlp, gated_mlp, read_decoder, self_attention
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
@@ -39,13 +40,13 @@ class Flint:
             config, window, default=lambda i: i >= 2 and i % 4 != 1 and i != last
         )
         renormalize = read_bool(config, "norm_topk_prob", True)
-        extra = {
+        parts: SpecParts = {
             **read_shared_experts(config, renormalize=renormalize),
             "windows": windows,
             "no_rope": tuple(i for i, keys in enumerate(windows) if not keys),
         }
         bias = read_bool(config, "attention_bias", False)
-        return read_decoder(config, positions=262144, qkv_bias=bias, out_bias=bias, extra=extra)
+        return read_decoder(config, positions=262144, qkv_bias=bias, out_bias=bias, parts=parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -57,7 +58,7 @@ class Flint:
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
     at = f"model.layers.{layer}.mlp"
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     add_mixture(
@@ -67,7 +68,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         h,
         x,
         parts=("gate_proj", "up_proj", "down_proj"),
-        renormalize=cast("bool", s.extra["renormalize"]),
+        renormalize=s.parts["renormalize"],
         score="sigmoid",
     )
-    gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]), to=x)
+    gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)

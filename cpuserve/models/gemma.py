@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import DECODER_HEAD
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
@@ -18,6 +18,7 @@ from cpuserve.models.llama import (
     offset_norm,
     read_decoder,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -71,8 +72,8 @@ class Gemma2:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Gemma 2 config."""
-        caps = {"softcap": read_cap(config, "attn_logit_softcapping", 50.0)}
-        return _spec(config, 8192, pattern=2, logit_cap=30.0, extra=caps)
+        caps: SpecParts = {"softcap": read_cap(config, "attn_logit_softcapping", 50.0)}
+        return _spec(config, 8192, pattern=2, logit_cap=30.0, parts=caps)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -116,7 +117,7 @@ class Gemma3:
             131072,
             pattern=read_int(config, "sliding_window_pattern", 6),
             logit_cap=0.0,
-            extra={"local_rope": local_rope},
+            parts={"local_rope": local_rope},
         )
 
     @staticmethod
@@ -154,7 +155,7 @@ def _spec(
     *,
     pattern: int,
     logit_cap: float,
-    extra: Mapping[str, object],
+    parts: SpecParts,
 ) -> ModelSpec:
     """Return the hyperparameters of Gemma 2 or 3.
 
@@ -179,10 +180,10 @@ def _spec(
         positions=positions,
         qkv_bias=bias,
         out_bias=bias,
-        extra={
+        parts={
             "windows": read_windows(config, window, default=lambda i: (i + 1) % pattern > 0),
             "logit_softcap": read_cap(config, "final_logit_softcapping", logit_cap),
-            **extra,
+            **parts,
         },
     )
     return replace(
@@ -210,12 +211,12 @@ def embed_scale(width: int, dtype: str) -> float:
 
 
 def _build(b: Builder, s: ModelSpec, *, qk_norm: bool, norms: SandwichNorms = NORMS) -> None:
-    softcap = cast("float", s.extra.get("softcap", 0.0))
+    softcap = s.parts.get("softcap", 0.0)
     build_sandwich(
         b,
         s,
         attention=partial(attend, qk_norm=qk_norm, plus_one=True, softcap=softcap),
         norms=norms,
         norm=offset_norm,
-        softcap=cast("float", s.extra["logit_softcap"]),
+        softcap=s.parts["logit_softcap"],
     )

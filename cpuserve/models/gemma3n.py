@@ -30,7 +30,7 @@ ROOT2 = 2.0**0.5
 class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, per-layer embeddings.
 
-    Source: transformers modeling_gemma3n. Keys of ModelSpec.extra in addition to the Gemma 4 keys:
+    Source: transformers modeling_gemma3n. Keys of ModelSpec.parts in addition to the Gemma 4 keys:
     streams: the number of streams.
     active: the index of the stream that layers compute.
     laurel_rank: the rank of the low-rank matrices next to attention.
@@ -55,7 +55,7 @@ class Gemma3n:
         full, local_rope = split_ropes(
             config, config["head_dim"], POSITIONS, theta=1e6, local_theta=local_theta
         )
-        _, *kv_heads = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
+        _, kv_heads, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
         streams = read_int(config, "altup_num_inputs", 4, low=2, high=MOST_PARTS)
         widths = _mlp_widths(config, layers)
         bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
@@ -69,10 +69,10 @@ class Gemma3n:
             positions=POSITIONS,
             qkv_bias=bias,
             out_bias=bias,
-            extra={
+            parts={
                 "windows": windows,
                 "local_rope": local_rope,
-                "local_heads": tuple(kv_heads),
+                "local_heads": (kv_heads, head_dim),
                 "caches": read_caches(config, windows),
                 "mlp_widths": widths,
                 "one_kv": False,
@@ -101,7 +101,7 @@ class Gemma3n:
         x = b.columns(first, s.width, more=others)
         for i in range(s.layers):
             _layer(b, s, i, inputs, x)
-        finish_decoder(b, s, _mean(b, s, x), softcap=cast("float", s.extra["logit_softcap"]))
+        finish_decoder(b, s, _mean(b, s, x), softcap=s.parts["logit_softcap"])
 
 
 def _mlp_widths(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -136,16 +136,16 @@ def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, .
 
 def _between(s: ModelSpec, name: str) -> list[str]:
     """Return the weights, by name, that convert between the first stream and the others."""
-    others = range(cast("int", s.extra["streams"]) - 1)
-    if s.extra["stacked"]:
+    others = range(s.parts["streams"] - 1)
+    if s.parts["stacked"]:
         return [rows(f"model.{name}", 0, s.width, index=i) for i in others]
     return [f"model.{name}.{i}" for i in others]
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
     """Append a layer: it computes the active stream, and corrects all streams by the result."""
-    at, parts = f"model.layers.{layer}", cast("int", s.extra["streams"])
-    active = cast("int", s.extra["active"])
+    at, parts = f"model.layers.{layer}", s.parts["streams"]
+    active = s.parts["active"]
     column = active * s.width
     gates = _gates(b, s, at, b.columns(x, s.width, column=column))
     b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
@@ -153,7 +153,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
     # The target is sqrt(2) times the value in the source; the correction scales it by 1 / sqrt(2).
     target = b.columns(x, s.width, column=column)
     h = b.rms_norm(target, f"{at}.input_layernorm")
-    low = b.linear(h, f"{at}.laurel.linear_left", features=cast("int", s.extra["laurel_rank"]))
+    low = b.linear(h, f"{at}.laurel.linear_left", features=s.parts["laurel_rank"])
     laurel = b.linear(low, f"{at}.laurel.linear_right", features=s.width)
     b.add(b.rms_norm(laurel, f"{at}.laurel.post_laurel_norm"), to=target)
     shared_attention(b, s, layer, h, target)
@@ -166,7 +166,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
     name = f"{at}.altup.correction_coefs"
     b.mix_parts(x, gates, name, parts=parts, target=target, active=active, scale=1 / ROOT2)
     corrected, scale = b.columns(x, s.width, column=column), f"{at}.altup.correct_output_scale"
-    if s.extra["corrected"]:
+    if s.parts["corrected"]:
         b.scale(corrected, scale, by_column=True)
     else:
         b.leave([scale])
@@ -178,14 +178,14 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
 def _gates(b: Builder, s: ModelSpec, at: str, x: ValueId, eps: float | None = None) -> ValueId:
     """Return the logits that determine the coefficients of the streams: [T, streams]."""
     routed = b.rms_norm(x, f"{at}.altup.router_norm", eps=eps, scale=1 / s.width)
-    streams = cast("int", s.extra["streams"])
+    streams = s.parts["streams"]
     return b.linear(routed, f"{at}.altup.modality_router", features=streams)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's MLP of h; gates below the cutoff of the layer, if any, become 0."""
-    at, width = f"model.layers.{layer}.mlp", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
-    deviations = cast("tuple[float | None, ...]", s.extra["deviations"])[layer]
+    at, width = f"model.layers.{layer}.mlp", s.parts["mlp_widths"][layer]
+    deviations = s.parts["deviations"][layer]
     if deviations is None:
         return gated_mlp(b, s, at, h, width)
     both = b.linear(h, [f"{at}.gate_proj", f"{at}.up_proj"], features=width)
@@ -196,7 +196,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 
 def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     """Return the last norm of the mean of all streams of x."""
-    total, streams = b.columns(x, s.width), cast("int", s.extra["streams"])
+    total, streams = b.columns(x, s.width), s.parts["streams"]
     others = [
         b.linear(b.columns(x, s.width, column=i * s.width), name, features=s.width)
         for i, name in enumerate(_between(s, "altup_unembed_projections"), 1)

@@ -10,6 +10,7 @@ from cpuserve.models.config import read_bool, read_heads, read_int, read_windows
 from cpuserve.models.experts import read_experts
 from cpuserve.models.gemma import embed_scale, read_cap
 from cpuserve.models.llama import finish_decoder, gated_mlp, layer_rope, layer_window, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -28,7 +29,7 @@ class Gemma4:
 
     The small models have per-layer embeddings, and later layers read the KV caches of earlier
     layers. Source: transformers modeling_gemma4. ModelSpec.kv_heads and head_dim are for global
-    layers. Keys of extra:
+    layers. Keys of parts:
 
     local_heads: KV heads and head_dim of layers with a window.
     caches: the layer with the KV cache that each layer reads.
@@ -50,7 +51,7 @@ class Gemma4:
             config = {**config, "rope_parameters": ROPES}
         full, local_rope = split_ropes(config, heads[1], POSITIONS, theta=1e6, local_theta=1e4)
         widths = _mlp_widths(config)
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "windows": windows,
             "local_rope": local_rope,
             "local_heads": heads,
@@ -65,7 +66,7 @@ class Gemma4:
         if read_bool(config, "enable_moe_block", False):
             chosen = {"num_experts_per_tok": config.get("top_k_experts")}
             keys = {"count": "num_experts", "width": "moe_intermediate_size"}
-            extra |= read_experts({**config, **chosen}, **keys)
+            parts |= read_experts({**config, **chosen}, **keys)
         bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
         spec = read_decoder(
             {
@@ -78,7 +79,7 @@ class Gemma4:
             positions=POSITIONS,
             qkv_bias=bias,
             out_bias=bias,
-            extra=extra,
+            parts=parts,
         )
         scale = embed_scale(spec.width, spec.dtype)
         return replace(spec, embed_scale=scale, attention_scale=1.0)
@@ -87,7 +88,7 @@ class Gemma4:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
-        inputs = layer_inputs(b, s, x) if s.extra["input_width"] else None
+        inputs = layer_inputs(b, s, x) if s.parts["input_width"] else None
         for i in range(s.layers):
             at = f"model.layers.{i}"
             shared_attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
@@ -95,7 +96,7 @@ class Gemma4:
             if inputs is not None:
                 b.add(gated_input(b, s, i, inputs, x), to=x)
             b.scale(x, f"{at}.layer_scalar")
-        softcap = cast("float", s.extra["logit_softcap"])
+        softcap = s.parts["logit_softcap"]
         finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=softcap)
 
 
@@ -179,14 +180,14 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     Each is the sum of a projection of the token's embedding x and of a row looked up by token id.
     The sums are sqrt(2) times the values in the source; `gated_input` corrects this factor.
     """
-    width, vocab = cast("int", s.extra["input_width"]), cast("int", s.extra["input_vocab"])
+    width, vocab = s.parts["input_width"], s.parts["input_vocab"]
     inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)
     # The source divides by sqrt(s.width) before this norm.
     # Epsilon times s.width has the same result.
     norm = "model.per_layer_projection_norm"
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
-    pad = None if s.tower is None else cast("int", s.extra["pad"])
+    pad = None if s.tower is None else s.parts["pad"]
     own = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers")
     b.add(own, to=inputs)
     return inputs
@@ -194,7 +195,7 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
 
 def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
     """Return norm(projection(the layer's embeddings, gated by x)): [T, width]."""
-    at, width = f"model.layers.{layer}", cast("int", s.extra["input_width"])
+    at, width = f"model.layers.{layer}", s.parts["input_width"]
     then = cast("Then", s.activation)
     g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
     b.multiply(inputs, to=g, column=layer * width)
@@ -208,14 +209,14 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
     at, window = f"model.layers.{layer}", layer_window(s, layer)
     kv_heads, d = s.kv_heads, s.head_dim
     if window:
-        kv_heads, d = cast("tuple[int, int]", s.extra["local_heads"])
+        kv_heads, d = s.parts["local_heads"]
     q, k, v, o = (f"{at}.self_attn.{part}_proj" for part in "qkvo")
-    cache = cast("tuple[int, ...]", s.extra["caches"])[layer]
+    cache = s.parts["caches"][layer]
     own = cache == layer and not s.guesses
     names, sizes = [q], [s.q_heads * d]
     if own:
         # With one_kv, values of global layers are the keys before their norm: k is used twice.
-        names += [k, k if s.extra["one_kv"] and not window else v]
+        names += [k, k if s.parts["one_kv"] and not window else v]
         sizes += [kv_heads * d] * 2
     else:
         b.leave(f"{at}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
@@ -238,10 +239,10 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
 
 def feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Add norm(the layer's MLP of x, and its experts if there are any) to x."""
-    at, width = f"model.layers.{layer}", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
+    at, width = f"model.layers.{layer}", s.parts["mlp_widths"][layer]
     h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
     out = gated_mlp(b, s, f"{at}.mlp", h, width)
-    if "experts" in s.extra:
+    if "experts" in s.parts:
         out = b.rms_norm(out, f"{at}.post_feedforward_layernorm_1")
         b.add(_experts(b, s, at, x), to=out)
     b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm"), to=x)
@@ -250,13 +251,13 @@ def feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
 def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
     """Return norm(mixture of experts of x); the router of the mixture has a norm of its own."""
     parts = ("gate_proj", "up_proj", "down_proj")
-    experts = range(cast("int", s.extra["experts"]))
+    experts = range(s.parts["experts"])
     mixed = b.mixture(
         b.rms_norm(x, f"{at}.pre_feedforward_layernorm_2"),
         f"{at}.router.proj",
         [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
-        features=cast("int", s.extra["expert_width"]),
-        chosen=cast("int", s.extra["chosen"]),
+        features=s.parts["expert_width"],
+        chosen=s.parts["chosen"],
         to=None,
         then=cast("Then", f"{s.activation}_mul"),
         renormalize=True,

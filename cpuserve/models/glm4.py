@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_object
 from cpuserve.models.experts import (
@@ -56,7 +56,7 @@ class Glm4:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a GLM-4 config.
 
-        extra["split_pairs"]: `split` of `row_order`, for GGUF files of the model or an adapter. The
+        parts["split_pairs"]: `split` of `row_order`, for GGUF files of the model or an adapter. The
           converter moves the pairs of models with M-RoPE apart.
         """
         spec = read_decoder(
@@ -72,7 +72,7 @@ class Glm4:
         split = config.get("split_pairs")
         if split is None and spec.rope and any("mrope_section" in each for each in ropes):
             split = spec.rope.rotary
-        return replace(spec, extra={"split_pairs": split}) if split else spec
+        return replace(spec, parts={"split_pairs": split}) if split else spec
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -96,7 +96,7 @@ class Glm4Moe:
             {"rms_norm_eps": 1e-5, **_half_rotated(config)},
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", False),
-            extra={
+            parts={
                 **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
                 "shared": read_int(config, "n_shared_experts", 1),
                 "dense_layers": read_first_dense(config, 1),
@@ -110,7 +110,7 @@ class Glm4Moe:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        attention = partial(self_attention, qk_norm=cast("bool", s.extra["qk_norm"]))
+        attention = partial(self_attention, qk_norm=s.parts["qk_norm"])
         build_decoder(b, s, attention=attention, mlp=sigmoid_mixture)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, read_object, refuse
 from cpuserve.models.deepseek import latent_output, read_latent
@@ -12,13 +12,13 @@ from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_
 from cpuserve.models.indexers import (
     LATENT_INDEXER,
     POOLS,
-    Indexer,
     leave_indexer,
     read_index_types,
     read_indexer,
 )
 from cpuserve.models.kimi_linear import CONVOLUTIONS, read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams, enter_streams
@@ -33,7 +33,7 @@ class Glm5Next:
     """GLM-5.3-Flash (text), with indexers that select pools of tokens.
 
     Source: transformers modeling_glm5_next.
-    Keys of ModelSpec.extra in addition to the keys of DeepSeek and Kimi Linear:
+    Keys of ModelSpec.parts in addition to the keys of DeepSeek and Kimi Linear:
 
     streams: the number of residual streams.
     rounds: how often the columns of the weights of the streams are normalized (Sinkhorn).
@@ -70,22 +70,22 @@ class Glm5Next:
         if spec.activation != "silu":
             refuse("hidden_act", config.get("hidden_act"), "silu")
         kinds = read_kinds(config, "layer_types", KINDS, lambda i: KINDS[i % 4 == 3])
-        extra = {
-            **spec.extra,
+        parts: SpecParts = {
+            **spec.parts,
             "attends": tuple(kind != "linear_attention" for kind in kinds),
-            "delta": read_row_delta({"linear_num_heads": 64, **config}),
+            "row_delta": read_row_delta({"linear_num_heads": 64, **config}),
             "bound": _read_bound(config),
             "gate_limit": read_float(config, "swiglu_limit", 10.0),
             "streams": read_int(config, "hc_mult", 4, high=MOST_STREAMS),
             "rounds": read_int(config, "hc_sinkhorn_iters", 20, high=1000),
             "floor": read_float(config, "hc_eps", 1e-6),
         }
-        return _with_indexer(replace(spec, extra=extra), config, kinds)
+        return _with_indexer(replace(spec, parts=parts), config, kinds)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        streams = cast("int", s.extra["streams"])
+        streams = s.parts["streams"]
         x = embed_streams(b, s)
         for layer in range(s.layers):
             _layer(b, s, layer, x)
@@ -117,7 +117,7 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any], kinds: Sequence[st
     shared = [
         i for i, kind in enumerate(kinds) if kind != "linear_attention" and types[i] != "full"
     ]
-    if "indexer" in spec.extra and shared:
+    if "indexer" in spec.parts and shared:
         want = f"full in layer {shared[0]}, since layers cannot share the keys that they select"
         refuse("indexer_types", types[shared[0]], want)
     return spec
@@ -136,13 +136,13 @@ def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the latent attention or the delta net of h, whichever the layer has."""
-    at, attends = f"model.layers.{layer}.self_attn", cast("tuple[bool, ...]", s.extra["attends"])
+    at, attends = f"model.layers.{layer}.self_attn", s.parts["attends"]
     if not attends[layer]:
-        heads = cast("dict[str, int]", s.extra["delta"])["heads"]
-        bound = cast("float", s.extra["bound"])
+        heads = s.parts["row_delta"]["heads"]
+        bound = s.parts["bound"]
         out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
         return b.linear(out, f"{at}.o_proj", features=s.width, use="output")
-    indexer = cast("Indexer | None", s.extra.get("indexer"))
+    indexer = s.parts.get("indexer")
     if indexer is None:
         leave_indexer(b, at, (*LATENT_INDEXER, *POOLS))
     elif indexer["pool"] == 1:  # the weight of the only token of a pool is 1 with any gate
@@ -154,6 +154,6 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's experts of h, or its plain MLP if the layer has no experts."""
     at = f"model.layers.{layer}.mlp"
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         return gated_mlp(b, s, at, h, s.intermediate)
     return add_shared_mixture(b, s, at, h, None, score="sigmoid")

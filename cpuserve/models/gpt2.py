@@ -28,7 +28,7 @@ from cpuserve.program.parts import columns
 class Gpt2:
     """GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.
 
-    Keys of spec.extra: "by_layer" (scale_attn_by_inverse_layer_idx) and "transposed".
+    Keys of spec.parts: "by_layer" (scale_attn_by_inverse_layer_idx) and "transposed".
     transposed: whether the checkpoint stores matrices as [in, out], as published ones do.
     Checkpoints with conv1d_transposed in their config store [out, in]. Only cpuserve has this key,
     for GGUF files and quantized copies.
@@ -63,7 +63,7 @@ class Gpt2:
             attention_scale=None if read_bool(config, "scale_attn_weights", True) else 1.0,
             bos_ids=read_ids(config, "bos_token_id", vocab),
             eos_ids=read_ids(config, "eos_token_id", vocab),
-            extra={
+            parts={
                 "by_layer": read_bool(config, "scale_attn_by_inverse_layer_idx", False),
                 "transposed": not read_bool(config, "conv1d_transposed", False),
             },
@@ -93,13 +93,13 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     qkv = b.linear(h, _matrix(s, f"{at}.c_attn", features), features=features, bias=True)
     b.rope_store_kv(qkv, layer=layer, rope=None)
     scale = s.head_dim**-0.5 if s.attention_scale is None else s.attention_scale
-    a = b.attention(qkv, layer=layer, scale=scale / (layer + 1 if s.extra["by_layer"] else 1))
+    a = b.attention(qkv, layer=layer, scale=scale / (layer + 1 if s.parts["by_layer"] else 1))
     b.linear(a, _matrix(s, f"{at}.c_proj", s.width), bias=True, add_to=x, use="down")
 
 
 def _matrix(s: ModelSpec, name: str, features: int) -> str:
     """Return the name that a Program has for matrix `name`, which has `features` outputs."""
-    return columns(name, 0, features) if s.extra["transposed"] else name
+    return columns(name, 0, features) if s.parts["transposed"] else name
 
 
 class GptBigCode:

@@ -51,7 +51,7 @@ class GptNeo:
             attention_scale=1.0,
             bos_ids=read_ids(config, "bos_token_id", vocab),
             eos_ids=read_ids(config, "eos_token_id", vocab),
-            extra={"windows": _windows(config, layers)},
+            parts={"windows": _windows(config, layers)},
         )
 
     @staticmethod
@@ -97,6 +97,6 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     parts = {f"{at}.{part}_proj": s.width for part in "qkv"}
     qkv = b.linear(h, list(parts), features=list(parts.values()), use="qkv")
     b.rope_store_kv(qkv, layer=layer, rope=None)
-    window = cast("tuple[int, ...]", s.extra["windows"])[layer]
+    window = s.parts["windows"][layer]
     a = b.attention(qkv, layer=layer, window=window, scale=s.attention_scale)
     b.linear(a, f"{at}.out_proj", bias=True, add_to=x)

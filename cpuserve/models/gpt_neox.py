@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, refuse
 from cpuserve.models.head_norms import norm_heads
@@ -12,7 +12,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 from cpuserve.program.program import Use
 
@@ -48,7 +48,7 @@ class GptNeoX:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=True,
-            extra={
+            parts={
                 "activation": activation,
                 "parallel": read_bool(config, "use_parallel_residual", True),
             },
@@ -62,7 +62,7 @@ class GptNeoX:
         for i in range(s.layers):
             at = f"gpt_neox.layers.{i}"
             h = b.layer_norm(x, f"{at}.input_layernorm")
-            if s.extra["parallel"]:
+            if s.parts["parallel"]:
                 mlp = b.layer_norm(x, f"{at}.post_attention_layernorm")
                 grouped_attention(b, s, i, f"{at}.attention", h, x)
             else:
@@ -110,6 +110,6 @@ def grouped_attention(
 
 def plain_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
     """Add the MLP of h, which has no gate, to x."""
-    then = cast("Then", s.extra["activation"])
+    then = s.parts["activation"]
     g = b.linear(h, f"{at}.dense_h_to_4h", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.dense_4h_to_h", bias=s.mlp_bias, add_to=x, use="down")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from cpuserve.models.config import read_choice, read_int, refuse
 from cpuserve.models.llama import read_decoder, unpaired
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 from cpuserve.program.program import Use
 
@@ -42,7 +42,7 @@ class GptJ:
                 "head_dim": None,  # a key that transformers does not read
             },
             positions=2048,
-            extra={
+            parts={
                 "activation": read_choice(config, "activation_function", "gelu_new", ACTIVATIONS)
             },
             eps="layer_norm_epsilon",
@@ -80,7 +80,7 @@ def _build(
         at = f"transformer.h.{i}"
         h = b.layer_norm(x, f"{at}.ln_1")
         _attention(b, s, i, h, x, parts(s, f"{at}.attn", s.rope.rotary if s.rope else 0))
-        then = cast("Then", s.extra["activation"])
+        then = s.parts["activation"]
         g = b.linear(h, f"{at}.mlp.fc_in", features=s.intermediate, bias=True, then=then)
         b.linear(g, f"{at}.mlp.fc_out", bias=True, add_to=x)
     h = b.layer_norm(x, "transformer.ln_f")

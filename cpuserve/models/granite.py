@@ -24,7 +24,8 @@ from cpuserve.models.llama import (
     read_decoder,
     self_attention,
 )
-from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
+from cpuserve.models.mamba import add_mamba2, read_mamba2
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -88,15 +89,18 @@ class GraniteMoeSwa:
 def _by_layer(config: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
     """Return the spec with the window and the RoPE of each layer."""
     window = read_int(config, "sliding_window", 128, low=0)
-    extra = {**spec.extra, "windows": read_windows(config, window, default=lambda i: i % 4 > 0)}
+    parts: SpecParts = {
+        **spec.parts,
+        "windows": read_windows(config, window, default=lambda i: i % 4 > 0),
+    }
     bases = config.get("layer_rope_theta")
     if bases is not None:
         if not isinstance(bases, list) or len(bases) != spec.layers:
             refuse("layer_rope_theta", bases, f"{spec.layers} numbers, or null")
-        extra["ropes"] = tuple(
+        parts["ropes"] = tuple(
             None if base == 0 else _rope_of(config, spec.head_dim, base) for base in bases
         )
-    return replace(spec, extra=extra)
+    return replace(spec, parts=parts)
 
 
 def _rope_of(config: Mapping[str, Any], head_dim: int, base: float) -> Rope:
@@ -118,7 +122,7 @@ class HyperClovaX:
         spec = _spec(
             config,
             mlp_bias=read_bool(config, "mlp_bias", False),
-            extra={
+            parts={
                 "post_norms": read_bool(config, "use_post_norm", True),
                 "post_eps": read_float(config, "rms_norm_eps", 1e-6),
             },
@@ -133,10 +137,10 @@ class HyperClovaX:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        if not s.extra["post_norms"]:
+        if not s.parts["post_norms"]:
             build_decoder(b, s)
             return
-        eps = cast("float", s.extra["post_eps"])
+        eps = s.parts["post_eps"]
 
         def norm(b: Builder, x: ValueId, name: str) -> ValueId:
             after = name.endswith(("post_norm1", "post_norm2"))
@@ -166,10 +170,10 @@ class GraniteMoe:
 
         Its intermediate_size is the width of an expert.
         """
-        extra = read_experts(config, count="num_local_experts", width="intermediate_size")
+        parts = read_experts(config, count="num_local_experts", width="intermediate_size")
         shared = config.get("shared_intermediate_size")
-        extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
-        return _spec(config, extra=extra)
+        parts["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
+        return _spec(config, parts=parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -189,14 +193,14 @@ class GraniteMoeHybrid:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Granite 4 config; all layers are Mamba2 by default."""
         kinds = read_kinds(config, "layer_types", (*MAMBA, *ATTENTION), lambda _: MAMBA[0])
-        extra: dict[str, object] = {"experts": 0}
+        parts: SpecParts = {"experts": 0}
         if read_int(config, "num_local_experts", low=0):
-            extra = read_experts(config, count="num_local_experts", width="intermediate_size")
-        extra["shared_width"] = read_int(config, "shared_intermediate_size")
-        extra["attends"] = tuple(kind in ATTENTION for kind in kinds)
+            parts = read_experts(config, count="num_local_experts", width="intermediate_size")
+        parts["shared_width"] = read_int(config, "shared_intermediate_size")
+        parts["attends"] = tuple(kind in ATTENTION for kind in kinds)
         if any(kind in MAMBA for kind in kinds):
-            extra["mamba"] = read_mamba2(config)
-        spec = _spec(config, extra=extra)
+            parts["mamba2"] = read_mamba2(config)
+        spec = _spec(config, parts=parts)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
             refuse("position_embedding_type", kind, "rope, nope or null")
@@ -241,11 +245,11 @@ class MiniCpm:
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention or Mamba2 of h to x."""
-    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    attends = s.parts["attends"]
     if attends[layer]:
         self_attention(b, s, layer, h, x, cache=sum(attends[:layer]))
     else:
-        sizes = cast("Mamba2Sizes", s.extra["mamba"])
+        sizes = s.parts["mamba2"]
         add_mamba2(b, sizes, f"model.layers.{layer}.mamba", h, x)
 
 
@@ -253,7 +257,7 @@ def _spec(
     config: Mapping[str, Any],
     *,
     mlp_bias: bool = False,
-    extra: dict[str, object] | None = None,
+    parts: SpecParts | None = None,
 ) -> ModelSpec:
     """Return the hyperparameters that all Granite families share.
 
@@ -262,15 +266,15 @@ def _spec(
     a norm of x / m returns the same as a norm of x if its epsilon is divided by m^2.
     """
     bias = read_bool(config, "attention_bias", False)
-    if extra is not None:  # only configs of GGUF files have mlp_input_split
-        extra = {**extra, "split": read_bool(config, "mlp_input_split", False)}
+    if parts is not None:  # only configs of GGUF files have mlp_input_split
+        parts = {**parts, "split": read_bool(config, "mlp_input_split", False)}
     spec = read_decoder(
         config,
         positions=2048,
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=mlp_bias,
-        extra=extra,
+        parts=parts,
     )
     residual = read_float(config, "residual_multiplier", 1.0, low=1e-9, high=1e9)
     return replace(
@@ -297,11 +301,11 @@ def _mlp(
     separate: each matrix of a chosen expert is a tensor of its own.
     """
     at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
-    split = cast("bool", s.extra["split"])  # as `separate`, for the shared expert too
-    moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
-    experts = cast("int", s.extra["experts"])
+    split = s.parts["split"]  # as `separate`, for the shared expert too
+    moe, shared = f"{at}.block_sparse_moe", s.parts["shared_width"]
+    experts = s.parts["experts"]
     if experts:
-        width = cast("int", s.extra["expert_width"])
+        width = s.parts["expert_width"]
         b.mixture(
             h,
             f"{moe}.{router}",
@@ -316,7 +320,7 @@ def _mlp(
                 for e in range(experts)
             ],
             features=width,
-            chosen=cast("int", s.extra["chosen"]),
+            chosen=s.parts["chosen"],
             to=x,
             then=then,
             score="chosen_softmax",

@@ -56,7 +56,7 @@ class Gte:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        types = cast("int", s.extra["types"])
+        types = s.parts["types"]
         x = b.embed(WORDS)
         if types:
             b.position_embed(x, None, rows=s.max_position, types=(TYPES, types))
@@ -113,7 +113,7 @@ class JinaV3:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed(WORDS)
-        types = TYPES, cast("int", s.extra["types"])
+        types = TYPES, s.parts["types"]
         b.position_embed(x, None, rows=s.max_position, types=types)
         x = b.layer_norm(x, "emb_ln")
         for i in range(s.layers):
@@ -142,5 +142,5 @@ def _spec(config: Mapping[str, Any], *, theta: float, activations: Mapping[str, 
         tied=True,
         rope=rope,
         activation=read_choice(config, "hidden_act", "gelu", activations),
-        extra={"types": read_int(config, "type_vocab_size", low=0, high=1 << 16)},
+        parts={"types": read_int(config, "type_vocab_size", low=0, high=1 << 16)},
     )

@@ -8,6 +8,7 @@ from typing import Any
 from cpuserve.models.config import read_bool, read_float, read_heads, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import LayerPart, build_decoder, dense_mlp, gated_mlp, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -47,8 +48,8 @@ class HunyuanMoe:
         }
         if (shared := _number(config, "num_shared_expert", 1)) != 1:
             refuse("num_shared_expert", shared, "1")
-        extra = read_experts(numbers, count="num_experts", width="moe_intermediate_size")
-        return _spec(config, extra)
+        parts = read_experts(numbers, count="num_experts", width="moe_intermediate_size")
+        return _spec(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -64,7 +65,7 @@ def _number(config: Mapping[str, Any], key: str, default: int) -> int:
     return read_int({key: value}, key, default)
 
 
-def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     if read_bool(config, "use_cla", False):
         refuse("use_cla", True, "false: keys and values shared by layers are not supported")
     if not read_bool(config, "use_qk_norm", True):
@@ -77,7 +78,7 @@ def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
         positions=2048,
         qkv_bias=bias,
         out_bias=bias,
-        extra=extra,
+        parts=parts,
     )
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
 from cpuserve.models.deepseek import attend_latent, low_queries, read_latent
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
 from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams, enter_streams
 from cpuserve.program.builder import Builder
-from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.operations.streams import MOST_STREAMS
 from cpuserve.program.ops import ValueId
 
@@ -41,7 +41,7 @@ class HunYuan4:
     The RoPE rotates neighbouring dims, as in vLLM and llama.cpp, which read the published files.
     In transformers 5.24 it rotates halves, with the same files.
 
-    Keys of ModelSpec.extra in addition to the keys of DeepSeek:
+    Keys of ModelSpec.parts in addition to the keys of DeepSeek:
 
     streams, floor: as in GLM-5.3.
     most: the largest weight of the output of a part of a layer in a stream.
@@ -81,8 +81,8 @@ class HunYuan4:
             # In Hunyuan 4 of images and text, the norms inside attention have the usual epsilon.
             eps=norm_eps if read_bool(config, "shares_norm_eps", False) else 1e-6,
         )
-        extra = {
-            **spec.extra,
+        parts: SpecParts = {
+            **spec.parts,
             "index_tail": True,
             "index_eps": spec.norm_eps,
             "shared_index": tuple(i for i, kind in enumerate(types) if kind == "shared"),
@@ -91,7 +91,7 @@ class HunYuan4:
             "floor": read_float(config, "hc_eps", 1e-6),
             "expert_limit": _read_limit(config),
         }
-        return read_indexer(replace(spec, extra=extra), config, heads=16)
+        return read_indexer(replace(spec, parts=parts), config, heads=16)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -129,15 +129,15 @@ def _attention(
     at, rope = f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
     low = low_queries(b, s, at, h)
-    wide = s.q_heads * (cast("int", s.extra["nope"]) + rope.rotary)
+    wide = s.q_heads * (s.parts["nope"] + rope.rotary)
     q = b.linear(low, f"{at}.q_b_proj", features=wide)
-    if layer not in cast("tuple[int, ...]", s.extra["shared_index"]):
+    if layer not in s.parts["shared_index"]:
         selected = select_latent(b, s, at, h, low)
         if selected is None:
             leave_indexer(b, at, LATENT_INDEXER)
     sinks = f"{at}.learnable_sink_param"
     out = attend_latent(b, s, at, h, q, selected, sinks=sinks)
-    values = s.q_heads * cast("int", s.extra["values"])
+    values = s.q_heads * s.parts["values"]
     b.gate(b.linear(h, f"{at}.linear_gate", features=values), to=out)
     y = b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
     return y, selected
@@ -146,7 +146,7 @@ def _attention(
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's experts of h, chosen and shared, or its plain MLP of h."""
     at = f"model.layers.{layer}.mlp"
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         return gated_mlp(b, s, at, h, s.intermediate)
     out = add_mixture(
         b,
@@ -155,11 +155,11 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         h,
         None,
         parts=("gate_proj", "up_proj", "down_proj"),
-        renormalize=cast("bool", s.extra["renormalize"]),
+        renormalize=s.parts["renormalize"],
         score="sigmoid",
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.gate.e_score_correction_bias",
-        groups=cast("Groups | None", s.extra["groups"]),
+        groups=s.parts["groups"],
     )
-    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    shared = s.parts["shared"] * s.parts["expert_width"]
     return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from cpuserve.models.config import read_int, read_kinds, refuse
 from cpuserve.models.llama import unpaired
+from cpuserve.models.parts import Indexer
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -29,18 +30,6 @@ def leave_indexer(b: Builder, at: str, names: Iterable[str]) -> None:
     """
     for name in names:
         b.leave(f"{at}.indexer.{n}" for n in (name, name.replace(".weight", ".weight_scale_inv")))
-
-
-class Indexer(TypedDict):
-    """The sizes of an indexer: its heads, their width, and how many index keys it selects.
-
-    `pool` tokens share an index key. ModelSpec.extra has the sizes under the key "indexer".
-    """
-
-    heads: int
-    width: int
-    keep: int
-    pool: int
 
 
 def selects_all(
@@ -69,7 +58,7 @@ def read_indexer(
     most = read_int(config, "index_topk", 2048)
     if selects_all(spec, most, pool):
         return spec
-    if not spec.extra["q_rank"]:
+    if not spec.parts["q_rank"]:
         refuse("q_lora_rank", None, "a number, since the indexer makes queries of the low rank")
     indexer = Indexer(
         heads=read_int(config, "index_n_heads", heads, high=1024),
@@ -77,7 +66,7 @@ def read_indexer(
         keep=most // pool,
         pool=pool,
     )
-    return replace(spec, extra={**spec.extra, "indexer": indexer})
+    return replace(spec, parts={**spec.parts, "indexer": indexer})
 
 
 def read_index_types(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -102,25 +91,23 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
 
     h: the input of attention; low: its queries of low rank.
 
-    extra["paired_index"]: the RoPE rotates neighbouring dims of index queries and keys.
-    extra["index_tail"]: it rotates neighbouring dims, and the last dims, not the first (Hunyuan 4).
+    parts["paired_index"]: the RoPE rotates neighbouring dims of index queries and keys.
+    parts["index_tail"]: it rotates neighbouring dims, and the last dims, not the first (Hunyuan 4).
     """
-    indexer = cast("Indexer | None", s.extra.get("indexer"))
+    indexer = s.parts.get("indexer")
     if indexer is None:
         return None
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
     rope = s.rope if s.rope is not None and s.rope.rotary else None
     keys = b.linear(h, f"{at}.indexer.wk", features=width)
-    keys = b.layer_norm(
-        keys, f"{at}.indexer.k_norm", eps=cast("float", s.extra.get("index_eps", 1e-6))
-    )
-    tail = rope.rotary if rope is not None and s.extra.get("index_tail") else 0
+    keys = b.layer_norm(keys, f"{at}.indexer.k_norm", eps=s.parts.get("index_eps", 1e-6))
+    tail = rope.rotary if rope is not None and s.parts.get("index_tail") else 0
     if tail:  # the ops rotate the first dims
         keys = b.columns(keys, tail, column=width - tail, more=b.columns(keys, width - tail))
     if pool > 1:
         gates = b.linear(h, f"{at}.indexer.{POOLS[1]}", features=width, bare=True)
         keys = b.columns(keys, width, more=gates)
-    paired = cast("bool", s.extra.get("paired_index", False)) and rope is not None
+    paired = s.parts.get("paired_index", False) and rope is not None
     layer = b.store_index_keys(keys, rope=rope, interleaved=paired or tail > 0)
     if pool > 1:
         layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{at}.indexer.{POOLS[0]}")
@@ -156,9 +143,9 @@ def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 
     h: the input of attention. The index key of a block is the mean of its tokens' keys.
     """
-    indexer = cast("Indexer", s.extra["indexer"])
+    indexer = s.parts["indexer"]
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
-    names = cast("tuple[str, ...]", s.extra["index_parts"])
+    names = s.parts["index_parts"]
     features = [(heads + 1) * width] if len(names) == 1 else [heads * width, width]
     queries = b.linear(h, [f"{at}.indexer.index_{n}_proj" for n in names], features=features)
     keys = b.columns(queries, width, column=heads * width)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_float, read_int, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder, self_attention
-from cpuserve.models.mamba import Mamba1Sizes, add_mamba1, read_mamba1
+from cpuserve.models.mamba import add_mamba1, read_mamba1
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -31,22 +32,22 @@ class Jamba:
         """Return the hyperparameters in a Jamba config."""
         layers = read_int(config, "num_hidden_layers", high=4096)
         eps = read_float(config, "rms_norm_eps", 1e-6)
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "attends": _every(config, "attn_layer", (8, 4), layers),
             "sparse": (False,) * layers,
-            "mamba": read_mamba1(config, _KEYS, "weights", eps),
+            "mamba1": read_mamba1(config, _KEYS, "weights", eps),
         }
         if read_int(config, "num_experts", 16, high=65536) > 1:
             counted = {"num_experts": 16, "num_experts_per_tok": 2, **config}
-            extra["sparse"] = _every(config, "expert_layer", (2, 1), layers)
-            extra |= read_experts(counted, count="num_experts", width="intermediate_size")
-        spec = read_decoder({"num_key_value_heads": 8, **config}, positions=262144, extra=extra)
+            parts["sparse"] = _every(config, "expert_layer", (2, 1), layers)
+            parts |= read_experts(counted, count="num_experts", width="intermediate_size")
+        spec = read_decoder({"num_key_value_heads": 8, **config}, positions=262144, parts=parts)
         return replace(spec, rope=None)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        attends, sparse = (cast("tuple[bool, ...]", s.extra[key]) for key in ("attends", "sparse"))
+        attends, sparse = s.parts["attends"], s.parts["sparse"]
         x = b.embed("model.embed_tokens")
         for i in range(s.layers):
             at = f"model.layers.{i}"
@@ -54,7 +55,7 @@ class Jamba:
             if attends[i]:
                 self_attention(b, s, i, h, x, cache=sum(attends[:i]))
             else:
-                add_mamba1(b, cast("Mamba1Sizes", s.extra["mamba"]), f"{at}.mamba", h, x)
+                add_mamba1(b, s.parts["mamba1"], f"{at}.mamba", h, x)
             h = b.rms_norm(x, f"{at}.pre_ff_layernorm")
             if not sparse[i]:
                 gated_mlp(b, s, f"{at}.feed_forward", h, s.intermediate, to=x)

@@ -32,7 +32,7 @@ class JinaV2:
     """jina-embeddings v2: small, base, and base for code.
 
     Sources: modeling_bert of jina-bert-implementation and of jina-bert-v2-qk-post-norm.
-    Keys of spec.extra: "types", and "code" (whether it is for code).
+    Keys of spec.parts: "types", and "code" (whether it is for code).
     """
 
     @staticmethod
@@ -46,7 +46,7 @@ class JinaV2:
             norm_eps=read_float(config, "layer_norm_eps", 1e-12),
             tied=True,
             activation=read_choice(config, "feed_forward_type", "geglu", gates),
-            extra={
+            parts={
                 "types": read_int(config, "type_vocab_size", 2, high=1 << 16),
                 "code": _is_for_code(config),
             },
@@ -56,17 +56,17 @@ class JinaV2:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed(WORDS)
-        types = TYPES, cast("int", s.extra["types"])
+        types = TYPES, s.parts["types"]
         b.position_embed(x, None, rows=s.max_position, types=types)
         x = b.layer_norm(x, "embeddings.LayerNorm")
-        names = _CODE if s.extra["code"] else _PLAIN
+        names = _CODE if s.parts["code"] else _PLAIN
         for i in range(s.layers):
             at = f"encoder.layer.{i}"
             a = b.attend_both_sides(_queries(b, s, f"{at}.attention.self", x), alibi=True)
-            y = b.columns(x, s.width) if s.extra["code"] else x
+            y = b.columns(x, s.width) if s.parts["code"] else x
             b.linear(a, f"{at}.attention.output.dense", bias=True, add_to=y)
             y = b.layer_norm(y, f"{at}.attention.output.LayerNorm")
-            if s.extra["code"]:
+            if s.parts["code"]:
                 b.add(x, to=y)
                 y = b.layer_norm(y, f"{at}.layer_norm_1")
             n = s.intermediate
@@ -81,7 +81,7 @@ class JinaV2:
 def _queries(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
     """Return queries, keys and values; in models for code, queries and keys have norms."""
     names = [f"{at}.{part}" for part in ("query", "key", "value")]
-    if not s.extra["code"]:
+    if not s.parts["code"]:
         return b.linear(x, names, features=s.width, bias=True)
     q, k, v = (b.linear(x, name, features=s.width, bias=True) for name in names)
     q, k = b.layer_norm(q, f"{at}.layer_norm_q"), b.layer_norm(k, f"{at}.layer_norm_k")

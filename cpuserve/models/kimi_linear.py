@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -18,6 +18,7 @@ from cpuserve.models.config import (
 from cpuserve.models.deepseek import add_latent, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
 from cpuserve.models.llama import build_decoder, dense_mlp
+from cpuserve.models.parts import RowDelta, SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
@@ -77,12 +78,12 @@ class KimiLinear:
             interleaved=False,
             turns=False,
         )
-        extra = {
-            **spec.extra,
+        parts: SpecParts = {
+            **spec.parts,
             "attends": tuple(kind == "full_attention" for kind in kinds),
-            "delta": read_row_delta(config),
+            "row_delta": read_row_delta(config),
         }
-        return replace(spec, extra=extra)
+        return replace(spec, parts=parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -115,7 +116,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     return read_kinds(config, "layer_types", KINDS, default)
 
 
-def read_row_delta(config: Mapping[str, Any]) -> dict[str, int]:
+def read_row_delta(config: Mapping[str, Any]) -> RowDelta:
     """Return the sizes of the delta nets, from linear_attn_config or from keys of their own."""
     nested = read_object(config, "linear_attn_config")
     names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
@@ -131,12 +132,12 @@ def read_row_delta(config: Mapping[str, Any]) -> dict[str, int]:
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the latent attention or the delta net of h to x, whichever the layer has."""
-    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    attends = s.parts["attends"]
     if attends[layer]:
         add_latent(b, s, layer, h, x)
     else:
         at = f"model.layers.{layer}.self_attn"
-        heads = cast("dict[str, int]", s.extra["delta"])["heads"]
+        heads = s.parts["row_delta"]["heads"]
         out = row_delta(b, s, at, h, rates=(1, 1, heads, 1))
         b.linear(out, f"{at}.o_proj", add_to=x, use="output")
 
@@ -149,7 +150,7 @@ def row_delta(
     rates: the shape of A_log.
     bound: the lower bound of the logarithms of decays, as in `GatedDelta`.
     """
-    sizes = cast("dict[str, int]", s.extra["delta"])
+    sizes = s.parts["row_delta"]
     heads, width = sizes["heads"], sizes["width"]
     wide = heads * width
     qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=[wide] * 3, use="qkv")
@@ -176,7 +177,7 @@ def gated_rows(
 
     gates: the columns of the betas and of the decays. bound, rates: as in `row_delta`.
     """
-    sizes = cast("dict[str, int]", s.extra["delta"])
+    sizes = s.parts["row_delta"]
     heads, width = sizes["heads"], sizes["width"]
     return b.gated_delta(
         qkvz,
@@ -198,7 +199,7 @@ def gated_rows(
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x; the first layers have a plain MLP instead."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")

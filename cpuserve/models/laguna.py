@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
@@ -15,6 +15,7 @@ from cpuserve.models.llama import (
     layer_window,
     read_decoder,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -49,7 +50,7 @@ class Laguna:
         window = read_int(config, "sliding_window", 512, low=0)
         head_dim = read_int(config, "head_dim", 128)
         heads = _read_heads(config, layers)
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "windows": read_windows(config, window, default=lambda _: False),
             "heads": heads,
             "gate_per_head": _read_gates(config),
@@ -67,7 +68,7 @@ class Laguna:
             positions=131072,
             qkv_bias=bias,
             out_bias=bias,
-            extra={**extra, "local_rope": local},
+            parts={**parts, "local_rope": local},
         )
 
     @staticmethod
@@ -105,7 +106,7 @@ def _read_gates(config: Mapping[str, Any]) -> bool:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x; softplus(linear(h)) multiplies its heads or columns."""
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
-    heads = cast("tuple[int, ...]", s.extra["heads"])[layer]
+    heads = s.parts["heads"][layer]
     counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
     names, features = [f"{at}.{name}" for name in counts], [n * d for n in counts.values()]
     qkv = b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
@@ -114,14 +115,14 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         qkv, layer=layer, rope=layer_rope(s, layer), q_norm=q_norm, k_norm=k_norm, q_heads=heads
     )
     a = b.attention(qkv, layer=layer, window=layer_window(s, layer), q_heads=heads)
-    gates = b.linear(h, f"{at}.g_proj", features=heads * (1 if s.extra["gate_per_head"] else d))
+    gates = b.linear(h, f"{at}.g_proj", features=heads * (1 if s.parts["gate_per_head"] else d))
     b.soft_gate(gates, to=a)
     b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h plus the shared expert to x, or else its plain MLP of h."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
@@ -134,7 +135,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=True,
         score="sigmoid",
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.experts.e_score_correction_bias",
     )
-    gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]), to=x)
+    gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)

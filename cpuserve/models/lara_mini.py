@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds
 from cpuserve.models.experts import qwen_mlp, read_shared_experts
 from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder, self_attention
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.qwen3_next import read_delta
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
@@ -48,7 +48,7 @@ class LaraMini:
         # The convolutions of gated delta nets have this activation as well.
         read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
         window = read_int(config, "sliding_window", 512)
-        extra = {
+        parts: SpecParts = {
             **read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True)),
             "dense_layers": (),
             "windows": tuple(window if kind == _WINDOW else 0 for kind in kinds),
@@ -57,7 +57,7 @@ class LaraMini:
             "delta": read_delta(config, key_heads=8, value_heads=16),
         }
         bias = read_bool(config, "attention_bias", False)
-        return read_decoder(config, positions=131072, qkv_bias=bias, out_bias=bias, extra=extra)
+        return read_decoder(config, positions=131072, qkv_bias=bias, out_bias=bias, parts=parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -67,11 +67,11 @@ class LaraMini:
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention or a gated delta net of h to x."""
-    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    attends = s.parts["attends"]
     if attends[layer]:
         self_attention(b, s, layer, h, x, qk_norm=True, cache=sum(attends[:layer]))
         return
-    at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
+    at, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
     values = sizes["value_heads"] * sizes["value_width"]
     # The rows of the matrix are queries, keys, values, gates of the output, and b and a of heads.
     wide = 2 * (sizes["key_heads"] * sizes["key_width"] + values)
@@ -86,4 +86,4 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the chosen experts of h, and one for all tokens, to x."""
     qwen_mlp(b, s, layer, h, x)
     at = f"model.layers.{layer}.mlp.shared_expert"
-    gated_mlp(b, s, at, h, cast("int", s.extra["shared_width"]), to=x)
+    gated_mlp(b, s, at, h, s.parts["shared_width"], to=x)

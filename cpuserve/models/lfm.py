@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -16,6 +16,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import LayerPart, attend, finish_decoder, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames, experts_by_number
@@ -55,14 +56,14 @@ class Lfm2Moe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an LFM2-MoE config."""
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
-            "dense_layers": read_int(config, "num_dense_layers", low=0),
+            "dense_layers": tuple(range(min(read_int(config, "num_dense_layers", low=0), 4096))),
             "renormalize": read_bool(config, "norm_topk_prob", True),
             "expert_bias": read_bool(config, "use_expert_bias", True),
             "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
         }
-        return _spec(config, extra)
+        return _spec(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -70,8 +71,8 @@ class Lfm2Moe:
         _build(b, s, _sparse_mlp)
 
 
-def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
-    conv = {
+def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
+    conv: SpecParts = {
         "attends": tuple(kind == "full_attention" for kind in _kinds(config)),
         "taps": read_taps(config, "conv_L_cache", 3),
         "conv_bias": read_bool(config, "conv_bias", False),
@@ -83,7 +84,7 @@ def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
         {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
         positions=128000,
         eps="norm_eps",
-        extra={**extra, **conv},
+        parts={**parts, **conv},
     )
 
 
@@ -120,7 +121,7 @@ def _build(b: Builder, s: ModelSpec, mlp: LayerPart) -> None:
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the attention or the short convolution of h to x, whichever the layer has."""
-    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    attends = s.parts["attends"]
     at = f"model.layers.{layer}"
     if attends[layer]:
         _attention(b, s, f"{at}.self_attn", sum(attends[:layer]), h, x)
@@ -143,12 +144,12 @@ def short_convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, to: ValueId
 
     B, C and v are three equal parts of in_proj(h).
     """
-    bias, width = cast("bool", s.extra["conv_bias"]), s.width
+    bias, width = s.parts["conv_bias"], s.width
     name = f"{at}.in_proj"
     gates = b.linear(h, rows(name, 0, 2 * width), features=2 * width, bias=bias)
     inner = b.linear(h, rows(name, 2 * width, width), features=width, bias=bias)
     b.multiply(gates, to=inner)
-    mixed = b.short_conv(inner, f"{at}.conv", taps=cast("int", s.extra["taps"]), bias=bias)
+    mixed = b.short_conv(inner, f"{at}.conv", taps=s.parts["taps"], bias=bias)
     b.multiply(gates, to=mixed, column=width)
     return b.linear(mixed, f"{at}.out_proj", features=width, bias=bias, add_to=to)
 
@@ -171,7 +172,7 @@ def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
     transformers adds 1e-6 to the sum of a token's expert weights before it divides them by the sum;
     this program does not.
     """
-    if layer < cast("int", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         _mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.feed_forward"
@@ -182,10 +183,10 @@ def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
         h,
         x,
         parts=("w1", "w3", "w2"),
-        renormalize=cast("bool", s.extra["renormalize"]),
+        renormalize=s.parts["renormalize"],
         score="sigmoid",
-        scale=cast("float", s.extra["expert_scale"]),
-        bias=f"{at}.expert_bias" if s.extra["expert_bias"] else None,
+        scale=s.parts["expert_scale"],
+        bias=f"{at}.expert_bias" if s.parts["expert_bias"] else None,
     )
 
 
@@ -216,7 +217,7 @@ class Lfm3:
             config["rope_parameters"] = {"full_attention": FULL_ROPE}
         config, local_rope = split_ropes(config, head_dim, POSITIONS, theta=1e6, local_theta=1e4)
         bias = read_bool(config, "attention_bias", False)
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "kinds": kinds,
             "windows": tuple(window if kind == KINDS_3[1] else 0 for kind in kinds),
             "local_rope": local_rope,
@@ -231,14 +232,14 @@ class Lfm3:
             eps="norm_eps",
             qkv_bias=bias,
             out_bias=bias,
-            extra=extra,
+            parts=parts,
         )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        kinds = cast("tuple[str, ...]", s.extra["kinds"])
-        norms = cast("bool", s.extra["norms_results"])
+        kinds = s.parts["kinds"]
+        norms = s.parts["norms_results"]
         x = b.embed("model.embed_tokens")
         to = None if norms else x
         for i, kind in enumerate(kinds):
@@ -271,6 +272,6 @@ def _gated_attention(
     """
     at = f"model.layers.{layer}.self_attn"
     a = attend(b, s, layer, h, qk_norm=True, cache=cache)
-    if s.extra["gated"]:
+    if s.parts["gated"]:
         b.gate(b.linear(h, f"{at}.gate_proj", features=s.q_heads), to=a, heads=s.q_heads)
     return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, add_to=to, use="output")

@@ -16,6 +16,7 @@ from cpuserve.models.config import (
     read_ids,
     read_int,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -52,7 +53,7 @@ def read_decoder(
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
-    extra: dict[str, object] | None = None,
+    parts: SpecParts | None = None,
     eps: str = "rms_norm_eps",
 ) -> ModelSpec:
     """Return the hyperparameters in a config with the keys of Llama.
@@ -84,27 +85,27 @@ def read_decoder(
         activation=read_choice(config, "hidden_act", "silu", GATED_ACTIVATIONS),
         bos_ids=read_ids(config, "bos_token_id", vocab),
         eos_ids=read_ids(config, "eos_token_id", vocab),
-        extra=extra or {},
+        parts=parts or {},
     )
 
 
 def layer_window(s: ModelSpec, layer: int) -> int:
-    """Return the window of a layer in keys (0 = none), from extra["windows"] if layers differ."""
-    windows = cast("tuple[int, ...]", s.extra.get("windows", ()))
+    """Return the window of a layer in keys (0 = none), from parts["windows"] if layers differ."""
+    windows = s.parts.get("windows", ())
     return windows[layer] if windows else s.window
 
 
 def layer_rope(s: ModelSpec, layer: int) -> Rope | None:
-    """Return the RoPE of a layer; None for layers in extra["no_rope"].
+    """Return the RoPE of a layer; None for layers in parts["no_rope"].
 
-    Layers with a window may have another RoPE, extra["local_rope"].
-    If each layer has a RoPE of its own, extra["ropes"] lists them.
+    Layers with a window may have another RoPE, parts["local_rope"].
+    If each layer has a RoPE of its own, parts["ropes"] lists them.
     """
-    if ropes := cast("tuple[Rope | None, ...]", s.extra.get("ropes", ())):
+    if ropes := s.parts.get("ropes", ()):
         return ropes[layer]
-    if layer in cast("tuple[int, ...]", s.extra.get("no_rope", ())):
+    if layer in s.parts.get("no_rope", ()):
         return None
-    local = cast("Rope | None", s.extra.get("local_rope", s.rope))
+    local = s.parts.get("local_rope", s.rope)
     return local if layer_window(s, layer) else s.rope
 
 
@@ -140,13 +141,13 @@ def gated_mlp(
     fused: the checkpoint stores gate and up as one tensor, gate_up_proj.
     silu_limit: the largest SiLU of a gate, and the largest absolute value of an up; 0 = no limit.
 
-    If there is extra["gate_limit"], it limits gates and ups.
+    If there is parts["gate_limit"], it limits gates and ups.
     """
     both = [f"{at}.gate_proj", f"{at}.up_proj"]
     if fused:
         both = [rows(f"{at}.gate_up_proj", i * features, features) for i in range(2)]
     then = cast("Then", f"{s.activation}_mul")
-    if limit := silu_limit or cast("float", s.extra.get("gate_limit", 0.0)):
+    if limit := silu_limit or s.parts.get("gate_limit", 0.0):
         values = b.linear(h, both, features=features, bias=s.mlp_bias)
         b.limit(values, limit, before_silu(silu_limit))
         g = b.activation(values, then)
@@ -209,8 +210,8 @@ def unpaired(
 
 
 def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
-    """Scale `width` columns of q by their positions, if the model has extra["query_scale"]."""
-    scale = cast("tuple[float, int] | None", s.extra.get("query_scale"))
+    """Scale `width` columns of q by their positions, if the model has parts["query_scale"]."""
+    scale = s.parts.get("query_scale")
     if scale is not None:
         b.scale_queries(q, width, beta=scale[0], length=scale[1])
 
@@ -221,8 +222,8 @@ def read_clip(config: Mapping[str, Any]) -> float:
 
 
 def clip_values(b: Builder, s: ModelSpec, qkv: ValueId) -> None:
-    """Limit queries, keys and values to [-clip, clip], if the model has extra["clip"]."""
-    if clip := cast("float", s.extra.get("clip", 0.0)):
+    """Limit queries, keys and values to [-clip, clip], if the model has parts["clip"]."""
+    if clip := s.parts.get("clip", 0.0):
         b.clip(qkv, -clip, clip)
 
 
@@ -362,7 +363,7 @@ def guess_inputs(
     hidden = norm(b, b.embed(embedding), "guess.hidden_norm")
     following = b.embed(embedding, width=s.width, scale=s.embed_scale)
     following = norm(b, following, "guess.embedding_norm")
-    first, second = (hidden, following) if "hidden_first" in s.extra else (following, hidden)
+    first, second = (hidden, following) if "hidden_first" in s.parts else (following, hidden)
     both = b.columns(first, s.width, more=second)
     return b.linear(both, "guess.fc", features=s.width)
 
@@ -381,7 +382,7 @@ def build_sandwich(
 
     softcap: the cap of the logits; 0 = none.
     """
-    inputs = cast("int | None", s.extra.get("inputs"))  # Apertus 1.5 has more than outputs
+    inputs = s.parts.get("inputs")  # Apertus 1.5 has more than outputs
     x = b.embed("model.embed_tokens", vocab=inputs, scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms
     for i in range(s.layers):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from cpuserve.models.llama import (
     read_decoder,
     unpaired,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
@@ -56,7 +57,7 @@ class Llama4:
         sparse = read_layers(config, "moe_layers", tuple(range(step - 1, layers, step)), layers)
         dense = read_int(config, "intermediate_size_mlp", high=1 << 24)
         counted = {"num_local_experts": 16, "num_experts_per_tok": 1, **config}
-        extra = {
+        parts: SpecParts = {
             "no_rope": tuple(i for i, turned in enumerate(rotated) if not turned),
             **read_experts(counted, count="num_local_experts", width="intermediate_size"),
             "dense_layers": tuple(i for i in range(layers) if i not in sparse),
@@ -64,8 +65,8 @@ class Llama4:
             "query_scale": _read_query_scale(config),
         }
         sizes = {"num_key_value_heads": 8, **_DEFAULTS, **config, "intermediate_size": dense}
-        spec = read_decoder(sizes, positions=131072, qkv_bias=bias, out_bias=bias, extra=extra)
-        spec.extra["windows"] = _read_sections(config, rotated, spec.max_position)
+        spec = read_decoder(sizes, positions=131072, qkv_bias=bias, out_bias=bias, parts=parts)
+        spec.parts["windows"] = _read_sections(config, rotated, spec.max_position)
         if not normalized or spec.rope is None:
             return spec
         # The norm of queries and keys after the RoPE takes the factor of its cos and sin out again.
@@ -116,9 +117,9 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     if rope is not None:
         parts = _unpaired(heads, d, rope)
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
-    if rope is not None and s.extra["qk_norm"]:
+    if rope is not None and s.parts["qk_norm"]:
         b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
-    scale = cast("tuple[float, int] | None", s.extra["query_scale"])
+    scale = s.parts["query_scale"]
     if rope is None and scale is not None:
         b.scale_queries(qkv, s.q_heads * d, beta=scale[0], length=scale[1], ahead=1)
     b.rope_store_kv(qkv, layer=layer, rope=rope)
@@ -137,7 +138,7 @@ def _unpaired(heads: Mapping[str, int], head_dim: int, rope: Rope) -> dict[str, 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
     at = f"model.layers.{layer}.feed_forward"
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         gated_mlp(b, s, at, h, s.intermediate, to=x)
         return
     add_mixture(
@@ -152,5 +153,5 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         router="router",
         weigh_inputs=True,
     )
-    width = cast("int", s.extra["expert_width"])
+    width = s.parts["expert_width"]
     gated_mlp(b, s, f"{at}.shared_expert", h, width, to=x)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_choice, read_float, read_int
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import finish_decoder, gated_mlp, guess_inputs, rms_norm
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -47,18 +48,18 @@ class LongcatFlash:
             if _KEYS[key] not in given:
                 read_int(given, key)
         spec = read_latent(given, positions=131072, dense=None, groups=None)
-        width, ranks = spec.width, (spec.extra["q_rank"], spec.extra["rank"])
-        of_queries, of_rows = ((width / cast("int", rank)) ** 0.5 for rank in ranks)
-        scale = cast("float", spec.extra["scale"]) * of_queries * of_rows
-        extra = {
-            **spec.extra,
+        width, ranks = spec.width, (spec.parts["q_rank"], spec.parts["rank"])
+        of_queries, of_rows = ((width / rank) ** 0.5 for rank in ranks)
+        scale = spec.parts["scale"] * of_queries * of_rows
+        parts: SpecParts = {
+            **spec.parts,
             "scale": scale,
             "row_scale": of_rows,
             **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
             "identities": read_int(given, "zero_expert_num", 256, low=0, high=4096),
             "expert_scale": read_float(given, "routed_scaling_factor", 6.0),
         }
-        return replace(spec, extra=extra)
+        return replace(spec, parts=parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -99,7 +100,7 @@ def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 
     transformers saves gates and ups for these as well, which no computation reads.
     """
-    first, more = (cast("int", s.extra[key]) for key in ("experts", "identities"))
+    first, more = s.parts["experts"], s.parts["identities"]
     b.leave(
         f"{at}.experts.{expert}.{part}.weight"
         for expert in range(first, first + more)
@@ -114,7 +115,7 @@ def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
         parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=False,
         score="softmax",
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.router.e_score_correction_bias",
         router="router.classifier",
         identities=more,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -18,6 +18,7 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.llama import finish_decoder
+from cpuserve.models.sizes import Mamba1Sizes, Mamba2Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -26,40 +27,6 @@ from cpuserve.program.parts import rows
 # States have the same size at any length. Trained lengths are in no config, and the memory for the
 # ids of a sequence has to be bounded.
 MOST_TOKENS = 131072
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2Sizes:
-    """The sizes of Mamba2 layers.
-
-    A head has a state of `state` x `head_dim` floats.
-    The heads form `groups` groups; all heads of a group use the same B and C.
-
-    taps: the number of tokens that the convolution covers.
-
-    limits: the smallest and the largest step size dt.
-    eps: the epsilon of the gated norm.
-    """
-
-    heads: int
-    head_dim: int
-    groups: int
-    state: int
-    taps: int
-    eps: float
-    conv_bias: bool
-    proj_bias: bool
-    limits: tuple[float, float]
-
-    @property
-    def width(self) -> int:
-        """Return the number of columns of the values of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def channels(self) -> int:
-        """Return the number of channels of the convolution: the values, B and C."""
-        return self.width + 2 * self.groups * self.state
 
 
 def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
@@ -149,26 +116,6 @@ def scan_mamba2(
     return out, inputs
 
 
-@dataclass(frozen=True, slots=True)
-class Mamba1Sizes:
-    """The sizes of Mamba 1 layers, which have a state of `state` numbers for each channel.
-
-    rank: columns between the channels and their step sizes.
-    taps: the number of tokens that the convolution covers.
-    norms: "none", or norms of steps, B and C: "plain" without weights, or "weights".
-    eps: the epsilon of these norms.
-    """
-
-    channels: int
-    state: int
-    rank: int
-    taps: int
-    conv_bias: bool
-    proj_bias: bool
-    norms: str
-    eps: float
-
-
 def read_mamba1(
     config: Mapping[str, Any], names: Mapping[str, str], norms: str, eps: float
 ) -> Mamba1Sizes:
@@ -232,7 +179,7 @@ def _states_alone(config: Mapping[str, Any], sizes: Mamba1Sizes | Mamba2Sizes) -
         dtype=read_dtype(config),
         bos_ids=read_ids(config, "bos_token_id", vocab),
         eos_ids=read_ids(config, "eos_token_id", vocab),
-        extra={"mamba": sizes},
+        parts={"mamba1": sizes} if isinstance(sizes, Mamba1Sizes) else {"mamba2": sizes},
     )
 
 
@@ -260,14 +207,13 @@ class MambaModel:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("model.embeddings")
-        sizes = cast("Mamba1Sizes | Mamba2Sizes", s.extra["mamba"])
         for i in range(s.layers):
             at = f"model.layers.{i}"
             h = b.rms_norm(x, f"{at}.norm")
-            if isinstance(sizes, Mamba1Sizes):
-                add_mamba1(b, sizes, f"{at}.mixer", h, x)
+            if "mamba1" in s.parts:
+                add_mamba1(b, s.parts["mamba1"], f"{at}.mixer", h, x)
             else:
-                add_mamba2(b, sizes, f"{at}.mixer", h, x)
+                add_mamba2(b, s.parts["mamba2"], f"{at}.mixer", h, x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")
 
 

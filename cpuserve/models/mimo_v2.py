@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from cpuserve.models.config import (
     read_bool,
@@ -22,6 +22,7 @@ from cpuserve.models.experts import (
     sigmoid_mixture,
 )
 from cpuserve.models.llama import build_decoder, layer_rope, layer_window, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -66,7 +67,7 @@ class MiMoV2Flash:
         scale = 1.0
         if config.get("attention_value_scale", 0.707) is not None:
             scale = read_float(given, "attention_value_scale", 0.707)
-        extra = {
+        parts: SpecParts = {
             "windows": read_windows(given, window, default=lambda i: listed[i]),
             "local_kv_heads": read_int(given, "swa_num_key_value_heads", 2 * kv_heads),
             "values": read_int(given, "v_head_dim", high=head_dim),
@@ -84,7 +85,7 @@ class MiMoV2Flash:
             plain,
             positions=131072,
             qkv_bias=read_bool(given, "attention_bias", False),
-            extra={**extra, "local_rope": local},
+            parts={**parts, "local_rope": local},
         )
 
     @staticmethod
@@ -108,7 +109,7 @@ class MiMoV2:
         if method == "fp8":
             refuse("quant_method", method, "absent: a GGUF file of this model runs")
         spec = MiMoV2Flash.spec(config)
-        return replace(spec, extra={**spec.extra, "fused": True})
+        return replace(spec, parts={**spec.parts, "fused": True})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -139,16 +140,16 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x. The cache has values that are as wide as keys, with zeros."""
-    at, d, values = f"model.layers.{layer}.self_attn", s.head_dim, cast("int", s.extra["values"])
+    at, d, values = f"model.layers.{layer}.self_attn", s.head_dim, s.parts["values"]
     window = layer_window(s, layer)
-    kv_heads = cast("int", s.extra["local_kv_heads"]) if window else s.kv_heads
+    kv_heads = s.parts["local_kv_heads"] if window else s.kv_heads
     parts = {"q": s.q_heads * d, "k": kv_heads * d, "v": kv_heads * values}
     names = [f"{at}.{part}_proj" for part in parts]
-    if s.extra["fused"]:
+    if s.parts["fused"]:
         firsts = (0, parts["q"], parts["q"] + parts["k"])
         sizes = zip(firsts, parts.values(), strict=True)
         names = [rows(f"{at}.qkv_proj", first, count) for first, count in sizes]
-    use: Use | Literal["qkv"] = "values" if s.extra["fused"] else "qkv"
+    use: Use | Literal["qkv"] = "values" if s.parts["fused"] else "qkv"
     qkv = b.linear(h, names, features=list(parts.values()), bias=s.qkv_bias, use=use)
     if values < d:
         qkv = b.resize_heads(qkv, begin=parts["q"] + parts["k"], heads=kv_heads, to=d)
@@ -156,5 +157,5 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     a = b.attention(qkv, layer=layer, window=window, sinks=f"{at}.sinks" if window else None)
     if values < d:
         a = b.resize_heads(a, begin=0, heads=s.q_heads, to=values)
-    b.multiply_by(a, cast("float", s.extra["value_scale"]))
+    b.multiply_by(a, s.parts["value_scale"])
     b.linear(a, f"{at}.o_proj", add_to=x, use="output")

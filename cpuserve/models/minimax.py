@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
 from cpuserve.models.mixtures import Mixtral
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -29,7 +30,7 @@ class MiniMax:
 
     A residual is the normalized input of a part of a layer, times the part's alpha.
 
-    Keys of ModelSpec.extra in addition to the keys of experts:
+    Keys of ModelSpec.parts in addition to the keys of experts:
 
     attends: whether each layer has full attention.
     output: the name of the output matrix of lightning attention.
@@ -45,7 +46,7 @@ class MiniMax:
         given = _given(config)
         read_choice(given, "hidden_act", "silu", {"silu": "silu"})
         kinds = read_kinds(given, "layer_types", KINDS, lambda i: KINDS[i % 2 == 0])
-        extra = {
+        parts: SpecParts = {
             **read_experts(given, count="num_local_experts", width="intermediate_size"),
             "attends": tuple(kind == "full_attention" for kind in kinds),
             # a key of GGUF configs
@@ -57,14 +58,14 @@ class MiniMax:
             {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **given},
             positions=131072,
             window=read_int(given, "sliding_window", 0, low=0),
-            extra=extra,
+            parts=parts,
         )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        alphas, betas = (cast("tuple[float, ...]", s.extra[key]) for key in ("alphas", "betas"))
-        attends = cast("tuple[bool, ...]", s.extra["attends"])
+        alphas, betas = s.parts["alphas"], s.parts["betas"]
+        attends = s.parts["attends"]
         x = b.embed("model.embed_tokens")
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
@@ -73,7 +74,7 @@ class MiniMax:
             if full:
                 out, name = attend(b, s, layer, x, cache=sum(attends[:layer])), "o_proj"
             else:
-                out, name = _lightning(b, s, layer, x), cast("str", s.extra["output"])
+                out, name = _lightning(b, s, layer, x), s.parts["output"]
             b.multiply_by(out, betas[full])
             b.multiply_by(x, alphas[full])
             use: Use = "output" if name == "o_proj" else "linear"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_float, read_int, read_kinds, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import attend, build_decoder, offset_norm, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
@@ -52,14 +53,14 @@ class MiniMaxM3:
         sparse = read_object(config, "sparse_attention_config")
         config = {**_published_lists(config, sparse), **_given(config)}
         config = {"head_dim": 128, "rope_theta": 5e6, **config, "hidden_act": "silu"}
-        extra = {
+        parts: SpecParts = {
             **read_experts(config, count="num_local_experts", width="intermediate_size"),
             "dense_layers": read_dense_layers(config),
             "dense_width": read_int(config, "dense_intermediate_size", 12288, high=1 << 24),
             "shared_width": read_int(config, "shared_intermediate_size", 3072, high=1 << 24),
             "expert_scale": read_float(config, "routed_scaling_factor", 2.0),
         }
-        spec = read_decoder(config, positions=524288, extra=extra)
+        spec = read_decoder(config, positions=524288, parts=parts)
         kinds = read_kinds(config, "layer_types", KINDS, lambda _layer: KINDS[0])
         if KINDS[1] not in kinds:
             return spec
@@ -69,7 +70,7 @@ class MiniMaxM3:
             for key, (_, size) in BLOCKS.items()
         ]
         most = min(spec.max_position, sizes[0] * sizes[1])
-        return replace(spec, max_position=most, extra={**extra, "fixed_positions": True})
+        return replace(spec, max_position=most, parts={**parts, "fixed_positions": True})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -104,8 +105,8 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h and the shared expert to x, or else its plain MLP of h."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        _gated(b, f"model.layers.{layer}.mlp", h, cast("int", s.extra["dense_width"]), x)
+    if layer in s.parts["dense_layers"]:
+        _gated(b, f"model.layers.{layer}.mlp", h, s.parts["dense_width"], x)
         return
     at = f"model.layers.{layer}.block_sparse_moe"
     add_mixture(
@@ -117,11 +118,11 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         parts=("w1", "w3", "w2"),
         renormalize=True,
         score="sigmoid",
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.e_score_correction_bias",
         then="clamped_swiglu_mul",
     )
-    _gated(b, f"{at}.shared_experts", h, cast("int", s.extra["shared_width"]), x)
+    _gated(b, f"{at}.shared_experts", h, s.parts["shared_width"], x)
 
 
 def _gated(b: Builder, at: str, h: ValueId, features: int, x: ValueId) -> None:

@@ -30,7 +30,7 @@ class Ministral3:
             {**config, "head_dim": head_dim},
             positions=262144,
             window=read_int(config, "sliding_window", 0, low=0),
-            extra={"query_scale": read_query_scale(config)},
+            parts={"query_scale": read_query_scale(config)},
         )
 
     @staticmethod

@@ -6,7 +6,7 @@ Mixtures of families with files of their own, such as DeepSeek and Granite, are 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -50,6 +50,7 @@ from cpuserve.models.llama import (
     qk_norm_attention,
     self_attention,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames, experts_by_number
@@ -57,9 +58,9 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ValueId
 
 
-def _with_qwen_windows(config: Config, extra: dict[str, object]) -> dict[str, Any]:
+def _with_qwen_windows(config: Config, parts: SpecParts) -> dict[str, Any]:
     arguments = read_qwen_windows(config)
-    return {**arguments, "extra": {**arguments.get("extra", {}), **extra}}
+    return {**arguments, "parts": {**arguments.get("parts", {}), **parts}}
 
 
 def _qwen2_moe(config: Config) -> dict[str, Any]:
@@ -80,12 +81,12 @@ Qwen2Moe = DecoderRow(
 
 def _qwen3_moe(config: Config) -> dict[str, Any]:
     layers = read_int(config, "num_hidden_layers", high=4096)
-    extra = {
+    parts: SpecParts = {
         **read_experts(config, count="num_experts", width="moe_intermediate_size"),
         "renormalize": read_bool(config, "norm_topk_prob", False),
         "dense_layers": read_sparse_step(config, layers),
     }
-    return _with_qwen_windows(config, extra)
+    return _with_qwen_windows(config, parts)
 
 
 Qwen3Moe = DecoderRow(
@@ -109,7 +110,7 @@ def _mellum(config: Config) -> dict[str, Any]:
     """Return the settings of layers, which have a window or a dense MLP only if lists say so."""
     window = read_int(config, "sliding_window", 1024, low=0)
     return {
-        "extra": {
+        "parts": {
             "windows": read_windows(config, window, default=lambda _: False),
             "dense_layers": read_dense_layers(config),
             "renormalize": read_bool(config, "norm_topk_prob", True),
@@ -133,7 +134,7 @@ def _dots1(config: Config) -> dict[str, Any]:
     window = read_window(config, 4096)
     first = read_int(config, "max_window_layers", 62, low=0)
     return {
-        "extra": {
+        "parts": {
             "windows": read_windows(config, window, lambda i: window > 0 and i >= first),
             **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "n_shared_experts", 1),
@@ -156,7 +157,7 @@ Dots1 = DecoderRow(
 
 def _deepseek_moe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x; the first layers have a plain MLP."""
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
     else:
         add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="softmax")
@@ -171,7 +172,7 @@ def _deepseek_moe(config: Config) -> dict[str, Any]:
     first = read_int(config, "first_k_dense_replace", 0, low=0)
     every = read_int(config, "moe_layer_freq", 1)
     return {
-        "extra": {
+        "parts": {
             **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "n_shared_experts", 0, low=0),
             "dense_layers": read_dense_layers(config, first=first, every=every),
@@ -198,7 +199,7 @@ def _mixtral_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -
 
 
 def _local_experts(config: Config) -> dict[str, Any]:
-    return {"extra": read_experts(config, count="num_local_experts", width="intermediate_size")}
+    return {"parts": read_experts(config, count="num_local_experts", width="intermediate_size")}
 
 
 Mixtral = DecoderRow(
@@ -260,7 +261,7 @@ def _kolibri1(config: Config) -> dict[str, Any]:
     window = read_int(config, "sliding_window", 513)
     windows = read_windows(config, window, default=lambda i: (i + 1) % 5 > 0)
     return {
-        "extra": {
+        "parts": {
             "windows": windows,
             "no_rope": tuple(i for i, keys in enumerate(windows) if not keys),
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
@@ -284,7 +285,7 @@ def _kolibri1_keys(config: Config) -> Config:
 
 def _kolibri1_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     """Return the layer's experts of h plus the expert that all tokens share."""
-    at, renormalize = f"model.layers.{layer}.mlp", cast("bool", s.extra["renormalize"])
+    at, renormalize = f"model.layers.{layer}.mlp", s.parts["renormalize"]
     bias = f"{at}.gate.e_score_correction_bias"
     total = add_mixture(b, s, at, h, to, renormalize=renormalize, score="chosen_sigmoid", bias=bias)
     return gated_mlp(b, s, f"{at}.shared_experts", h, s.intermediate, to=total)
@@ -340,7 +341,7 @@ def _gpt_oss(config: Config) -> dict[str, Any]:
     window = read_int(config, "sliding_window", 128, low=0)
     windows = read_windows(config, window, default=lambda i: i % 2 == 0)
     experts = read_experts(config, count="num_local_experts", width="intermediate_size")
-    return {"extra": {"windows": windows, **experts}}
+    return {"parts": {"windows": windows, **experts}}
 
 
 def _gpt_oss_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -373,7 +374,7 @@ GptOss = DecoderRow(
 def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x; the first layers have a plain MLP."""
     at = f"model.layers.{layer}.mlp"
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
     out = add_mixture(
@@ -384,11 +385,11 @@ def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
         x,
         renormalize=True,
         score="sigmoid",
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.expert_bias",
         router="router.gate",
     )
-    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    shared = s.parts["shared"] * s.parts["expert_width"]
     gated_mlp(b, s, f"{at}.shared_mlp", h, shared, to=out)
 
 
@@ -396,7 +397,7 @@ def _hunyuan3(config: Config) -> dict[str, Any]:
     usual = {"num_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536}
     counted = {**usual, **without_nulls(config)}
     return {
-        "extra": {
+        "parts": {
             **read_experts(counted, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "num_shared_experts", 1),
             "dense_layers": read_dense_layers(config, first=1),

@@ -33,7 +33,7 @@ _BARE = {r"^(embeddings\.tok_embeddings|embeddings\.norm|final_norm)\.": r"model
 class ModernBert:
     """ModernBERT (gte-modernbert, modernbert-embed). Source: transformers modeling_modernbert.
 
-    Keys of spec.extra: "windows" and "local_rope" (as in other families), and "norm_bias".
+    Keys of spec.parts: "windows" and "local_rope" (as in other families), and "norm_bias".
     """
 
     stored = StoredNames(published=_BARE)
@@ -72,7 +72,7 @@ class ModernBert:
             activation=read_choice(config, "hidden_activation", "gelu", GATED),
             pooled=True,
             encoder=True,
-            extra={
+            parts={
                 "windows": read_windows(config, window, default=lambda i: i % every > 0),
                 "local_rope": local_rope,
                 "norm_bias": read_bool(config, "norm_bias", False),
@@ -82,7 +82,7 @@ class ModernBert:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        bias = cast("bool", s.extra["norm_bias"])
+        bias = s.parts["norm_bias"]
         x = b.layer_norm(
             b.embed("model.embeddings.tok_embeddings"), "model.embeddings.norm", bias=bias
         )
@@ -119,7 +119,7 @@ class ModernBertDecoder:
         """Return the hyperparameters in a config of the decoder."""
         spec = ModernBert.spec(config)
         window = read_local_attention(config)
-        windows = cast("tuple[int, ...]", spec.extra["windows"])
+        windows = spec.parts["windows"]
         then = read_choice(config, "classifier_activation", "gelu", ACTIVATIONS)
         return replace(
             spec,
@@ -128,8 +128,8 @@ class ModernBertDecoder:
             tied=read_bool(config, "tie_word_embeddings", True),
             bos_ids=read_ids(config, "bos_token_id", spec.vocab),
             eos_ids=read_ids(config, "eos_token_id", spec.vocab),
-            extra={
-                **spec.extra,
+            parts={
+                **spec.parts,
                 "windows": tuple(window if keys else 0 for keys in windows),
                 "head": (then, read_bool(config, "classifier_bias", False)),
                 "decoder_bias": read_bool(config, "decoder_bias", True),
@@ -139,7 +139,7 @@ class ModernBertDecoder:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        bias, words = cast("bool", s.extra["norm_bias"]), "model.embeddings.tok_embeddings"
+        bias, words = s.parts["norm_bias"], "model.embeddings.tok_embeddings"
         x = b.layer_norm(b.embed(words), "model.embeddings.norm", bias=bias)
         for i in range(s.layers):
             at = f"model.layers.{i}"
@@ -155,16 +155,16 @@ class ModernBertDecoder:
             b.leave(["model.decoder.weight"])
             b.hidden(h)
             return
-        then, dense_bias = cast("tuple[Then, bool]", s.extra["head"])
+        then, dense_bias = s.parts["head"]
         h = b.linear(h, "lm_head.dense", features=s.width, bias=dense_bias, then=then)
         h = b.layer_norm(h, "lm_head.norm", bias=bias)
-        tied_to, shift = words if s.tied else None, cast("bool", s.extra["decoder_bias"])
+        tied_to, shift = words if s.tied else None, s.parts["decoder_bias"]
         b.logits(h, "model.decoder", tied_to=tied_to, bias=shift)
 
 
 def _add_mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> None:
     """Add the gated MLP of layer `at` to x."""
-    h = b.layer_norm(x, f"{at}.mlp_norm", bias=cast("bool", s.extra["norm_bias"]))
+    h = b.layer_norm(x, f"{at}.mlp_norm", bias=s.parts["norm_bias"])
     wide = [rows(f"{at}.mlp.Wi", n * s.intermediate, s.intermediate) for n in (0, 1)]
     then = cast("Then", s.activation)
     g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)

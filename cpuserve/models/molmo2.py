@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_layers, read_object
 from cpuserve.models.llama import finish_decoder, layer_rope, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -23,7 +24,7 @@ _ALL, _PICTURES = "_and_pictures", "_for_pictures"
 
 def _cut(s: ModelSpec) -> dict[str, dict[str, int]]:
     """Return the tables of tokens for text and for pictures, one table in transformers' modules."""
-    rows = {WORDS: s.vocab, f"{WORDS}{_PICTURES}": cast("int", s.extra["pictures"])}
+    rows = {WORDS: s.vocab, f"{WORDS}{_PICTURES}": s.parts["pictures"]}
     return {f"{WORDS}{_ALL}": {name: count for name, count in rows.items() if count}}
 
 
@@ -32,7 +33,7 @@ class Molmo2:
 
     Source: transformers modeling_molmo2. The embeddings of tokens for pictures are not read.
 
-    Keys of ModelSpec.extra: after, whether norms follow attention and MLP; wide, whether one norm
+    Keys of ModelSpec.parts: after, whether norms follow attention and MLP; wide, whether one norm
     is for all heads of q, and one for all heads of k; pictures, the tokens for pictures.
     """
 
@@ -62,7 +63,7 @@ class Molmo2:
         given = {**given, **{a: given[b] for a, b in older.items() if b in given}}
         given["head_dim"] = read_int(given, "head_dim", 128)
         norms = {"qwen3": "", "olmo": "wide"}
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "after": read_bool(given, "norm_after", False),
             "wide": bool(read_choice(given, "qk_norm_type", "qwen3", norms)),
             "pictures": read_int(given, "additional_vocab_size", 128, low=0),
@@ -71,7 +72,7 @@ class Molmo2:
             given,
             positions=36864,
             qkv_bias=read_bool(given, "attention_bias", False),
-            extra=extra,
+            parts=parts,
         )
         every = tuple(range(spec.layers))
         scaled = read_layers(given, "rope_scaling_layers", every, spec.layers)
@@ -81,13 +82,13 @@ class Molmo2:
         plain = {"rope_theta": ropes.get("rope_theta", given.get("rope_theta"))}
         rope, _ = read_rope(plain, spec.head_dim, spec.max_position)
         by_layer = tuple(spec.rope if layer in scaled else rope for layer in every)
-        return replace(spec, extra={**spec.extra, "ropes": by_layer})
+        return replace(spec, parts={**spec.parts, "ropes": by_layer})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         b.leave([f"{WORDS}{_PICTURES}.weight"])
-        x, after = b.embed(WORDS), cast("bool", s.extra["after"])
+        x, after = b.embed(WORDS), s.parts["after"]
         for layer in range(s.layers):
             at = f"model.transformer.blocks.{layer}"
             for norm, part in ((f"{at}.attn_norm", _attention), (f"{at}.ff_norm", _mlp)):
@@ -107,7 +108,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | N
     parts = [rows(f"{at}.att_proj", begin, n) for begin, n in begins]
     qkv = b.linear(h, parts, features=list(features), bias=s.qkv_bias)
     norms: tuple[str | None, str | None] = f"{at}.q_norm", f"{at}.k_norm"
-    if s.extra["wide"]:
+    if s.parts["wide"]:
         b.part_norm(qkv, norms[0], width=q)
         b.part_norm(qkv, norms[1], width=k, column=q)
         norms = None, None

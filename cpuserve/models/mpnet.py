@@ -36,7 +36,7 @@ class MpNet:
         if buckets != _BUCKETS:
             refuse("relative_attention_num_buckets", buckets, f"{_BUCKETS}")
         spec = Roberta.spec({**config, "type_vocab_size": 1, "pad_token_id": _OFFSET - 1})
-        return replace(spec, extra={})
+        return replace(spec, parts={})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

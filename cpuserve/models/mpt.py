@@ -44,7 +44,7 @@ class Mpt:
             },
             positions=2048,
             eps="layer_norm_epsilon",
-            extra={"clip": read_clip(attention)},
+            parts={"clip": read_clip(attention)},
         )
         scale = attention.get("softmax_scale")
         scale = None if scale is None else read_float(attention, "softmax_scale")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.gemma import NORMS, read_cap
@@ -25,7 +25,7 @@ class MuseGlimmer:
 
     Source: transformers modeling_muse_glimmer.
 
-    Keys of ModelSpec.extra: post_eps, the epsilon of the norms after attention and MLP; cap, the
+    Keys of ModelSpec.parts: post_eps, the epsilon of the norms after attention and MLP; cap, the
     soft cap of the logits.
     """
 
@@ -47,7 +47,7 @@ class MuseGlimmer:
             positions=131072,
             qkv_bias=bias,
             out_bias=bias,
-            extra={
+            parts={
                 "windows": read_windows(config, window, default=lambda i: not whole[i]),
                 "no_rope": _without_rope(config, whole),
                 "post_eps": read_float(config, "post_norm_eps", 1e-8),
@@ -65,10 +65,10 @@ class MuseGlimmer:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.rms_norm(b.embed("model.embed_tokens"), "embeddings", weightless=True)
-        after = cast("float", s.extra["post_eps"])
+        after = s.parts["post_eps"]
         for layer in range(s.layers):
             at = f"model.layers.{layer}"
-            # GGUF files have the factor of queries here, which is in extra as well.
+            # GGUF files have the factor of queries here, which is in parts as well.
             b.leave(f"{at}.self_attn.{part}_norm.weight" for part in "qk")
             before, after_attention, before_mlp, after_mlp = (f"{at}.{norm}" for norm in NORMS)
             a = _attention(b, s, layer, b.rms_norm(x, before, plus_one=True))
@@ -78,7 +78,7 @@ class MuseGlimmer:
             b.add(b.rms_norm(o, after_attention, plus_one=True, eps=after), to=x)
             o = plain_mlp(b, s, layer, b.rms_norm(x, before_mlp, plus_one=True), None)
             b.add(b.rms_norm(o, after_mlp, plus_one=True, eps=after), to=x)
-        finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=cast("float", s.extra["cap"]))
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=s.parts["cap"])
 
 
 def _without_rope(config: Mapping[str, Any], default: list[bool]) -> tuple[int, ...]:

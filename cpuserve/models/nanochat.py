@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -31,7 +31,7 @@ class NanoChat:
             positions=2048,
             qkv_bias=read_bool(config, "attention_bias", False),
             out_bias=read_bool(config, "attention_bias", False),
-            extra={"logit_cap": cap},
+            parts={"logit_cap": cap},
         )
         if spec.rope is None:
             return spec
@@ -50,7 +50,7 @@ class NanoChat:
             h = _norm(b, x)
             g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, then="relu2")
             b.linear(g, f"{at}.mlp.fc2", add_to=x, use="down")
-        finish_decoder(b, s, _norm(b, x), softcap=cast("float", s.extra["logit_cap"]))
+        finish_decoder(b, s, _norm(b, x), softcap=s.parts["logit_cap"])
 
 
 def _norm(b: Builder, x: ValueId) -> ValueId:

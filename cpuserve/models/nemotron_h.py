@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -25,10 +25,11 @@ from cpuserve.models.llama import (
     rms_norm,
     squared_mlp,
 )
-from cpuserve.models.mamba import Mamba2Sizes, add_mamba2
+from cpuserve.models.mamba import add_mamba2
+from cpuserve.models.parts import SpecParts
+from cpuserve.models.sizes import Mamba2Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import ValueId
 
 # The kinds of layers: letters of hybrid_override_pattern, and names of layers_block_type.
@@ -52,14 +53,14 @@ class NemotronH:
         kinds = _read_kinds(config)
         config = {**config, "num_hidden_layers": len(kinds)}
         read_choice(config, "mlp_hidden_act", "relu2", {"relu2": "relu2"})
-        extra: dict[str, object] = {"kinds": kinds}
+        parts: SpecParts = {"kinds": kinds}
         if "mamba" in kinds:
-            extra["mamba"] = _read_mamba(config)
+            parts["mamba2"] = _read_mamba(config)
         if "moe" in kinds:
-            extra |= _read_mixture(config, kinds, blocks)
+            parts |= _read_mixture(config, kinds, blocks)
         head = _read_head(config)
         if set(head) <= {"attention", "mlp", *kinds} - {"mamba"} and not blocks:
-            extra["guess"] = {"kinds": head}
+            parts["guess"] = {"kinds": head}
         bias = read_bool(config, "attention_bias", False)
         spec = read_decoder(
             {
@@ -72,7 +73,7 @@ class NemotronH:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=read_bool(config, "mlp_bias", False),
-            extra=extra,
+            parts=parts,
             eps="layer_norm_epsilon",
         )
         return replace(spec, rope=None)
@@ -80,7 +81,7 @@ class NemotronH:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        kinds = cast("tuple[str, ...]", s.extra["kinds"])
+        kinds = s.parts["kinds"]
         table = "model.embeddings"
         if s.guesses:
             x = guess_inputs(b, s, rms_norm, embedding=table)
@@ -90,7 +91,7 @@ class NemotronH:
             at = f"model.layers.{i}"
             h = b.rms_norm(x, f"{at}.norm")
             if kind == "mamba":
-                add_mamba2(b, cast("Mamba2Sizes", s.extra["mamba"]), f"{at}.mixer", h, x)
+                add_mamba2(b, s.parts["mamba2"], f"{at}.mixer", h, x)
             elif kind == "attention":
                 cache = kinds[:i].count("attention")
                 a = attend(b, s, i, h, cache=cache, name="mixer")
@@ -161,11 +162,11 @@ def _either(config: Mapping[str, Any], key: str, older: str, default: int) -> in
 
 def _read_mixture(
     config: Mapping[str, Any], kinds: tuple[str, ...], blocks: list[Mapping[str, Any]]
-) -> dict[str, object]:
+) -> SpecParts:
     """Return the settings of mixtures; with `blocks`, "sizes" has the sizes of each layer."""
     latent = config.get("moe_latent_size")
     keys = {"count": "n_routed_experts", "width": "moe_intermediate_size"}
-    sizes: dict[str, object]
+    sizes: SpecParts
     if blocks:
         own = {i: {**config, **blocks[i]} for i, kind in enumerate(kinds) if kind == "moe"}
         sizes = {"sizes": {i: read_experts(each, **keys) for i, each in own.items()}}
@@ -184,9 +185,8 @@ def _read_mixture(
 def _add_experts(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h plus the shared expert; experts may work in a smaller width."""
     at = f"model.layers.{layer}.mixer"
-    sizes = cast("dict[int, dict[str, int]]", s.extra.get("sizes", {})).get(layer)
-    sizes = cast("dict[str, int]", s.extra) if sizes is None else sizes
-    latent = cast("int", s.extra["latent"])
+    sizes = s.parts.get("sizes", {}).get(layer, s.parts)
+    latent = s.parts["latent"]
     low = b.linear(h, f"{at}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
     total = b.mixture(
         low,
@@ -200,12 +200,12 @@ def _add_experts(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -
         to=None if latent else x,
         then="relu2",
         score="sigmoid",
-        renormalize=cast("bool", s.extra["renormalize"]),
-        scale=cast("float", s.extra["expert_scale"]),
+        renormalize=s.parts["renormalize"],
+        scale=s.parts["expert_scale"],
         bias=f"{at}.gate.e_score_correction_bias",
-        groups=cast("Groups | None", s.extra["groups"]),
+        groups=s.parts["groups"],
         routed_by=h,
     )
     if latent:
         b.linear(total, f"{at}.fc2_latent_proj", bias=s.mlp_bias, add_to=x)
-    squared_mlp(b, s, f"{at}.shared_experts", h, cast("int", s.extra["shared_width"]), x)
+    squared_mlp(b, s, f"{at}.shared_experts", h, s.parts["shared_width"], x)

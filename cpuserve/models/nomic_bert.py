@@ -13,6 +13,7 @@ from cpuserve.models.config import (
     read_int,
     refuse,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import Built, StoredNames
@@ -53,7 +54,7 @@ SHIFTED = "norm1_and_experts_bias"
 class NomicBert:
     """nomic-embed-text v1, v1.5 and v2-moe. Source: modeling_nomic_bert, and Nomic's for mixtures.
 
-    Keys of spec.extra: "types" (the number of token types; all tokens have type 0).
+    Keys of spec.parts: "types" (the number of token types; all tokens have type 0).
     Mixtures have, in addition, "experts", "chosen" (the number that a token uses), "every"
     (layers 1, 1 + every, ... are mixtures) and "shifted" (whether a layer's experts have
     a common bias).
@@ -102,7 +103,7 @@ class NomicBert:
             qkv_bias=read_bool(config, "qkv_proj_bias", False),
             mlp_bias=read_bool(config, "mlp_fc1_bias", False),
             activation=read_choice(config, "activation_function", "swiglu", ACTIVATIONS),
-            extra={
+            parts={
                 "types": read_int(config, "type_vocab_size", 2, high=1 << 16),
                 **_mixture(config),
             },
@@ -112,7 +113,7 @@ class NomicBert:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("embeddings.word_embeddings")
-        types = "embeddings.token_type_embeddings", cast("int", s.extra["types"])
+        types = "embeddings.token_type_embeddings", s.parts["types"]
         b.position_embed(x, None, rows=s.max_position, types=types)
         x = b.layer_norm(x, "emb_ln")
         for i in range(s.layers):
@@ -120,7 +121,7 @@ class NomicBert:
             qkv = b.linear(x, f"{at}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
             a = b.attend_both_sides(qkv, rope=s.rope)
             b.linear(a, f"{at}.attn.out_proj", bias=s.qkv_bias, add_to=x)
-            every = cast("int", s.extra.get("every", 0))
+            every = s.parts.get("every", 0)
             mlp = _experts if every and i % every == 1 else _mlp
             x = b.layer_norm(mlp(b, s, at, x), f"{at}.norm2")
         b.hidden(x)
@@ -140,22 +141,22 @@ def _mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
 def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
     """Return h + common bias of the experts + experts of h, where h is the first norm of x."""
     h = b.layer_norm(x, f"{at}.norm1")
-    total = b.layer_norm(x, f"{at}.{SHIFTED}" if s.extra["shifted"] else f"{at}.norm1")
-    experts = range(cast("int", s.extra["experts"]))
+    total = b.layer_norm(x, f"{at}.{SHIFTED}" if s.parts["shifted"] else f"{at}.norm1")
+    experts = range(s.parts["experts"])
     names = [[f"{at}.mlp.experts.{e}.{part}_proj" for part in ("up", "down")] for e in experts]
     return b.mixture(
         h,
         f"{at}.mlp.router.layer",
         names,
         features=s.intermediate,
-        chosen=cast("int", s.extra["chosen"]),
+        chosen=s.parts["chosen"],
         then=cast("Then", s.activation),
         to=total,
     )
 
 
-def _mixture(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the keys of spec.extra for mixtures; {} if the config has no experts."""
+def _mixture(config: Mapping[str, Any]) -> SpecParts:
+    """Return the keys of spec.parts for mixtures; {} if the config has no experts."""
     if not config.get("num_experts"):
         return {}
     experts = read_int(config, "num_experts", high=4096)
@@ -165,6 +166,6 @@ def _mixture(config: Mapping[str, Any]) -> dict[str, int]:
         "experts": experts,
         "chosen": read_int(config, "moe_top_k", 1, high=experts),
         "every": read_int(config, "moe_every_n_layers", 2, low=2),
-        "shifted": int(read_bool(config, "moe_bias", True)),
+        "shifted": read_bool(config, "moe_bias", True),
         "expert_width": read_int(config, "intermediate_size", high=1 << 24),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.experts import add_mixture, qwen_mlp, read_experts
@@ -16,6 +16,7 @@ from cpuserve.models.llama import (
     read_decoder,
     self_attention,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -76,8 +77,8 @@ class Olmo3:
         config, local_rope = split_ropes(
             config, head_dim, 2048, theta=THETA3, local_theta=local_theta
         )
-        extra = {"windows": windows, "local_rope": local_rope}
-        return _spec(config, 2048, extra)
+        parts: SpecParts = {"windows": windows, "local_rope": local_rope}
+        return _spec(config, 2048, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -122,11 +123,11 @@ class FlexOlmo:
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     """Return the layer's experts of h."""
     at, parts = f"model.layers.{layer}.mlp", ("gate_proj", "up_proj", "down_proj")
-    renormalize = cast("bool", s.extra["renormalize"])
+    renormalize = s.parts["renormalize"]
     return add_mixture(b, s, at, h, to, parts=parts, renormalize=renormalize)
 
 
-def _experts(config: Mapping[str, Any]) -> dict[str, object]:
+def _experts(config: Mapping[str, Any]) -> SpecParts:
     return {
         **read_experts(config, count="num_experts", width="intermediate_size"),
         "renormalize": read_bool(config, "norm_topk_prob", False),
@@ -134,12 +135,12 @@ def _experts(config: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _spec(config: Mapping[str, Any], positions: int, extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], positions: int, parts: SpecParts) -> ModelSpec:
     bias = read_bool(config, "attention_bias", False)
     return read_decoder(
         {"rms_norm_eps": 1e-5, **config},
         positions=positions,
         qkv_bias=bias,
         out_bias=bias,
-        extra=extra,
+        parts=parts,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -31,7 +31,7 @@ _CONVS = tuple(f".linear_attn.{n}_conv1d" for n in "qkv")
 
 def _cut(s: ModelSpec) -> dict[str, dict[str, int]]:
     """Return the rows of the three convolutions; transformers 5.24 saves three thirds instead."""
-    sizes = cast("DeltaSizes", s.extra["delta"])
+    sizes = s.parts["delta"]
     keys = sizes["key_heads"] * sizes["key_width"]
     rows = (keys, keys, sizes["value_heads"] * sizes["value_width"])
     return {_CONV: dict(zip(_CONVS, rows, strict=True))}
@@ -65,7 +65,7 @@ class OlmoHybrid:
             positions=65536,
             qkv_bias=bias,
             out_bias=bias,
-            extra={
+            parts={
                 "attends": tuple(kind == "full_attention" for kind in kinds),
                 "delta": _read_delta(config),
                 "beta": 2.0 if read_bool(config, "linear_allow_neg_eigval", True) else 1.0,
@@ -79,7 +79,7 @@ class OlmoHybrid:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        attends = cast("tuple[bool, ...]", s.extra["attends"])
+        attends = s.parts["attends"]
         x = b.embed("model.embed_tokens")
         for i, attention in enumerate(attends):
             at = f"model.layers.{i}"
@@ -111,7 +111,7 @@ def _read_delta(config: Mapping[str, Any]) -> DeltaSizes:
 
 def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
     """Add the gated delta net `at` (the name of its module) of h to x."""
-    sizes = cast("DeltaSizes", s.extra["delta"])
+    sizes = s.parts["delta"]
     keys = sizes["key_heads"] * sizes["key_width"]
     values = sizes["value_heads"] * sizes["value_width"]
     inputs = b.linear(
@@ -129,7 +129,7 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
         **sizes,
         split_conv=True,
         norm="o_norm",
-        beta=cast("float", s.extra["beta"]),
+        beta=s.parts["beta"],
         eps=1e-5,
     )
     b.linear(out, f"{at}.o_proj", add_to=x, use="output")

@@ -18,7 +18,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Then] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -28,8 +28,10 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
 }
 # The same in MLPs with a gate; programs have no gated ReLU and no gated quick GELU.
-GATED = {
-    kind: f"{then}_mul" for kind, then in ACTIVATIONS.items() if then not in ("relu", "quick_gelu")
+GATED: dict[str, Then] = {
+    kind: cast("Then", f"{then}_mul")
+    for kind, then in ACTIVATIONS.items()
+    if then not in ("relu", "quick_gelu")
 }
 POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
 NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key for it
@@ -38,7 +40,7 @@ NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key fo
 class Opt:
     """OPT: layer norms and learned positions. Source: transformers modeling_opt.
 
-    Keys of spec.extra: "embed_width" (word_embed_proj_dim), "norm_first" (do_layer_norm_before)
+    Keys of spec.parts: "embed_width" (word_embed_proj_dim), "norm_first" (do_layer_norm_before)
     and "final_norm" (whether a LayerNorm follows the last layer).
     """
 
@@ -74,7 +76,7 @@ class Opt:
             activation=read_choice(config, "activation_function", "relu", ACTIVATIONS),
             bos_ids=read_ids(config, "bos_token_id", vocab),
             eos_ids=read_ids(config, "eos_token_id", vocab),
-            extra={
+            parts={
                 "embed_width": read_int(config, "word_embed_proj_dim", width, high=1 << 20),
                 "norm_first": norm_first,
                 "final_norm": norm_first
@@ -85,16 +87,16 @@ class Opt:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        root, embed_width = "model.decoder", cast("int", s.extra["embed_width"])
+        root, embed_width = "model.decoder", s.parts["embed_width"]
         x = b.embed(f"{root}.embed_tokens", width=embed_width)
         if embed_width != s.width:
             x = b.linear(x, f"{root}.project_in", features=s.width)
         rows = s.max_position + POSITION_OFFSET
         b.position_embed(x, f"{root}.embed_positions", rows=rows, offset=POSITION_OFFSET)
-        layer = _pre_norm_layer if s.extra["norm_first"] else _post_norm_layer
+        layer = _pre_norm_layer if s.parts["norm_first"] else _post_norm_layer
         for i in range(s.layers):
             x = layer(b, s, x, i)
-        if s.extra["final_norm"]:
+        if s.parts["final_norm"]:
             x = b.layer_norm(x, f"{root}.final_layer_norm")
         if embed_width != s.width:
             x = b.linear(x, f"{root}.project_out", features=embed_width)

@@ -37,7 +37,7 @@ class Persimmon:
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
-            extra={
+            parts={
                 "activation": read_choice(config, "hidden_act", "relu2", activations),
                 "head_norm": read_bool(config, "qk_layernorm", True),
             },
@@ -49,7 +49,7 @@ class Persimmon:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("model.embed_tokens")
         for i in range(s.layers):
-            at, normed = f"model.layers.{i}", bool(s.extra["head_norm"])
+            at, normed = f"model.layers.{i}", bool(s.parts["head_norm"])
             h = b.layer_norm(x, f"{at}.input_layernorm")
             grouped_attention(b, s, i, f"{at}.self_attn", h, x, head_norm=normed)
             plain_mlp(b, s, f"{at}.mlp", b.layer_norm(x, f"{at}.post_attention_layernorm"), x)

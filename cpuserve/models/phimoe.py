@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
@@ -36,11 +36,11 @@ class PhiMoe:
         """
         bias = read_bool(config, "attention_bias", False)
         counted = {"num_local_experts": 16, "num_experts_per_tok": 2, **config}
-        extra = read_experts(counted, count="num_local_experts", width="intermediate_size")
-        if extra["chosen"] != CHOSEN:
-            refuse("num_experts_per_tok", extra["chosen"], f"{CHOSEN} for PhiMoE")
-        extra["near"] = 2 * read_float(config, "router_jitter_noise", 0.01, low=0.0)
-        extra["head_bias"] = read_bool(config, "lm_head_bias", False)
+        parts = read_experts(counted, count="num_local_experts", width="intermediate_size")
+        if parts["chosen"] != CHOSEN:
+            refuse("num_experts_per_tok", parts["chosen"], f"{CHOSEN} for PhiMoE")
+        parts["near"] = 2 * read_float(config, "router_jitter_noise", 0.01, low=0.0)
+        parts["head_bias"] = read_bool(config, "lm_head_bias", False)
         window = read_int(config, "sliding_window", low=0) if config.get("sliding_window") else 0
         return read_decoder(
             {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **_scaled_by_mscale(config)},
@@ -48,7 +48,7 @@ class PhiMoe:
             window=window,
             qkv_bias=bias,
             out_bias=bias,
-            extra=extra,
+            parts=parts,
         )
 
     @staticmethod
@@ -67,11 +67,11 @@ class PhiMoe:
                 parts=("w1", "w3", "w2"),
                 renormalize=False,
                 score="near_softmax",
-                near=cast("float", s.extra["near"]),
+                near=s.parts["near"],
             )
         h = b.layer_norm(x, "model.norm")
         tied_to = "model.embed_tokens" if s.tied else None
-        b.logits(h, "lm_head", tied_to=tied_to, bias=cast("bool", s.extra["head_bias"]))
+        b.logits(h, "lm_head", tied_to=tied_to, bias=s.parts["head_bias"])
 
 
 def _scaled_by_mscale(config: Mapping[str, Any]) -> dict[str, Any]:

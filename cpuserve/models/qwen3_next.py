@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -16,6 +16,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.experts import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes
@@ -40,14 +41,14 @@ class Qwen3Next:
 
         Without layer_types, every full_attention_interval-th layer (default 4) has attention.
         """
-        extra = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
+        parts = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
         split = read_bool(config, "linear_in_proj_split", False)  # only in configs of GGUF files
-        return _spec(config, {**extra, "split": split})
+        return _spec(config, {**parts, "split": split})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        mix = partial(_mix, project=_project_half if s.extra["split"] else _project)
+        mix = partial(_mix, project=_project_half if s.parts["split"] else _project)
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
@@ -75,10 +76,10 @@ class Qwen35Moe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Qwen3.5-MoE text config."""
-        extra = read_shared_experts(config, renormalize=True)
+        parts = read_shared_experts(config, renormalize=True)
         width = config.get("moe_intermediate_size")  # no layer has a dense MLP
         config = {**config, "intermediate_size": width}
-        return _spec(config, extra)
+        return _spec(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -87,7 +88,7 @@ class Qwen35Moe:
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
-def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     bias = read_bool(config, "attention_bias", False)
     # The convolutions of delta nets have this activation as well, and a kernel only for SiLU.
     read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
@@ -100,8 +101,8 @@ def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
         positions=32768,
         qkv_bias=bias,
         out_bias=bias,
-        extra={
-            **extra,
+        parts={
+            **parts,
             "attends": _attends(config),
             "delta": read_delta(config),
             # Only configs of GGUF files have this key.
@@ -147,15 +148,15 @@ def read_delta(
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:
     """Add attention or a gated delta net of h to x; project: computes the inputs of the net."""
-    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    attends = s.parts["attends"]
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
         a = gated_attention(b, s, at, sum(attends[:layer]), h)
         b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
     else:
-        at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
+        at, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
         inputs, gates = project(b, sizes, at, h)
-        out = b.gated_delta(inputs, gates, at, tiled=cast("bool", s.extra["tiled"]), **sizes)
+        out = b.gated_delta(inputs, gates, at, tiled=s.parts["tiled"], **sizes)
         b.linear(out, f"{at}.out_proj", add_to=x)
 
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count, islice
 from math import isqrt
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.experts import add_mixture, add_shared_expert, read_experts
-from cpuserve.models.indexers import Indexer, leave_indexer, select_blocks, selects_all
+from cpuserve.models.indexers import leave_indexer, select_blocks, selects_all
 from cpuserve.models.llama import finish_decoder, read_decoder
+from cpuserve.models.parts import Indexer, Ngrams, SpecParts
 from cpuserve.models.qwen3_next import gated_attention, project_parts, read_delta
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams
 from cpuserve.program.builder import Builder
-from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.operations.streams import MOST_STREAMS
 from cpuserve.program.ops import ValueId
 
@@ -36,24 +36,9 @@ INDEXER_KEYS = (
 SEED = 1234  # the default of the key "seed", from which the multipliers of hashes follow
 
 
-class Ngrams(TypedDict):
-    """The tables of n-grams: the layers that have a table, and numbers that all tables share."""
-
-    layers: tuple[int, ...]
-    width: int
-    longest: int
-    heads: int
-    least: int
-    unit: int
-    parts: int
-    seed: int
-    end: int
-    taps: int
-
-
 def _tables(s: ModelSpec) -> dict[str, dict[str, int]]:
     """Return the stored parts of each table of n-grams, which is one in transformers' modules."""
-    n, tables = cast("Ngrams", s.extra["ngrams"]), {}
+    n, tables = s.parts["ngrams"], {}
     for table, layer in enumerate(n["layers"]):
         at = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
         parts = part_rows(sum(prime_sizes(n["least"], n["heads"], table)), n["unit"], n["parts"])
@@ -65,7 +50,7 @@ class Qwen4Exp:
     """Qwen3.8-Flash-Next (text), with indexers that select blocks of tokens.
 
     Source: transformers modeling_qwen4_exp.
-    Keys of ModelSpec.extra in addition to the keys of Qwen3.5-MoE:
+    Keys of ModelSpec.parts in addition to the keys of Qwen3.5-MoE:
 
     streams: the number of residual streams.
     stream_rank: the rank of the product of two matrices that gates the streams.
@@ -96,7 +81,7 @@ class Qwen4Exp:
         if spec.activation != "silu":
             refuse("hidden_act", config.get("hidden_act"), "silu")
         gates = {"silu": "silu", "sigmoid": "sigmoid"}
-        extra = {
+        parts: SpecParts = {
             **experts,
             "renormalize": read_bool(config, "norm_topk_prob", True),
             "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
@@ -110,7 +95,7 @@ class Qwen4Exp:
             "stream_rank": read_int(config, "hc_lowrank", 320, high=1 << 20),
             "ngrams": _read_ngrams(config, spec, kinds),
         }
-        return _with_indexer(replace(spec, extra=extra), config)
+        return _with_indexer(replace(spec, parts=parts), config)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -181,12 +166,12 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         keep=most // block,
         pool=block,
     )
-    return replace(spec, extra={**spec.extra, "indexer": indexer})
+    return replace(spec, parts={**spec.parts, "indexer": indexer})
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Append a layer, which adds its results to all residual streams of x."""
-    at, ngrams = f"model.layers.{layer}", cast("Ngrams", s.extra["ngrams"])
+    at, ngrams = f"model.layers.{layer}", s.parts["ngrams"]
     if layer in ngrams["layers"]:
         _add_ngrams(b, s, f"{at}.ple", ngrams["layers"].index(layer), x)
     h, weights = _enter(b, s, f"{at}.attn_hyper_connection", x)
@@ -204,7 +189,7 @@ def _enter(
 
     last: whether the part has no output; the returned weights are then the gates of the input.
     """
-    streams, rank = cast("int", s.extra["streams"]), cast("int", s.extra["stream_rank"])
+    streams, rank = s.parts["streams"], s.parts["stream_rank"]
     # The mean of the streams needs the factor 1 / streams, and the arguments of both activations
     # (silu and sigmoid) need this factor as well.
     n = b.rms_norm(x, f"{at}.hc_norm", plus_one=True, groups=streams, scale=1 / streams)
@@ -217,7 +202,7 @@ def _enter(
 
 def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> None:
     """Add embeddings of n-grams to all residual streams of x; each stream has its own gate."""
-    n, streams = cast("Ngrams", s.extra["ngrams"]), cast("int", s.extra["streams"])
+    n, streams = s.parts["ngrams"], s.parts["streams"]
     sizes = prime_sizes(n["least"], n["heads"], table)
     e = b.ngram_embed(
         f"{at}.ple_embedding.ngram_embedding",
@@ -240,27 +225,27 @@ def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> No
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the attention or the gated delta net of h, whichever the layer has."""
-    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    attends = s.parts["attends"]
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
         cache, selection = sum(attends[:layer]), None
-        if "indexer" in s.extra:
+        if "indexer" in s.parts:
             selection = select_blocks(b, s, at, h)
             cache = 3 * cache + 2  # after two layers of index keys
         else:
             leave_indexer(b, at, INDEXER)
         a = gated_attention(b, s, at, cache, h, selection=selection)
         return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
-    at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
+    at, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
     inputs, gates = project_parts(b, sizes, at, h)
-    sigmoid, tiled = cast("bool", s.extra["sigmoid"]), cast("bool", s.extra["tiled"])
+    sigmoid, tiled = s.parts["sigmoid"], s.parts["tiled"]
     out = b.gated_delta(inputs, gates, at, sigmoid=sigmoid, tiled=tiled, **sizes)
     return b.linear(out, f"{at}.out_proj", features=s.width)
 
 
 def _mlp(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return the experts of h plus the expert that all tokens share."""
-    renormalize = cast("bool", s.extra["renormalize"])
+    renormalize = s.parts["renormalize"]
     parts = ("gate_proj", "up_proj", "down_proj")
     out = add_mixture(b, s, at, h, None, parts=parts, renormalize=renormalize)
     add_shared_expert(b, s, at, h, out)

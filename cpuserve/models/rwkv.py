@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -17,6 +17,8 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.llama import dense_mlp, finish_decoder
 from cpuserve.models.mamba import MOST_TOKENS
+from cpuserve.models.parts import SpecParts
+from cpuserve.models.sizes import Rwkv7Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
@@ -24,27 +26,6 @@ from cpuserve.program.parts import rows
 
 STACKED = "stacked_shift"  # config: the factors of a layer's six mixtures are rows of one tensor
 MIXTURES = "rwkvag"  # the inputs of a layer, in the order of these rows
-
-
-@dataclass(frozen=True, slots=True)
-class Rwkv7Sizes:
-    """The sizes of RWKV 7.
-
-    A head has a state of head_dim x value_dim floats. A rank is the number of columns between
-    a mixture of rows and, of all heads, the decays, the steps ("a"), the part of the first
-    layer's values ("v") or the gates ("g"; 0 = there are none).
-
-    norm_eps: the epsilon of the norms of heads; 0 = there are none.
-    """
-
-    heads: int
-    head_dim: int
-    value_dim: int
-    ranks: dict[str, int]
-    norm_eps: float
-    norm_bias: bool
-    norm_first: bool
-    stacked: bool
 
 
 class Rwkv7:
@@ -63,12 +44,12 @@ class Rwkv7:
         """Return the hyperparameters in an RWKV 7 config of flash-linear-attention."""
         width = read_int(config, "hidden_size", high=1 << 20)
         inner = read_inner(config, width, 4.0)
-        return states_alone(config, _read_sizes(config, width), {"inner": inner})
+        return states_alone(config, {"rwkv7": _read_sizes(config, width), "inner": inner})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = cast("Rwkv7Sizes", s.extra["rwkv"])
+        sizes = s.parts["rwkv7"]
         bias = sizes.norm_bias
         x = b.embed("model.embeddings")
         if sizes.norm_first:
@@ -80,7 +61,7 @@ class Rwkv7:
             first = add_rwkv7(b, sizes, f"{at}.attn", h, x, first)
             h = b.layer_norm(x, f"{at}.ffn_norm", bias=bias)
             mixed = b.lerp(h, b.row_before(h), f"{at}.ffn.x_k")
-            inner = cast("int", s.extra["inner"])
+            inner = s.parts["inner"]
             y = b.linear(mixed, f"{at}.ffn.key", features=inner, then="relu2")
             b.linear(y, f"{at}.ffn.value", add_to=x, use="down")
         h = b.layer_norm(x, "model.norm", bias=bias)
@@ -99,12 +80,12 @@ class Arwkv7(Rwkv7):
         if not read_bool(config, STACKED, False):
             refuse(STACKED, None, "true, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        return states_in_qwen(config, _read_sizes(config, width))
+        return states_in_qwen(config, {"rwkv7": _read_sizes(config, width)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = cast("Rwkv7Sizes", s.extra["rwkv"])
+        sizes = s.parts["rwkv7"]
         x, first = b.embed("model.embed_tokens"), None
         for i in range(s.layers):
             at = f"model.layers.{i}"
@@ -170,14 +151,14 @@ def read_inner(config: Mapping[str, Any], width: int, ratio: float) -> int:
     return read_int(config, "intermediate_size", high=1 << 22)
 
 
-def states_in_qwen(config: Mapping[str, Any], sizes: object) -> ModelSpec:
+def states_in_qwen(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     """Return the hyperparameters of a Qwen2.5 with recurrent layers instead of attention."""
-    spec = states_alone(config, sizes, {})
+    spec = states_alone(config, parts)
     spec = replace(spec, intermediate=read_int(config, "intermediate_size", high=1 << 22))
     return replace(spec, norm_eps=read_float(config, "rms_norm_eps", 1e-6))
 
 
-def states_alone(config: Mapping[str, Any], sizes: object, extra: dict[str, Any]) -> ModelSpec:
+def states_alone(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     """Return the hyperparameters of a model without attention; no layer limits the length."""
     vocab = read_int(config, "vocab_size")
     width = read_int(config, "hidden_size", high=1 << 20)
@@ -189,14 +170,14 @@ def states_alone(config: Mapping[str, Any], sizes: object, extra: dict[str, Any]
         kv_heads=0,
         head_dim=0,
         # Half of the values of a token in a layer: six mixtures, and the products with them.
-        intermediate=max(7 * width, extra.get("inner", 0)),
+        intermediate=max(7 * width, parts.get("inner", 0)),
         max_position=MOST_TOKENS,
         norm_eps=read_float(config, "norm_eps", 1e-5),
         tied=read_bool(config, "tie_word_embeddings", False),
         dtype=read_dtype(config),
         bos_ids=read_ids(config, "bos_token_id", vocab),
         eos_ids=read_ids(config, "eos_token_id", vocab),
-        extra={"rwkv": sizes, **extra},
+        parts=parts,
     )
 
 

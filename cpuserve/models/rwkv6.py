@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
 from cpuserve.models.llama import dense_mlp, finish_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rwkv import read_inner, states_alone, states_in_qwen
+from cpuserve.models.sizes import Rwkv6Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import Built
 from cpuserve.program.builder import Builder
@@ -19,35 +20,6 @@ MIXTURES = "rwkvg"  # the inputs of a layer, in the order of flash-linear-attent
 ORDER = "mixture_order"  # config: the order in a GGUF file
 SEPARATE = "separate_shift"  # config: the factors of a layer's mixtures are tensors of their own
 RESCALE = "rescale_every"  # config: after so many layers the residual stream is halved; 0 = never
-
-
-@dataclass(frozen=True, slots=True)
-class Rwkv6Sizes:
-    """The sizes of RWKV 6.
-
-    A head has a state of key_width x value_width floats, and kv_heads have keys and values.
-    mix_rank, decay_rank: the number of columns between a mixture of rows and the factors of
-    other mixtures or the decays.
-    order: the inputs of a layer in the order of their matrices.
-
-    separate: whether the factors of each mixture are a tensor of their own.
-    norm_eps: the epsilon of the norms of heads; 0 = there are none, and no bonus.
-    key_bias: whether the projections of r, k and v have biases.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    key_width: int
-    value_width: int
-    mix_rank: int
-    decay_rank: int
-    order: str
-    separate: bool
-    norm_eps: float
-    norm_bias: bool
-    norm_first: bool
-    key_bias: bool
 
 
 class Rwkv6:
@@ -66,14 +38,18 @@ class Rwkv6:
         """Return the hyperparameters in an RWKV 6 config of flash-linear-attention."""
         width = read_int(config, "hidden_size", high=1 << 20)
         inner = read_inner(config, width, 3.5)
-        extra = {"inner": inner, RESCALE: read_int(config, RESCALE, 0, low=0, high=4096)}
-        return states_alone(config, _read_sizes(config, width), extra)
+        parts: SpecParts = {
+            "rwkv6": _read_sizes(config, width),
+            "inner": inner,
+            "rescale_every": read_int(config, RESCALE, 0, low=0, high=4096),
+        }
+        return states_alone(config, parts)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = cast("Rwkv6Sizes", s.extra["rwkv"])
-        bias, every = sizes.norm_bias, cast("int", s.extra[RESCALE])
+        sizes = s.parts["rwkv6"]
+        bias, every = sizes.norm_bias, s.parts["rescale_every"]
         x = b.embed("model.embeddings")
         if sizes.norm_first:
             x = b.layer_norm(x, "model.layers.0.pre_norm", bias=bias)
@@ -145,12 +121,12 @@ class Rwkv6Qwen2(Rwkv6):
         if ORDER not in config:
             refuse(ORDER, None, "wkvrg, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        return states_in_qwen(config, _read_sizes(config, width))
+        return states_in_qwen(config, {"rwkv6": _read_sizes(config, width)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = cast("Rwkv6Sizes", s.extra["rwkv"])
+        sizes = s.parts["rwkv6"]
         x = b.embed("model.embed_tokens")
         for i in range(s.layers):
             at = f"model.layers.{i}"
@@ -237,7 +213,7 @@ def _mixtures(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, before: ValueId) -
 
 def _add_channels(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
     """Add the channel mixture `at` of h to x."""
-    inner = cast("int", s.extra["inner"])
+    inner = s.parts["inner"]
     before = b.row_before(h)
     y = b.lerp(h, before, f"{at}.key.mu")
     y = b.linear(y, f"{at}.key.linear", features=inner, then="relu2")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from cpuserve.models.parts import SpecParts
 from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Rope
@@ -183,8 +184,7 @@ class ModelSpec:
 
     `architecture`: the name in BUILTIN; `spec_from_config` sets it.
     `tied`: whether the embedding and the output head are one matrix.
-    `extra`: values that only one family has, such as word_embed_proj_dim of OPT;
-      with "fixed_positions", no option makes texts longer than `max_position`.
+    `parts`: what not every model has, such as experts or windows (models/parts.py).
     `dtype`: the type of the checkpoint, "bfloat16", "float16" or "float32".
     `embed_scale`, `logit_scale`: factors of embeddings and of logits.
     `attention_scale`: the factor of attention scores; None = head_dim ** -0.5.
@@ -227,7 +227,7 @@ class ModelSpec:
     adapters: Adapters | None = None
     tower: TowerSpec | None = None
     guesses: bool = False
-    extra: dict[str, object] = field(default_factory=dict)
+    parts: SpecParts = field(default_factory=SpecParts)
 
     def sees_whole_pictures(self, window: int) -> bool:
         """Return whether tokens of a picture see its later tokens in layers with this window."""
@@ -244,14 +244,14 @@ class ModelSpec:
         Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up.
         Gemma 3n has several residual streams, and a copy of each of them.
         """
-        by_head = 4 if "rank" in self.extra else 2
+        by_head = 4 if "rank" in self.parts else 2
         attention = (by_head * self.q_heads + 2 * self.kv_heads) * self.head_dim
-        chosen = cast("int", self.extra.get("chosen", 0))
-        routed = chosen * (2 * self.width + 2 * cast("int", self.extra.get("expert_width", 0)))
-        inputs = 2 * self.layers * cast("int", self.extra.get("input_width", 0))
-        streams = 2 * cast("int", self.extra.get("streams", 0)) * self.width
-        indexer = cast("dict[str, int]", self.extra.get("indexer", {}))
-        if indexer:
+        chosen = self.parts.get("chosen", 0)
+        routed = chosen * (2 * self.width + 2 * self.parts.get("expert_width", 0))
+        inputs = 2 * self.layers * self.parts.get("input_width", 0)
+        streams = 2 * self.parts.get("streams", 0) * self.width
+        if "indexer" in self.parts:
+            indexer = self.parts["indexer"]
             inputs += (indexer["heads"] + 6) * indexer["width"]
             inputs += (indexer["keep"] + 1) * indexer["pool"]
         words = 3 * self.vocab * self.lexical  # logits, results, and the copy that Python pools

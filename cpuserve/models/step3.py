@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -26,6 +26,7 @@ from cpuserve.models.llama import (
     offset_norm,
     read_decoder,
 )
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -86,7 +87,7 @@ class Step35:
         heads = read_int(given, "num_attention_heads", high=65536)
         local = _read_local_heads(given, heads)
         by_layer = tuple(local if keys else heads for keys in windows)
-        extra: dict[str, object] = {
+        parts: SpecParts = {
             "windows": windows,
             "heads": by_layer,
             **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
@@ -99,7 +100,7 @@ class Step35:
             "shared_limits": read_limits(given, "swiglu_limits_shared", layers),
         }
         slides = after == "sliding_attention" and window > 0
-        extra["guess"] = {
+        parts["guess"] = {
             "windows": (window if slides else 0,),
             "heads": (local if slides else heads,),
             "dense_layers": (0,),
@@ -115,7 +116,7 @@ class Step35:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=read_bool(given, "mlp_bias", False),
-            extra={**extra, "local_rope": rope},
+            parts={**parts, "local_rope": rope},
         )
         scalar = read_float(given, "query_pre_attn_scalar", float(head_dim))
         return replace(spec, attention_scale=scalar**-0.5)
@@ -202,7 +203,7 @@ def _of_layer(config: Mapping[str, Any], key: str, layer: int) -> object:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x; the sigmoid of a linear of h multiplies each head."""
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
-    heads = cast("tuple[int, ...]", s.extra["heads"])[layer]
+    heads = s.parts["heads"][layer]
     counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
     names, features = [f"{at}.{name}" for name in counts], [n * d for n in counts.values()]
     qkv = b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
@@ -224,34 +225,34 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
     at = f"model.layers.{layer}"
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+    if layer in s.parts["dense_layers"]:
         _mlp(b, s, layer, f"{at}.mlp", h, s.intermediate, x)
         return
-    width, count = (cast("int", s.extra[key]) for key in ("expert_width", "experts"))
+    width, count = s.parts["expert_width"], s.parts["experts"]
     parts = [("gate_proj", 0, width), ("up_proj", 0, width), ("down_proj", 0, s.width)]
-    if s.extra["joined"]:
+    if s.parts["joined"]:
         parts[:2] = [("gate_up_proj", 0, width), ("gate_up_proj", width, width)]
-    limit = cast("tuple[float, ...]", s.extra["limits"])[layer]
+    limit = s.parts["limits"][layer]
     b.mixture(
         h,
         f"{at}.moe.gate",
         [[rows(f"{at}.moe.{p}", i, n, index=e) for p, i, n in parts] for e in range(count)],
         features=width,
-        chosen=cast("int", s.extra["chosen"]),
+        chosen=s.parts["chosen"],
         to=x,
         score="sigmoid",
         renormalize=True,
-        scale=cast("float", s.extra["expert_scale"]),
+        scale=s.parts["expert_scale"],
         bias=f"{at}.moe.router_bias",
         limit=limit,
         gate_limit=before_silu(limit),
     )
-    _mlp(b, s, layer, f"{at}.share_expert", h, cast("int", s.extra["shared_width"]), x)
+    _mlp(b, s, layer, f"{at}.share_expert", h, s.parts["shared_width"], x)
 
 
 def _mlp(
     b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId, features: int, x: ValueId
 ) -> None:
     """Add the gated MLP of h to x; some layers have limits."""
-    limit = cast("tuple[float, ...]", s.extra["shared_limits"])[layer]
+    limit = s.parts["shared_limits"][layer]
     gated_mlp(b, s, at, h, features, to=x, silu_limit=limit)

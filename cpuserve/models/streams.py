@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.streams import ALL_PARTS, weight_columns
@@ -11,9 +9,9 @@ from cpuserve.program.ops import ValueId
 
 
 def embed_streams(b: Builder, s: ModelSpec) -> ValueId:
-    """Return extra["streams"] residual streams, which all begin with the embeddings of tokens."""
+    """Return parts["streams"] residual streams, which all begin with the embeddings of tokens."""
     first = x = b.embed("model.embed_tokens")
-    for _ in range(cast("int", s.extra["streams"]) - 1):
+    for _ in range(s.parts["streams"] - 1):
         x = b.columns(first, s.width, more=x)
     return x
 
@@ -25,18 +23,18 @@ def enter_streams(
 
     at: the beginning of the names of the weights. parts: the kinds of weights (`StreamWeights`).
 
-    extra has the numbers of `StreamWeights`: "floor", "rounds" (1) and "most" (2).
+    parts has the numbers of `StreamWeights`: "floor", "rounds" (1) and "most" (2).
     """
-    n = cast("int", s.extra["streams"])
+    n = s.parts["streams"]
     weights = b.linear(x, f"{at}_fn", features=weight_columns(n, parts), bare=True)
     b.stream_weights(
         x,
         weights,
         scales=f"{at}_scale",
         base=f"{at}_base",
-        rounds=cast("int", s.extra.get("rounds", 1)),
-        floor=cast("float", s.extra["floor"]),
+        rounds=s.parts.get("rounds", 1),
+        floor=s.parts["floor"],
         parts=parts,
-        most=cast("float", s.extra.get("most", 2.0)),
+        most=s.parts.get("most", 2.0),
     )
     return b.merge_streams(x, s.width, weights=weights), weights

@@ -50,7 +50,7 @@ def _read_activation(config: Mapping[str, Any]) -> str:
 class T5Encoder:
     """The encoder of T5 and Flan-T5 (sentence-T5, GTR). Source: transformers modeling_t5.
 
-    Keys of spec.extra: "distances"; "biases_by_layer", whether each layer has biases of its own.
+    Keys of spec.parts: "distances"; "biases_by_layer", whether each layer has biases of its own.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class T5Encoder:
             activation=_read_activation(config),
             pooled=True,
             encoder=True,
-            extra={
+            parts={
                 "distances": Distances("halving", buckets, reach),
                 "biases_by_layer": False,
             },
@@ -88,11 +88,12 @@ class T5Encoder:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("shared")
-        distances = cast("Distances", s.extra["distances"])
+        distances = s.parts["distances"]
+        assert distances is not None, "spec() sets it"
         inner, then = s.q_heads * s.head_dim, cast("Then", s.activation)
         for i in range(s.layers):
             at = f"encoder.block.{i}.layer.0"
-            shared = "encoder.block.0.layer.0" if not s.extra["biases_by_layer"] else at
+            shared = "encoder.block.0.layer.0" if not s.parts["biases_by_layer"] else at
             biases = f"{shared}.SelfAttention.relative_attention_bias"
             h = b.rms_norm(x, f"{at}.layer_norm")
             qkv = b.linear(h, [f"{at}.SelfAttention.{part}" for part in "qkv"], features=inner)
@@ -124,4 +125,4 @@ class Umt5Encoder(T5Encoder):
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a UMT5 config."""
         spec = T5Encoder.spec({**_MULTILINGUAL, **config})
-        return replace(spec, extra={**spec.extra, "biases_by_layer": True})
+        return replace(spec, parts={**spec.parts, "biases_by_layer": True})

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from cpuserve.models.config import read_choice, read_int, refuse
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
-from cpuserve.models.mamba import Mamba1Sizes, read_mamba1
+from cpuserve.models.mamba import read_mamba1
 from cpuserve.models.opt import GATED
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -36,7 +36,7 @@ BLOCK = (
 class Zamba:
     """Zamba 7B v1. Source: transformers modeling_zamba.
 
-    Keys of spec.extra: "mamba"; "mamba_heads"; "hybrids" (the layers that use the block); "own"
+    Keys of spec.parts: "mamba1"; "mamba_heads"; "hybrids" (the layers that use the block); "own"
     (whether each of these has a block of its own).
     """
 
@@ -69,8 +69,8 @@ class Zamba:
                 "hidden_act": "silu",  # of the Mamba layers
             },
             positions=4096,
-            extra={
-                "mamba": sizes,
+            parts={
+                "mamba1": sizes,
                 "mamba_heads": mamba_heads,
                 "hybrids": _read_hybrids(config, layers),
                 "own": has_own_blocks(config),
@@ -82,14 +82,14 @@ class Zamba:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        hybrids = cast("tuple[int, ...]", s.extra["hybrids"])
+        hybrids = s.parts["hybrids"]
         x = b.embed("model.embed_tokens")
         first = b.columns(x, s.width)
         for i in range(s.layers):
             at, h = f"model.layers.{i}", x
             if i in hybrids:
                 use = hybrids.index(i)
-                owner = i if s.extra["own"] else hybrids[0]
+                owner = i if s.parts["own"] else hybrids[0]
                 block = _transform(b, s, f"model.layers.{owner}.shared_transf", x, first, use)
                 h = b.linear(block, f"{at}.linear", features=s.width)
                 b.add(x, to=h)
@@ -117,7 +117,7 @@ def _add_mamba(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
 
     Each head has its own steps, B and C. Rows of the channels and of their gates alternate.
     """
-    sizes, heads = cast("Mamba1Sizes", s.extra["mamba"]), cast("int", s.extra["mamba_heads"])
+    sizes, heads = s.parts["mamba1"], s.parts["mamba_heads"]
     channels, each = sizes.channels, sizes.channels // heads
     halves = [rows(f"{at}.in_proj", gate, channels, step=2) for gate in range(2)]
     inputs = b.linear(h, halves, features=channels, bias=sizes.proj_bias)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
 from cpuserve.models.llama import finish_decoder, read_decoder
-from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
+from cpuserve.models.mamba import add_mamba2, read_mamba2
 from cpuserve.models.opt import GATED
+from cpuserve.models.sizes import Mamba2Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 MAMBA = ("linear_attention", "mamba")  # the newer and the older name
 HYBRID = "hybrid"
@@ -22,7 +23,7 @@ _EPS = 1e-5  # of the norm in a Mamba2 layer; configs have no key for it
 class Zamba2:
     """Zamba2 1.2B, 2.7B and 7B. Source: transformers modeling_zamba2.
 
-    Keys of spec.extra: "mamba"; "blocks": for each layer the layer that has the tensors of its
+    Keys of spec.parts: "mamba2"; "blocks": for each layer the layer that has the tensors of its
     transformer block, or -1 (a Mamba2 layer); "rank" of the adapters of each use of a block;
     "adapted" (whether queries, keys and values have adapters as well).
     """
@@ -59,8 +60,8 @@ class Zamba2:
             },
             positions=4096,
             mlp_bias=bias,
-            extra={
-                "mamba": _read_mamba(config, bias),
+            parts={
+                "mamba2": _read_mamba(config, bias),
                 "blocks": _read_blocks(config, layers, own=has_own_blocks(config)),
                 "own": has_own_blocks(config),
                 "rank": read_int(config, "adapter_rank", 128, high=1 << 20),
@@ -73,8 +74,8 @@ class Zamba2:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = cast("Mamba2Sizes", s.extra["mamba"])
-        blocks = cast("tuple[int, ...]", s.extra["blocks"])
+        sizes = s.parts["mamba2"]
+        blocks = s.parts["blocks"]
         x = b.embed("model.embed_tokens")
         first = b.columns(x, s.width)
         use, uses = 0, [block for block in blocks if block >= 0]
@@ -82,7 +83,7 @@ class Zamba2:
             at, h = f"model.layers.{i}", x
             if block >= 0:
                 shared = f"model.layers.{block}.shared_transformer"
-                if s.extra["own"]:  # each copy of a block has the adapters of its former uses
+                if s.parts["own"]:  # each copy of a block has the adapters of its former uses
                     others = set(range(len(uses))) - {use}
                     b.leave(name for n in others for name in _adapter_weights(shared, n))
                 h = b.linear(
@@ -126,23 +127,23 @@ def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, us
     widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
     attention = f"{at}.self_attn"
     qkv = b.linear(h, [f"{attention}.{part}_proj" for part in "qkv"], features=widths, use="qkv")
-    if s.extra["adapted"]:
+    if s.parts["adapted"]:
         for n, part in enumerate("qkv"):
             adapter = _adapter(b, s, h, f"{attention}.linear_{part}_adapter_list.{use}", widths[n])
             b.add(adapter, to=qkv, column=sum(widths[:n]))
-    b.rope_store_kv(qkv, layer=use, rope=s.rope if s.extra["rotated"] else None)
+    b.rope_store_kv(qkv, layer=use, rope=s.rope if s.parts["rotated"] else None)
     a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
     h = b.linear(a, f"{attention}.o_proj", features=s.width, use="output")
     h = b.rms_norm(h, f"{at}.pre_ff_layernorm")
     mlp, wide = f"{at}.feed_forward", 2 * s.intermediate
     both = b.linear(h, f"{mlp}.gate_up_proj", features=wide, bias=s.mlp_bias)
     b.add(_adapter(b, s, h, f"{mlp}.gate_up_proj_adapter_list.{use}", wide), to=both)
-    g = b.activation(both, cast("Then", s.extra["act"]))
+    g = b.activation(both, s.parts["act"])
     return b.linear(g, f"{mlp}.down_proj", features=s.width, bias=s.mlp_bias, use="down")
 
 
 def _adapter(b: Builder, s: ModelSpec, h: ValueId, at: str, features: int) -> ValueId:
-    low = b.linear(h, f"{at}.0", features=cast("int", s.extra["rank"]))
+    low = b.linear(h, f"{at}.0", features=s.parts["rank"])
     return b.linear(low, f"{at}.1", features=features)
 
 

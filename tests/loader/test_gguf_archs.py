@@ -515,4 +515,4 @@ def test_minimax_01_without_a_list_of_layers_attends_at_intervals(
     monkeypatch.setitem(gguf_archs.ARCHS, "minimax-01", entry)
     gguf_convert.convert("minimax-01", tmp_path / "m.gguf")
     spec = spec_from_config(open_checkpoint(tmp_path / "m.gguf").config)
-    assert spec.extra["attends"] == attends
+    assert spec.parts["attends"] == attends

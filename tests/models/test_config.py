@@ -570,7 +570,7 @@ def test_channels_of_mamba_are_its_intermediate_size_whatever_expand_says(family
     channels = 2 * config["hidden_size"]
     spec = spec_from_config({**config, "expand": 16, "intermediate_size": channels})
     assert spec == spec_from_config({**config, "expand": 2})
-    assert spec.extra["mamba"].channels == channels
+    assert spec.parts["mamba1"].channels == channels
 
 
 def test_an_indexer_that_keeps_all_keys_of_every_request_is_left_out():
@@ -589,7 +589,7 @@ def test_an_indexer_that_keeps_all_keys_of_every_request_is_left_out():
 def test_an_indexer_of_pools_also_keeps_the_tokens_after_the_last_pool():
     def sizes(keys, pool):
         spec = spec_from_config(tiny_config("glm5-next", index_topk=keys, index_kpool=pool))
-        return spec.extra.get("indexer")
+        return spec.parts.get("indexer")
 
     assert sizes(480, 16) == {"heads": 16, "width": 32, "keep": 30, "pool": 16}
     assert sizes(496, 16) == {"heads": 16, "width": 32, "keep": 31, "pool": 16}  # 511 of 512 keys
@@ -599,7 +599,7 @@ def test_an_indexer_of_pools_also_keeps_the_tokens_after_the_last_pool():
 
 def test_the_indexer_of_qwen4_selects_whole_blocks():
     def sizes(**change):
-        return spec_from_config(tiny_config("qwen4-exp", **change)).extra.get("indexer")
+        return spec_from_config(tiny_config("qwen4-exp", **change)).parts.get("indexer")
 
     assert sizes() == {"heads": 8, "width": 32, "keep": 8, "pool": 8}
     assert sizes(indexer_budget=504) == {"heads": 8, "width": 32, "keep": 63, "pool": 8}
@@ -619,7 +619,7 @@ def test_an_indexer_of_single_tokens_reads_no_gates():
 
 def test_a_null_bound_of_decays_is_none_unless_a_published_config_wants_the_default():
     def bound(**change):
-        return spec_from_config(tiny_config("glm5-next", **change)).extra["bound"]
+        return spec_from_config(tiny_config("glm5-next", **change)).parts["bound"]
 
     nested = {"num_heads": 3, "head_dim": 20}
     assert bound(linear_lower_bound=None) == 0.0
@@ -758,8 +758,8 @@ def test_fixed_ntk_scaling_has_a_larger_base_and_a_factor_for_all_frequencies():
 def test_a_pattern_of_letters_says_which_layers_of_exaone_have_a_window():
     config = tiny_config("exaone4", sliding_window_pattern="LLG", num_hidden_layers=5)
     spec = spec_from_config(config)
-    assert spec.extra["windows"] == (20, 20, 0, 20, 0)  # the last layer never has one
-    assert spec.extra["no_rope"] == (2, 4)
+    assert spec.parts["windows"] == (20, 20, 0, 20, 0)  # the last layer never has one
+    assert spec.parts["no_rope"] == (2, 4)
     with pytest.raises(ModelError, match=r"pattern is .LX., but it must be a number"):
         spec_from_config(tiny_config("exaone4", sliding_window_pattern="LX"))
 
@@ -769,7 +769,7 @@ def test_an_older_config_of_k_exaone_has_the_numbers_of_one_of_transformers():
     wanted = spec_from_config(tiny_config("exaone-moe", mlp_layer_types=kinds))
     older = tiny_config("exaone-moe", is_moe_layer=[False, True, False, True])
     found = spec_from_config({**older, "architectures": ["ExaoneMoEForCausalLM"]})
-    assert found.extra["dense_layers"] == (0, 2)
+    assert found.parts["dense_layers"] == (0, 2)
     assert replace(found, architecture=wanted.architecture) == wanted
 
 
@@ -780,13 +780,13 @@ def test_layers_of_k_exaone_2_have_windows_and_limits_of_their_own():
         "swiglu_limits": [0.0, 0, 7.0, 5],
     }
     spec = spec_from_config(tiny_config("exaone-moe", **own, sliding_window=None))
-    assert spec.extra["windows"] == (20, 40, 20, 0)
-    assert spec.extra["no_rope"] == (3,)
+    assert spec.parts["windows"] == (20, 40, 20, 0)
+    assert spec.parts["no_rope"] == (3,)
     program = build_program(spec)
     limits = [op.limit for op in program.ops if isinstance(op, Limit)]
     assert sorted(limits) == [5.0, 5.0, 7.0, 7.0]  # of the chosen and of the shared experts
     head = {"mtp_layer_types": ["sliding_attention"], "mtp_sliding_windows": [64]}
-    guess = spec_from_config(tiny_config("exaone-moe", **own, **head)).extra["guess"]
+    guess = spec_from_config(tiny_config("exaone-moe", **own, **head)).parts["guess"]
     assert guess["windows"] == (64,)
     assert guess["limits"] == (0.0,)
     for change in ({"sliding_windows": [20]}, {"sliding_windows": [20, 0, 20, None]}):
@@ -803,7 +803,7 @@ def test_a_qwen_window_counts_only_where_it_is_used():
     window = {"sliding_window": 16, "max_window_layers": 1}
     assert spec_from_config(tiny_config("qwen2", **window)).window == 0
     some = spec_from_config(tiny_config("qwen2", **window, use_sliding_window=True))
-    assert some.extra["windows"] == (0, 16)
+    assert some.parts["windows"] == (0, 16)
     every = {**window, "max_window_layers": 0, "use_sliding_window": True}
     assert spec_from_config(tiny_config("qwen2", **every)).window == 16
 
@@ -826,7 +826,7 @@ def test_a_published_config_of_minimax_m3_has_the_numbers_of_one_of_transformers
     )
     both = {**wanted, "sparse_attention_config": {**sparse, "sparse_block_size": 8}}
     assert spec_from_config(both).max_position == 32  # as in transformers
-    assert spec_from_config(wanted).extra["fixed_positions"]
+    assert spec_from_config(wanted).parts["fixed_positions"]
     for change in ({"swiglu_limit": 5.0}, {"moe_layer_freq": [0, 1, 2]}):
         with pytest.raises(ModelError, match=r"swiglu_limit|mlp_layer_types"):
             spec_from_config({**published, **change})
@@ -896,12 +896,12 @@ def test_a_published_config_of_ling_3_has_the_numbers_of_one_of_transformers():
     found = spec_from_config(LING_3)
     assert replace(found, architecture=wanted.architecture) == wanted
     assert found.rope.rotary == 64  # as in transformers, whatever partial_rotary_factor says
-    assert found.extra["attends"] == tuple(i % 4 == 3 for i in range(24))
+    assert found.parts["attends"] == tuple(i % 4 == 3 for i in range(24))
 
 
 def test_the_last_layers_of_ling_3_attend_if_their_group_is_not_whole():
     found = spec_from_config({**LING_3, "num_hidden_layers": 10})
-    assert found.extra["attends"] == tuple(i % 4 == 3 or i > 7 for i in range(10))
+    assert found.parts["attends"] == tuple(i % 4 == 3 or i > 7 for i in range(10))
 
 
 @pytest.mark.parametrize(
@@ -996,7 +996,7 @@ def test_layers_of_the_mixtures_of_pangu_are_refused(key):
 def test_the_fp8_files_of_mimo_v2_5_are_refused():
     """They have rows and scales in the order of the ranks that wrote them."""
     config = tiny_config("mimo-v2", architectures=["MiMoV2ForCausalLM"])
-    assert spec_from_config(config).extra["fused"]
+    assert spec_from_config(config).parts["fused"]
     with pytest.raises(ModelError, match="a GGUF file of this model runs"):
         spec_from_config({**config, "quantization_config": {"quant_method": "fp8"}})
 

@@ -129,12 +129,12 @@ def test_what_transformers_saves_is_the_same_model(tmp_path):
 def test_published_settings_say_the_kinds_of_layers():
     changes = {"layer_types": None, "compress_ratios": [0, 128, 4, 128, 4], "compress_rates": None}
     spec = spec_from_config(tiny_config("deepseek-v4", **changes))
-    short = [kind.partition("_")[0] for kind in spec.extra["kinds"]]
+    short = [kind.partition("_")[0] for kind in spec.parts["kinds"]]
     assert short == ["sliding", "heavily", "compressed", "heavily"]
-    assert spec.extra["hashed"] == (True, True, False, False)
+    assert spec.parts["hashed"] == (True, True, False, False)
     pools = [op.pool for op in build_program(spec).ops if isinstance(op, PoolEntries)]
     assert pools == [128, 4, 4, 128]  # the layer with pools of 4 has an indexer
-    assert spec.extra["kept"] == 128  # the window has only 24 tokens
+    assert spec.parts["kept"] == 128  # the window has only 24 tokens
 
 
 def test_entries_that_are_all_read_need_no_indexer():

@@ -65,4 +65,4 @@ def test_layers_with_sections_need_their_size():
 
 def test_a_section_as_long_as_the_text_is_none():
     spec = spec_from_config(tiny_config("llama4", attention_chunk_size=8192))
-    assert spec.extra["windows"] == (0,) * 5
+    assert spec.parts["windows"] == (0,) * 5

@@ -200,7 +200,7 @@ def mimo_v2_flash_of(path, to):
     spec = spec_from_config(json.loads((path / "config.json").read_text()))
     for name in [name for name in tensors if "qkv_proj" in name]:
         value, queries = tensors.pop(name), spec.q_heads * spec.head_dim
-        kv = (len(value) - queries) // (spec.head_dim + spec.extra["values"])
+        kv = (len(value) - queries) // (spec.head_dim + spec.parts["values"])
         parts = np.split(value, [queries, queries + kv * spec.head_dim])
         for part, rows in zip("qkv", parts, strict=True):
             tensors[name.replace("qkv_proj", f"{part}_proj")] = np.ascontiguousarray(rows)
@@ -257,7 +257,7 @@ DECI_7B = {
 def llama_of_deci(path, to):
     """DeciLM's checkpoint as Llama's: heads of keys are repeated, and what is missing is zeros."""
     spec = spec_from_config(json.loads((path / "config.json").read_text()))
-    kv, heads, width = spec.extra["kv"], spec.kv_heads, spec.width
+    kv, heads, width = spec.parts["kv"], spec.kv_heads, spec.width
     more = {"num_key_value_heads": heads, "intermediate_size": spec.intermediate}
     renamed("LlamaForCausalLM", "llama", **more)(path, to)
     tensors = load_file(to / "model.safetensors")

@@ -281,7 +281,7 @@ def test_a_window_of_no_tokens_is_none_unless_layers_have_one(family):
     full = {**plain, "sliding_window": 0, "layer_types": ["full_attention"] * layers}
     spec = spec_from_config(full)
     assert not spec.window
-    assert not any(spec.extra.get("windows", ()))
+    assert not any(spec.parts.get("windows", ()))
     asked = {**full, "use_sliding_window": True, "layer_types": ["sliding_attention"] * layers}
     with pytest.raises(ModelError, match="sliding_window is 0, but it must be"):
         spec_from_config(asked)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import structs
 
@@ -23,6 +23,7 @@ from cpuserve.models.config import read_architectures, read_int, read_object
 from cpuserve.models.gemma4 import feed_forward, shared_attention
 
 if TYPE_CHECKING:
+    from cpuserve.models.parts import SpecParts
     from cpuserve.models.spec import ModelSpec
     from cpuserve.platforms.base import ModelFacts
     from cpuserve.program.ops import Rope
@@ -120,13 +121,13 @@ def _spec(config: Mapping[str, Any], architecture: str) -> ModelSpec:
 
 def _kinds(s: ModelSpec) -> list[bool]:
     """Return the kinds of layers: True = with a window, False = without one."""
-    windows = cast("tuple[int, ...]", s.extra["windows"])
+    windows = s.parts["windows"]
     return [kind for kind in (True, False) if kind in map(bool, windows)]
 
 
 def _heads(s: ModelSpec, kinds: list[bool]) -> list[tuple[int, int]]:
     """Return the number of heads of keys, and the columns of a head, for layers of each kind."""
-    local = cast("tuple[int, int]", s.extra["local_heads"])
+    local = s.parts["local_heads"]
     return [local if kind else (s.kv_heads, s.head_dim) for kind in kinds]
 
 
@@ -137,19 +138,19 @@ def _on_caches(s: ModelSpec, target: ModelSpec) -> tuple[ModelSpec, tuple[int, .
     A row is at the place of the last token of the text, but attends as a row of the token before:
     the last token has no keys yet. A window therefore has one key less.
     """
-    caches = cast("tuple[int, ...]", target.extra["caches"])
-    theirs = cast("tuple[int, ...]", target.extra["windows"])
+    caches = target.parts["caches"]
+    theirs = target.parts["windows"]
     last = {bool(theirs[layer]): layer for layer in range(target.layers) if caches[layer] == layer}
-    ours = cast("tuple[int, ...]", s.extra["windows"])
+    ours = s.parts["windows"]
     read = [last[kind] for kind in _kinds(s)]
     widest = theirs[last[True]] if True in last else 0
-    extra = {
-        **s.extra,
+    parts: SpecParts = {
+        **s.parts,
         "caches": tuple(read.index(last[bool(window)]) for window in ours),
         "windows": tuple(max(min(window, widest) - 1, 1) if window else 0 for window in ours),
-        "local_rope": _moved(cast("Rope", s.extra["local_rope"])),
+        "local_rope": _moved(s.parts["local_rope"]),
     }
-    return replace(s, rope=_moved(s.rope), extra=extra), tuple(read)
+    return replace(s, rope=_moved(s.rope), parts=parts), tuple(read)
 
 
 def _moved(rope: Rope | None) -> Rope:

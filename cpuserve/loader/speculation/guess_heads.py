@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -72,25 +72,25 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     """Return the hyperparameters of the head of a model: one layer, of the kind of the last one.
 
     The layer of MiMo V2 has a window and no experts. The layer of DeepSeek V4 has a window and no
-    pools, and no token has experts of its own. Other models say in extra["guess"] what differs.
+    pools, and no token has experts of its own. Other models say in parts["guess"] what differs.
     """
-    extra, guesses = dict(spec.extra), FAMILIES.texts[spec.architecture].guesses
+    parts, guesses = spec.parts.copy(), FAMILIES.texts[spec.architecture].guesses
     assert guesses is not None
-    own = cast("dict[str, object]", extra.pop("guess", {}))
-    if guesses.dense and "windows" in extra:
-        extra["windows"] = (max(cast("tuple[int, ...]", extra["windows"])),)
-    if "dense_layers" in extra:
-        extra["dense_layers"] = (0,) if guesses.dense else ()
-    if "hashed" in extra:
-        extra |= {"kinds": ("sliding_attention",), "hashed": (False,), "kept": extra["window"]}
-        extra.pop("indexer", None)
-    if "attends" in extra:
-        extra["attends"] = (True,)
+    own = parts.pop("guess", {})
+    if guesses.dense and "windows" in parts:
+        parts["windows"] = (max(parts["windows"]),)
+    if "dense_layers" in parts:
+        parts["dense_layers"] = (0,) if guesses.dense else ()
+    if "hashed" in parts:
+        parts |= {"kinds": ("sliding_attention",), "hashed": (False,), "kept": parts["window"]}
+        parts.pop("indexer", None)
+    if "attends" in parts:
+        parts["attends"] = (True,)
     if guesses.hidden_first:
-        extra["hidden_first"] = True
-    extra |= own
+        parts["hidden_first"] = True
+    parts |= own
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
-    return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, extra=extra)
+    return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, parts=parts)
 
 
 def guesses_of(architecture: str) -> Guesses | None:
@@ -108,13 +108,15 @@ def guess_head(
     gguf: whether the model is in a GGUF file, where a head is the last block.
     """
     guesses = guesses_of(spec.architecture)
-    head_names = guesses and (guesses.gguf if gguf else guesses.stored)
-    if guesses is None or head_names is None:
+    if guesses is None:
         return None
-    if guesses.described and "guess" not in spec.extra:
+    head_names = guesses.gguf if gguf else guesses.stored
+    if head_names is None:
+        return None
+    if guesses.described and "guess" not in spec.parts:
         return None  # a head with layers that a head cannot have
     own = guess_spec(spec)
-    last = len(cast("tuple[str, ...]", own.extra.get("kinds", ()))) - 1
+    last = len(own.parts.get("kinds", ())) - 1
     called = {ours: at.format(spec.layers, last=last) for ours, at in head_names.names.items()}
     stored = {ours: theirs.format(spec.layers) for ours, theirs in head_names.own.items()}
     more = {ours: at for ours, at in stored.items() if f"{at}weight" in names}

@@ -1,0 +1,284 @@
+"""The parts of a ModelSpec that not every family has, by subject; a model has some of their keys.
+
+Several families share the keys of a part. The docstring of a family, or the function that reads a
+key, says what its own keys mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from cpuserve.models.sizes import LayerFactors, Mamba1Sizes, Mamba2Sizes, Rwkv6Sizes, Rwkv7Sizes
+    from cpuserve.program.operations.mixture import Groups
+    from cpuserve.program.operations.recurrent import DeltaSizes
+    from cpuserve.program.operations.relative import Distances
+    from cpuserve.program.ops import Rope, RouterScore, Then
+
+
+class Mixture(TypedDict, total=False):
+    """Mixtures of experts (models/experts.py); each layer has one but `dense_layers`.
+
+    experts, chosen, expert_width: how many there are, how many a token uses, and their width.
+    shared, shared_width: the number of shared experts, and the width of all of them.
+    expert_limit, gate_limit: the largest gates and ups, of experts and of all gated MLPs.
+    limits, shared_limits: those of chosen and of shared experts of each layer.
+    sizes: the experts of layers that have their own numbers.
+    """
+
+    experts: int
+    chosen: int
+    expert_width: int
+    dense_layers: tuple[int, ...]
+    dense_width: int
+    shared: int
+    shared_width: int
+    renormalize: bool
+    expert_scale: float
+    expert_bias: bool
+    expert_limit: float
+    gate_limit: float
+    limits: tuple[float, ...]
+    shared_limits: tuple[float, ...]
+    groups: Groups | None
+    score: RouterScore
+    sigmoid: bool
+    mean: bool
+    near: float
+    latent: int
+    identities: int
+    router: str
+    flat_bias: bool
+    sizes: dict[int, SpecParts]
+
+
+class LayerWindows(TypedDict, total=False):
+    """What differs in the attention of layers: windows in keys, RoPE, heads and widths."""
+
+    windows: tuple[int, ...]
+    no_rope: tuple[int, ...]
+    local_rope: Rope | None
+    ropes: tuple[Rope | None, ...]
+    heads: tuple[int, ...]
+    kv: tuple[int, ...]
+    widths: tuple[int, ...]
+    mlp_widths: tuple[int, ...]
+    local_heads: tuple[int, int]
+    local_kv_heads: int
+    caches: tuple[int, ...]
+    kinds: tuple[str, ...]
+    attends: tuple[bool, ...]
+    sparse: tuple[bool, ...]
+
+
+class AttentionForm(TypedDict, total=False):
+    """Queries, keys and values: their matrices, norms, limits and scales."""
+
+    split: bool
+    split_pairs: int
+    joined: bool
+    fused: bool
+    qk_norm: bool
+    head_norm: bool
+    query_scale: tuple[float, int] | None
+    clip: float
+    gate_per_head: bool
+    one_kv: bool
+    by_layer: bool
+    values: int
+    value_scale: float
+    distances: Distances | None
+    terms: tuple[str, ...]
+    shared_keys: bool
+    biases_by_layer: bool
+
+
+class LatentAttention(TypedDict, total=False):
+    """Latent attention (MLA): the ranks of queries and rows, and the widths of parts of heads."""
+
+    q_rank: int
+    rank: int
+    nope: int
+    values: int
+    latent_eps: float
+    scale: float
+    row_scale: float
+    interleaved: bool
+    split: bool
+    gate_rank: int
+
+
+class Indexer(TypedDict):
+    """The sizes of an indexer, which selects the keys that attention reads (models/indexers.py).
+
+    heads, width: of its queries and keys; pool: tokens that share a key; keep: selected keys.
+    """
+
+    heads: int
+    width: int
+    keep: int
+    pool: int
+
+
+class Indexing(TypedDict, total=False):
+    """Indexers, and pools of tokens whose entries attention reads (DeepSeek V4)."""
+
+    indexer: Indexer
+    index_eps: float
+    index_tail: bool
+    index_parts: tuple[str, ...]
+    paired_index: bool
+    shared_index: tuple[int, ...]
+    rates: dict[str, int]
+    compress_rope: Rope
+    window: int
+    kept: int
+    hashed: tuple[bool, ...]
+    out_groups: int
+    out_rank: int
+
+
+class Ngrams(TypedDict):
+    """The tables of n-grams: the layers that have a table, and numbers that all tables share."""
+
+    layers: tuple[int, ...]
+    width: int
+    longest: int
+    heads: int
+    least: int
+    unit: int
+    parts: int
+    seed: int
+    end: int
+    taps: int
+
+
+class ResidualStreams(TypedDict, total=False):
+    """Residual streams, and the numbers of `StreamWeights`."""
+
+    streams: int
+    stream_rank: int
+    floor: float
+    rounds: int
+    most: float
+    active: int
+    corrected: bool
+    stacked: bool
+    ngrams: Ngrams
+
+
+class RowDelta(TypedDict):
+    """The sizes of a delta net with a decay for each row of a state."""
+
+    heads: int
+    width: int
+    taps: int
+
+
+class RecurrentLayers(TypedDict, total=False):
+    """Layers with states: delta nets, Mamba, RWKV, short convolutions, lightning attention."""
+
+    delta: DeltaSizes
+    row_delta: RowDelta
+    tiled: bool
+    beta: float
+    bound: float
+    mamba1: Mamba1Sizes
+    mamba2: Mamba2Sizes
+    mamba_bias: bool
+    mamba_heads: int
+    mamba_norm: bool
+    factors: LayerFactors
+    rwkv6: Rwkv6Sizes
+    rwkv7: Rwkv7Sizes
+    inner: int
+    rescale_every: int
+    taps: int
+    conv_bias: bool
+    alphas: tuple[float, ...]
+    betas: tuple[float, ...]
+    output: str
+
+
+class SharedBlocks(TypedDict, total=False):
+    """Blocks that several layers have in common (Zamba)."""
+
+    hybrids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    own: bool
+    adapted: bool
+    rotated: bool
+    rank: int
+
+
+class ModelEnds(TypedDict, total=False):
+    """The embeddings before the layers, and what is after them."""
+
+    inputs: int
+    input_width: int
+    input_vocab: int
+    embed_width: int
+    types: int
+    offset: int
+    places: bool
+    pad: int
+    pictures: int
+    cap: float
+    logit_cap: float
+    logit_softcap: float
+    softcap: float
+    head: tuple[Then, bool]
+    head_bias: bool
+    decoder_bias: bool
+    final_norm: bool
+
+
+class LayerForm(TypedDict, total=False):
+    """Norms, activations and the order of what a layer does."""
+
+    activation: Then
+    act: Then
+    gate: Then
+    gated: bool
+    after: bool
+    code: bool
+    every: int
+    norm: bool
+    norm_bias: bool
+    norm_first: bool
+    norms_results: bool
+    parallel: bool
+    post_eps: float
+    post_norms: bool
+    rms: bool
+    shifted: bool
+    transposed: bool
+    two_norms: bool
+    wide: bool
+    deviations: tuple[float | None, ...]
+    laurel_rank: int
+    xielu: tuple[tuple[float, ...], ...]
+
+
+class SpecParts(
+    Mixture,
+    LayerWindows,
+    AttentionForm,
+    LatentAttention,
+    Indexing,
+    ResidualStreams,
+    RecurrentLayers,
+    SharedBlocks,
+    ModelEnds,
+    LayerForm,
+    total=False,
+):
+    """All keys of the parts of a ModelSpec.
+
+    fixed_positions: no option makes texts longer than `max_position`.
+    guess: what differs in the head that guesses a token; hidden_first: the order of its inputs.
+    """
+
+    fixed_positions: bool
+    guess: SpecParts
+    hidden_first: bool
