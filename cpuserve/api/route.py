@@ -42,7 +42,7 @@ from cpuserve.api.response.openapi import (
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.base.errors import InvalidRequest, NotFound
 from cpuserve.sampling.params import is_salt
-from cpuserve.serving.generation.generate import prepare
+from cpuserve.serving.generation.prepare import prepare
 from cpuserve.serving.prompts.prompts import counted_prompt
 from cpuserve.serving.threads import run_limited, run_sized
 

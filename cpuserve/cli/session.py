@@ -101,7 +101,7 @@ class Session:
             RequestError: the call is invalid, or the engine failed.
         """
         from cpuserve.serving.calls.events import Text, Thought
-        from cpuserve.serving.generation.generate import prepare
+        from cpuserve.serving.generation.prepare import prepare
         from cpuserve.serving.models.registry import Lease, Served
 
         served = Served(self.context, self.context.model_names[0], None, Lease())

@@ -24,7 +24,7 @@ from cpuserve.base.errors import InvalidRequest, ServiceUnavailable, brief
 from cpuserve.base.version import version
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import NO_LIMIT, unsupported
-from cpuserve.serving.generation.generate import read_prompts
+from cpuserve.serving.generation.prepare import read_prompts
 from cpuserve.serving.threads import run_rendering, run_sized
 
 if TYPE_CHECKING:

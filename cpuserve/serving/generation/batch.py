@@ -18,8 +18,8 @@ from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
 from cpuserve.serving.generation.beam_search import BeamSearch, step_params
 from cpuserve.serving.generation.fan_out import sequences_of, shared_beginning
-from cpuserve.serving.generation.generate import read_prompts
 from cpuserve.serving.generation.plan import SequencePlan
+from cpuserve.serving.generation.prepare import read_prompts
 from cpuserve.serving.generation.sequence import SequenceRun
 from cpuserve.serving.prompts.chat_prompt import picture_prompt as placed_prompt
 from cpuserve.serving.tools.use import response_structure

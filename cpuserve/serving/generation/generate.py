@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.base.errors import DeadlineExceeded, InvalidRequest, RequestError
-from cpuserve.serving.calls.bad_words import bad_words_us, with_bad_word_ids
+from cpuserve.base.errors import DeadlineExceeded, RequestError
 from cpuserve.serving.calls.events import (
     Choice,
     Event,
@@ -22,179 +21,37 @@ from cpuserve.serving.calls.events import (
     TokenUsage,
     WholeResponse,
 )
-from cpuserve.serving.calls.params import check_values, sampling_params
-from cpuserve.serving.calls.sampler_ids import VOCABULARY_US, reads_vocabulary, with_sampler_ids
 from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.generation.beam_search import beam_events
 from cpuserve.serving.generation.fan_out import (
     admit,
-    check_capacity,
     dismiss,
-    fan_out,
-    shared_beginning,
     start,
     usage_of,
 )
 from cpuserve.serving.generation.next_turn import TurnReader
 from cpuserve.serving.generation.sequence import EventPace, SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
-from cpuserve.serving.prompts.prompts import prompts_of
-from cpuserve.serving.threads import run_limited, run_sized
+from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
-from cpuserve.serving.tools.use import response_structure, tool_use
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.sampling.beams import BeamRules
-    from cpuserve.serving.callers.allowance import Allowance
-    from cpuserve.serving.calls.call import GenerateCall, Prompt
+    from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.generation.plan import SequencePlan
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.recent_prompts import PromptDifference, RecentPrompt
-    from cpuserve.serving.models.registry import Served
     from cpuserve.serving.tools.use import ToolUse
 
 # Lists of events per sequence that may be queued for a slow client,
 # if a call has several sequences.
 _QUEUED_PER_SEQUENCE = 8
-# How many prompt token ids are checked per microsecond.
-_IDS_PER_US = 32
 
 Events = AsyncGenerator[list[Event], None]
 
 
-async def prepare(
-    served: Served,
-    call: GenerateCall,
-    num_bytes: int,
-    *,
-    caller: str = "",
-    allowance: Allowance | None = None,
-) -> Generation:
-    """Check a call, and return the generation that will serve it.
-
-    served: the model of the request, which may be an adapter.
-    num_bytes: the size of the request's body (small and large requests render on separate threads).
-    caller: the name of who sends the request.
-    allowance: the part of its caller's limits that the request takes; None = there are no limits.
-
-    Raises:
-      InvalidRequest: this model cannot serve the call.
-      TooManyRequests: there is no capacity for the call now, or its caller has no tokens left.
-    """
-    if allowance is not None:
-        allowance.check_tokens()  # before the template costs time; fan_out reserves the tokens
-    _check_kind(served.context, call)
-    _choose_adapter(served, call)
-    call.caller, call.allowance = caller, allowance
-    # A search for tools makes further prompts, which need the messages and tools again.
-    kept = None if call.tool_search is None else msgspec.structs.replace(call)
-    return await _prepared(served.context, call, num_bytes, kept)
-
-
-def _choose_adapter(served: Served, call: GenerateCall) -> None:
-    """Set the adapter of a call, or None; InvalidRequest if its model is another adapter."""
-    if served.adapter is not None:
-        if call.adapter not in (None, served.adapter):
-            msg = (
-                f"model is the adapter {served.adapter!r}, but lora or task selects "
-                f"{call.adapter or 'none'}: name the base model, or omit the other field"
-            )
-            raise InvalidRequest(msg, role="model")
-        call.adapter = served.adapter
-    elif call.adapter is None:
-        task = served.context.tasks.get(call.prompt_name or "")
-        call.adapter = None if task is None else task.adapter
-        if call.adapter is None:
-            call.adapter = served.context.default_adapter
-            call.adapter_scale = served.context.default_scale
-    call.adapter = call.adapter or None
-
-
-async def _prepared(
-    context: ModelContext, call: GenerateCall, num_bytes: int, kept: GenerateCall | None = None
-) -> Generation:
-    """Return the generation of a call, and drop the call's inputs. kept: a copy with the inputs."""
-    tools, prompts = await read_prompts(context, call, num_bytes)
-    ids = [prompt.ids for prompt in prompts]
-
-    def make_sequences() -> list[SequencePlan]:
-        form = response_structure(call, tools)
-        params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
-        with_bad_word_ids(params, context.get_tokenizer())
-        with_sampler_ids(params, context.get_tokenizer(), context.bounds.vocab)
-        return fan_out(call, prompts, params, context.limits.longest_s)
-
-    num_ids = sum(map(len, ids))
-    check_values(call, num_ids, {**context.token_widths, "tokens": context.vector_width})
-    more_us = bad_words_us(call.bad_words) + (VOCABULARY_US if reads_vocabulary(call) else 0)
-    run = run_limited if more_us and context.get_tokenizer().waits else run_sized
-    sequences = await run(num_ids // _IDS_PER_US + more_us, make_sequences)
-    check_capacity(context, sequences)
-    if len(prompts) == 1 and context.recent is not None:
-        recent = await context.recent.record(call, prompts[0], context.decoder)
-        sequences[0].tally.recent = recent
-    turn = TurnReader.of(context, call, num_bytes, sequences)
-    call.drop_inputs()
-    num_ids -= prompts[0].shared * (len(prompts) - 1)
-    return Generation(context, call, sequences, num_ids, tools, kept, num_bytes, turn)
-
-
-async def read_prompts(
-    context: ModelContext, call: GenerateCall, num_bytes: int
-) -> tuple[ToolUse | None, list[Prompt]]:
-    """Return how tools and thoughts are used (None: not at all), and the prompts of a call.
-
-    num_bytes: the size of the request's body.
-
-    Raises:
-      InvalidRequest: the tools, the messages, the template or the prompts are invalid.
-    """
-    if call.decisions is not None:  # only the first token counts, even if it begins a tool call
-        return None, await prompts_of(context, call, num_bytes)
-    tools = tool_use(call, context.learned_format, context.thoughts)
-    return tools, await prompts_of(context, call, num_bytes, tools)
-
-
-# Kinds of output, each as (its name in error messages, the endpoints to use).
-_SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
-_VECTORS = ("embeddings", "/v1/embeddings")
-_SPARSE = ("sparse embeddings", "/embed_sparse or /pooling")
-_CLASSES = ("labels of texts", "/classify")
-_TOKEN_CLASSES = ("labels of tokens", "/pooling")
-_TEXT = ("text", "/v1/chat/completions or /v1/completions")
-# Hints for the error of a model that generates text: how to serve a model with each other output.
-_SERVED_AS = {
-    _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
-    _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
-    "embedding model",
-    _CLASSES: "To get labels, serve a classifier",
-}
-_GIVES = {
-    "none": _TEXT,
-    "rank": _SCORES,
-    "splade": _SPARSE,
-    "classify": _CLASSES,
-    "token_classify": _TOKEN_CLASSES,
-}
-
-
-def _check_kind(context: ModelContext, call: GenerateCall) -> None:
-    """Raise InvalidRequest unless the model can output what the call needs, such as text."""
-    gives = _GIVES.get(context.pooling, _VECTORS)
-    wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
-    if call.vectors == "words":
-        wants = _SPARSE
-    if call.classify:
-        wants = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
-    if gives == wants or (context.pooling == "rank" and wants == _CLASSES):  # it has one label
-        return
-    name = context.model_names[0]
-    if gives == _TEXT:
-        msg = f"{name} generates text. {_SERVED_AS.get(wants, _SERVED_AS[_CLASSES])}"
-    else:
-        msg = f"{name} gives {gives[0]} and no {wants[0]}: use {gives[1]}"
-    raise InvalidRequest(msg, role="model")
+Prepare = Callable[["GenerateCall"], Awaitable["Generation"]]
 
 
 class Generation:
@@ -207,23 +64,25 @@ class Generation:
         sequences: list[SequencePlan],
         prompt_tokens: int,
         tools: ToolUse | None = None,
-        kept: GenerateCall | None = None,
-        num_bytes: int = 0,
+        beginning: SequencePlan | None = None,
+        *,
         turn: TurnReader | None = None,
+        searches: tuple[GenerateCall, Prepare] | None = None,
     ) -> None:
-        """kept: the call with its inputs, if searches for tools may need further prompts.
+        """beginning: computes the tokens that all prompts share, before the sequences run.
 
         turn: reads the response for the next turn of the conversation.
+        searches: the call with its inputs and how to prepare a further round,
+          if searches for tools may need further prompts.
         """
         self.context = context
         self.call = call
         self.sequences = sequences
         self.prompt_tokens = prompt_tokens
         self._tools = tools
-        self._kept = kept
-        self._num_bytes = num_bytes
         self._turn = turn
-        self._beginning = shared_beginning(sequences)
+        self._searches = searches
+        self._beginning = beginning
         self._rounds = [self]  # a Generation for each round; a search for tools ends a round
 
     def usage(self) -> TokenUsage:
@@ -244,7 +103,7 @@ class Generation:
     @property
     def searches_tools(self) -> bool:
         """Whether the server runs searches for tools that the model asks for."""
-        return self._kept is not None
+        return self._searches is not None
 
     def set_id(self, response_id: str) -> None:
         """Set the id of the response; later requests of the caller refer to its prompt by it."""
@@ -279,8 +138,8 @@ class Generation:
           TooManyRequests: there is no capacity any more.
           RequestError: a sequence failed, or the engine has ended.
         """
-        if self._kept is not None:
-            return self._searching(self._kept)
+        if self._searches is not None:
+            return self._searching(*self._searches)
         if self.call.beams is not None:
             return self._best_beams(self.call.beams)
         if self._beginning is not None:
@@ -334,7 +193,7 @@ class Generation:
             async for events in batches:
                 yield events
 
-    async def _searching(self, call: GenerateCall) -> Events:
+    async def _searching(self, call: GenerateCall, prepare: Prepare) -> Events:
         """Run the response in rounds: each one ends where the model searches for tools."""
         current, calls, searches = self, 0, 0
         began = self.sequences[0].tally.started
@@ -359,8 +218,7 @@ class Generation:
                 yield [following if isinstance(following, Finish) else Finish(0, "pause")]
                 break
             call = following
-            asked = msgspec.structs.replace(call)
-            current = await _prepared(self.context, asked, self._num_bytes)
+            current = await prepare(msgspec.structs.replace(call))
             later = current.sequences[0]
             current.sequences[0] = later.after(later.tally.started - began)
             self._rounds.append(current)

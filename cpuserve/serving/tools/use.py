@@ -124,12 +124,24 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
       InvalidRequest: the errors of structured_outputs; or the schema
         and the functions are too long, or no grammar can express the schema of a strict function.
     """
-    form = structured_outputs(call) if tools is None else tools.asked
-    if form is None:
+    return _structure(tools, structured_outputs(call) if tools is None else tools.asked)
+
+
+def _structure(tools: ToolUse | None, asked: StructuredOutputs | None) -> StructuredOutputs | None:
+    if asked is None:
         return None if tools is None else tools.form
-    if tools is None or form.grammar is not None or not tools.kept:
-        return form
-    return msgspec.structs.replace(form, calls=tools.grammar())
+    if tools is None or asked.grammar is not None or not tools.kept:
+        return asked
+    return msgspec.structs.replace(asked, calls=tools.grammar())
+
+
+def response_plan(
+    call: GenerateCall, found: LearnedFormat, thoughts: ThoughtUse
+) -> tuple[ToolUse | None, StructuredOutputs | None]:
+    """Return how a response is parsed (tool_use), and its grammar (response_structure)."""
+    asked = structured_outputs(call)
+    tools = _tool_use(call, found, thoughts, asked)
+    return tools, _structure(tools, asked)
 
 
 def tool_use(
@@ -143,8 +155,16 @@ def tool_use(
       InvalidRequest: a tool or the choice is invalid, or this model cannot call tools; or the
         errors of structured_outputs.
     """
-    offered, asked = call.callable_tools, structured_outputs(call)
-    used = _use(call, found, offered, asked)
+    return _tool_use(call, found, thoughts, structured_outputs(call))
+
+
+def _tool_use(
+    call: GenerateCall,
+    found: LearnedFormat,
+    thoughts: ThoughtUse,
+    asked: StructuredOutputs | None,
+) -> ToolUse | None:
+    used = _use(call, found, call.callable_tools, asked)
     if used is None:
         return None
     budget = thoughts.budget if call.reasoning_budget is None else call.reasoning_budget
