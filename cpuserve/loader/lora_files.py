@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.archs.record import GgufArch
-from cpuserve.loader.gguf.archs.table import ARCHS
+from cpuserve.loader.gguf.archs.table import ARCHS, find
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.model import row_order
 from cpuserve.loader.load import read_json
@@ -279,7 +279,8 @@ def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
     if "adapter.alora.invocation_tokens" in file:
         fail(name, "it is an activated LoRA (adapter.alora), which is not supported")
     found = file.value("general.architecture")
-    if not isinstance(found, str) or found not in ARCHS:
+    arch = find(found) if isinstance(found, str) else None
+    if arch is None:
         supported = ", ".join(ARCHS)
         fail(name, f"its architecture {found!r:.40} is not supported; supported: {supported}")
     family = FAMILIES.texts.get(spec.architecture)
@@ -289,4 +290,4 @@ def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
     if names and found not in names:
         msg = f"its architecture is {found}, that of the model {' or '.join(names)}"
         fail(name, f"it is for another model: {msg}")
-    return ARCHS[found]
+    return arch

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
-    "token_embd_norm": "model.embedding_norm",  # LFM2's last norm
+    "token_embd_norm": "model.embedding_norm",
     "output": "lm_head",
 }
 _GGUF_BLOCK = {
@@ -35,16 +35,7 @@ _GGUF_NAME = re.compile(
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Hugging Face tensors that end with one of these texts have no suffix ".weight" or ".bias".
-# The residual streams of Hunyuan 4 and of DeepSeek V4.
-_HC = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head", "hc_attn", "hc_ffn", "hc_head.hc")
-_BARE = (
-    *("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale"),
-    *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),  # RWKV
-    *(".mu", ".x_proj.2.bias", "attn.bonus", *(f"attn.x_{part}.bias" for part in "rwkvg")),
-    *(".attn_sink", ".compressor.ape", ".gate.tid2eid"),  # DeepSeek V4
-    *(".index_kpool_compress_ape", ".index_kpool_compress_gate"),  # GLM-5.3-Flash
-    *(".learnable_sink_param", *(f"{at}_{part}" for at in _HC for part in ("fn", "base", "scale"))),
-)
+_BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store
 # although they follow from the config,
@@ -87,12 +78,14 @@ def gguf_to_hf(
     blocks: Mapping[str, str] = MappingProxyType({}),
     top: Mapping[str, str] = MappingProxyType({}),
     layers: str = "model.layers",
+    bare: tuple[str, ...] = (),
 ) -> str:
     """Return the Hugging Face name of a GGUF tensor; an unknown name is returned unchanged.
 
     blocks, top: the tensor names inside and outside of blocks that differ from Llama
       in this architecture.
     layers: the part of a name before the number of a block.
+    bare: how further tensors of this architecture end that have no suffix.
     """
     match = _GGUF_NAME.fullmatch(name)
     if match is None:
@@ -105,8 +98,8 @@ def gguf_to_hf(
     if part not in table:
         return name
     prefix, found = "" if layer is None else f"{layers}.{int(layer)}.", table[part]
-    bare = found.endswith(_BARE) and not found.endswith("relative_attention_bias")  # T5's table
-    return f"{prefix}{found}" if bare else f"{prefix}{found}{kind}"
+    stays = found.endswith((*_BARE, *bare)) and not found.endswith("relative_attention_bias")
+    return f"{prefix}{found}" if stays else f"{prefix}{found}{kind}"
 
 
 def checkpoint_to_hf(name: str) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "built",
     "find_model",
     "fitted",
+    "gguf_of_plugin",
     "has_no_head",
     "names_of",
     "plugin_notes",
@@ -75,6 +76,16 @@ def _look_up(name: str) -> None:
     if why:
         msg = f"architecture {name}: {why}"
         raise ModelError(msg)
+
+
+def gguf_of_plugin(name: str) -> str | None:
+    """Return where the plug-in has its entry that claims a GGUF architecture; None if none does.
+
+    Raises ModelError if plug-ins claim the name but none of them can serve it.
+    """
+    if name not in FAMILIES.gguf:
+        _look_up(name)
+    return FAMILIES.gguf.get(name)
 
 
 def _claims() -> plugins.Claims:

@@ -125,6 +125,8 @@ class ModelFamily:
     judges: whether it has rerankers that generate "yes" or "no".
     shared_gguf: the architecture in GGUF files that it shares with another family, by its own
       architecture; other metadata of the file decides.
+    gguf: the entries of its GGUF architectures (GgufArch) as "module:attribute", by the name of the
+      architecture; those of built-in families are in cpuserve/loader/gguf/archs.
     guesses: the head that guesses the token after the next one.
     assistants: small models that guess for it, each with the default of its width.
     """
@@ -141,6 +143,7 @@ class ModelFamily:
     gguf_rerankers: bool = False
     judges: bool = False
     shared_gguf: Mapping[str, str] = field(default_factory=dict)
+    gguf: Mapping[str, str] = field(default_factory=dict)
     guesses: Guesses | None = None
     assistants: Mapping[str, int] = field(default_factory=dict)
 

@@ -9,6 +9,8 @@ import pytest
 from cpuserve import models
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
+from cpuserve.loader.gguf.archs import table as archs
+from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.load import with_built
 from cpuserve.loader.speculation.guess_heads import guesses_of
 from cpuserve.models.base import MODELS
@@ -36,6 +38,7 @@ class Sample:
         return {**config, "biased": "lm_head.bias" in names}
 
 
+GGUF = GgufArch("SampleForCausalLM", "sample")
 SAMPLE = ModelFamily(
     ("SampleForCausalLM", "OldSampleForCausalLM"),
     f"{__name__}:Sample",
@@ -49,6 +52,7 @@ SAMPLE = ModelFamily(
         ),
     ),
     rerankers=("SampleForSequenceClassification",),
+    gguf={"sample": f"{__name__}:GGUF"},
     guesses=Guesses(NEXTN),
 )
 NAMES = sorted({*SAMPLE.architectures, *SAMPLE.rerankers, *SAMPLE.wholes[0].architectures})
@@ -98,6 +102,14 @@ def test_a_plug_in_with_the_name_of_a_built_in_family_is_refused(plugged):
     with pytest.raises(ModelError, match="has names of built-in families: BertForSequence"):
         models.find_model("SampleForCausalLM")
     assert FAMILIES.rerankers["BertForSequenceClassification"] == "BertModel"
+
+
+def test_a_plug_in_reads_gguf_files_of_its_architecture(plugged, monkeypatch):
+    monkeypatch.setattr(archs, "ARCHS", dict(archs.ARCHS))
+    assert archs.find("sample") is None
+    plugged(SAMPLE, ["sample"])
+    assert archs.find("sample") is GGUF
+    assert models.find_model(GGUF.family) is Sample
 
 
 def test_a_plug_in_builds_tensors_and_keys_from_those_of_its_files(plugged):

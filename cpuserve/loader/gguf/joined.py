@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import ModelError
-from cpuserve.loader.gguf.archs.table import ARCHS
+from cpuserve.loader.gguf.archs.table import find
 from cpuserve.loader.gguf.keys import Keys
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def split_qkv(file: GgufFile) -> None:
         ModelError: the rows of a tensor do not fit the heads in the metadata.
     """
     name = file.value("general.architecture")
-    arch = ARCHS.get(name) if isinstance(name, str) else None
+    arch = find(name) if isinstance(name, str) else None
     if arch is None or "attn_qkv" in arch.blocks:
         return
     keys = Keys(file, str(name))

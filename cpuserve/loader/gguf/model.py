@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Vectors that the converter of llama.cpp stores as matrices.
-# RWKV 6: the factors of mixtures of rows with the rows before.
+# The factors of mixtures of rows with the rows before.
 SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in "rwkvg"))
 VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
 # The weights of norms end like this. Some converters add 1 to them.
@@ -243,8 +243,9 @@ class GgufStore:
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
-                names = ({**_GUESSER, **_joined(arch.blocks), **arch.blocks}, arch.top, arch.layers)
-                self._tensors[gguf_to_hf(name, *names)] = tensor
+                blocks = {**_GUESSER, **_joined(arch.blocks), **arch.blocks}
+                hf = gguf_to_hf(name, blocks, arch.top, arch.layers, arch.bare)
+                self._tensors[hf] = tensor
 
     def names(self) -> set[str]:
         """The Hugging Face names of all tensors."""
@@ -272,11 +273,11 @@ class GgufStore:
         if name.endswith(("conv1d.weight", "conv.conv.weight")):
             shape = (math.prod(shape[:-1]), 1, shape[-1])
         if name.endswith(("self_attn.A_log", "attention.A_log")):
-            kimi = self._arch.model_type == "kimi_linear"
-            shape = (1, 1, math.prod(shape), 1) if kimi else (math.prod(shape),)
+            count = math.prod(shape)
+            shape = (1, 1, count, 1) if self._arch.each_rate else (count,)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
-        if name.endswith((".attn.x_x", ".attn.x_proj.2.bias")):  # RWKV
+        if name.endswith((".attn.x_x", ".attn.x_proj.2.bias")):
             shape = (shape[0], math.prod(shape[1:]))
         if name.endswith(SHIFTS):
             shape = (math.prod(shape),)

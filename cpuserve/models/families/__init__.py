@@ -24,6 +24,7 @@ class Families:
     rerankers, classifiers, taggers, masked: the architecture below a head, by that of the model
       with its head (see ModelFamily).
     assistants: the family that an assistant guesses for, by the architecture of the assistant.
+    gguf: the entries of GGUF architectures that records have, by the name of the architecture.
     builtin: the names of the families that no plug-in has added.
     """
 
@@ -36,6 +37,7 @@ class Families:
     taggers: dict[str, str] = field(default_factory=dict)
     masked: dict[str, str] = field(default_factory=dict)
     assistants: dict[str, ModelFamily] = field(default_factory=dict)
+    gguf: dict[str, str] = field(default_factory=dict)
     builtin: frozenset[str] = frozenset()
 
     def add(self, record: ModelFamily | Whole) -> None:
@@ -54,6 +56,7 @@ class Families:
             (self.masked, record.masked),
         ):
             heads |= {name: record.below(name) for name in names}
+        self.gguf |= record.gguf
         self.assistants |= dict.fromkeys(record.assistants, record)
 
     def heads(self) -> dict[str, str]:

@@ -385,6 +385,9 @@ LATENT = {
 }
 
 _STREAMS = ("fn", "base", "scale")
+# Tensors of residual streams that are no weights of a module.
+_MODULES = ("hc_attn_layer.hc", "hc_mlp_layer.hc", "hc_head", "hc_attn", "hc_ffn", "hc_head.hc")
+_BARE_STREAMS = tuple(f"{module}_{part}" for module in _MODULES for part in _STREAMS)
 
 # The tensors of the indexer of DeepSeek V3.2.
 _INDEXER = {
@@ -483,6 +486,7 @@ ARCHS = {
         },
         _glm5_next,
         still=True,
+        bare=(*_BARE_STREAMS, f"{_POOL}_ape", f"{_POOL}_gate"),
     ),
     "bailingmoe3": GgufArch(
         "BailingHybridForCausalLM",
@@ -509,8 +513,11 @@ ARCHS = {
         _HY_V4,
         _hy_v4,
         top={f"output_hc_{part}": f"model.hc_head.hc_head_{part}" for part in _STREAMS},
+        bare=(*_BARE_STREAMS, ".learnable_sink_param"),
     ),
-    "kimi-linear": GgufArch("KimiLinearForCausalLM", "kimi_linear", _KIMI_LINEAR, _kimi_linear),
+    "kimi-linear": GgufArch(
+        "KimiLinearForCausalLM", "kimi_linear", _KIMI_LINEAR, _kimi_linear, each_rate=True
+    ),
     "glm4": GgufArch(
         "Glm4ForCausalLM",
         "glm4",
@@ -559,6 +566,7 @@ ARCHS = {
         _DEEPSEEK4,
         _deepseek4,
         top={f"output_hc_{part}": f"model.hc_head.hc_{part}" for part in _STREAMS},
+        bare=(*_BARE_STREAMS, ".attn_sink", ".compressor.ape", ".gate.tid2eid"),
     ),
     "mimo2": GgufArch(
         "MiMoV2FlashForCausalLM",

@@ -97,6 +97,29 @@ _NOMIC_TOP = {
 }
 
 
+def _jina_code(arch: GgufArch, keys: Keys) -> GgufArch:
+    """Return the entry; the model for code has other norms, and its MLPs have the gates last."""
+    if not keys.has("blk.0.attn_k_norm.weight"):
+        return arch
+    blocks = {
+        **_BERT,
+        "attn_q_norm": "attention.self.layer_norm_q",
+        "attn_k_norm": "attention.self.layer_norm_k",
+        "attn_norm_2": "layer_norm_1",
+        "ffn_up": "mlp.up_gated_layer",
+        "ffn_down": "mlp.down_layer",
+        "layer_output_norm": "layer_norm_2",
+    }
+    return replace(arch, blocks=blocks)
+
+
+def _gates_of_t5(arch: GgufArch, keys: Keys) -> GgufArch:
+    """Return the entry; the first T5 has MLPs without gates."""
+    if keys.has("enc.blk.0.ffn_gate.weight"):
+        return arch
+    return replace(arch, blocks={**arch.blocks, "ffn_up": "layer.1.DenseReluDense.wi"})
+
+
 ARCHS = {
     "eurobert": GgufArch("EuroBertModel", "eurobert"),
     "llama-embed": GgufArch("LlamaBidirectionalModel", "llama_bidirec", interleaved=True),
@@ -146,6 +169,7 @@ ARCHS = {
         layer_norm=True,
         top=_BERT_TOP,
         layers="encoder.layer",
+        variant=_jina_code,
     ),
     "t5encoder": GgufArch(
         "T5EncoderModel",
@@ -163,6 +187,7 @@ ARCHS = {
         eps="layer_norm_epsilon",
         top={"token_embd": "shared", "enc.output_norm": "encoder.final_layer_norm"},
         layers="encoder.block",
+        variant=_gates_of_t5,
     ),
     "modern-bert": GgufArch(
         "ModernBertModel",
@@ -223,22 +248,3 @@ ARCHS = {
         layers="encoder.layers",
     ),
 }
-
-# The model for code has other norms, and its MLPs have the gates last.
-JINA_CODE = replace(
-    ARCHS["jina-bert-v2"],
-    blocks={
-        **_BERT,
-        "attn_q_norm": "attention.self.layer_norm_q",
-        "attn_k_norm": "attention.self.layer_norm_k",
-        "attn_norm_2": "layer_norm_1",
-        "ffn_up": "mlp.up_gated_layer",
-        "ffn_down": "mlp.down_layer",
-        "layer_output_norm": "layer_norm_2",
-    },
-)
-# The first T5 has MLPs without gates.
-T5_PLAIN = replace(
-    ARCHS["t5encoder"],
-    blocks={**ARCHS["t5encoder"].blocks, "ffn_up": "layer.1.DenseReluDense.wi"},
-)

@@ -108,6 +108,15 @@ _GPT2_TOP = {
     "position_embd": "transformer.wpe",
     "output_norm": "transformer.ln_f",
 }
+
+
+def _norms_of_falcon(arch: GgufArch, keys: Keys) -> GgufArch:
+    """Return the entry; files of 40B and 180B have one norm for attention, another for the MLP."""
+    if not keys.has("blk.0.attn_norm_2.weight"):
+        return arch
+    return replace(arch, blocks={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
+
+
 ARCHS = {
     "gptneox": GgufArch(
         "GPTNeoXForCausalLM",
@@ -212,6 +221,7 @@ ARCHS = {
         layer_norm=True,
         top=_FALCON_TOP,
         layers="transformer.h",
+        variant=_norms_of_falcon,
     ),
     "starcoder2": GgufArch(
         "Starcoder2ForCausalLM",
@@ -222,9 +232,3 @@ ARCHS = {
         layer_norm=True,
     ),
 }
-
-
-# Falcon 40B and 180B: their files have one norm for attention and another one for the MLP.
-FALCON_TWO_NORMS = replace(
-    ARCHS["falcon"], blocks={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
-)

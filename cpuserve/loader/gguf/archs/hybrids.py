@@ -237,10 +237,13 @@ _MAMBA_ARCH = GgufArch(
     states=True,
 )
 # Files have one epsilon; the norms of steps, B and C have the 1e-6 of the published model.
-FALCON_MAMBA = replace(_MAMBA_ARCH, family="FalconMambaForCausalLM", model_type="falcon_mamba")
+_FALCON_MAMBA = replace(_MAMBA_ARCH, family="FalconMambaForCausalLM", model_type="falcon_mamba")
 
 ARCHS = {
-    "mamba": _MAMBA_ARCH,
+    "mamba": replace(
+        _MAMBA_ARCH,
+        variant=lambda arch, keys: _FALCON_MAMBA if keys.raw("ssm.dt_b_c_rms") else arch,
+    ),
     "mamba2": replace(
         _MAMBA_ARCH,
         family="Mamba2ForCausalLM",

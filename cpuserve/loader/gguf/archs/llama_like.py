@@ -368,7 +368,12 @@ _HUNYUAN = {
 }
 _EXAONE_MLP = {"gate": "fc_0", "up": "fc_1", "down": "proj"}
 ARCHS = {
-    "llama": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
+    "llama": GgufArch(
+        "LlamaForCausalLM",
+        "llama",
+        interleaved=True,
+        variant=lambda arch, keys: MIXTRAL if keys.raw("expert_count") else arch,
+    ),
     # The converter splits the matrix that InternLM 2 has for queries, keys and values.
     "internlm2": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
     "nanbeige": GgufArch("LlamaForCausalLM", "llama", {}, _nanbeige, interleaved=True),

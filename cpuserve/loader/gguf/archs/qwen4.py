@@ -104,7 +104,7 @@ def _check_hashes(keys: Keys, longest: int, sizes: list[int]) -> None:
             keys.fail(f"ple.{name}", found, wanted)
 
 
-def with_table(arch: GgufArch, keys: Keys) -> GgufArch:
+def _with_table(arch: GgufArch, keys: Keys) -> GgufArch:
     """Return the architecture with the name of the table, which is part of a layer."""
     layer = _table_layer(keys)
     if layer is None:
@@ -143,5 +143,6 @@ ARCHS = {
         added_norms=True,
         tiled=True,
         top={f"output_hc_{part}": f"model.hyper_connection_mixer.{n}" for part, n in _MIX.items()},
+        variant=_with_table,
     ),
 }

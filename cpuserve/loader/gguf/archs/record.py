@@ -9,6 +9,11 @@ from typing import Any
 from cpuserve.loader.gguf.keys import Keys
 
 
+def itself(arch: GgufArch, _: Keys) -> GgufArch:
+    """Return the entry, for architectures whose files all have the same tensors."""
+    return arch
+
+
 def nothing(_: Keys) -> dict[str, Any]:
     """Return no settings, for architectures without settings of their own."""
     return {}
@@ -37,6 +42,9 @@ class GgufArch:
     still: whether attention has no RoPE; the number of rotated dimensions is 0 in the file.
     positive_rates: whether files have the rates of decay with their sign changed.
     guesses: whether all blocks guess tokens for another model.
+    bare: how tensors end in a Program that have neither ".weight" nor ".bias" (`gguf_to_hf`).
+    each_rate: whether rates of decay are [1, 1, heads, 1] in a Program.
+    variant: a function that returns the entry for a file, where metadata or tensors decide.
     """
 
     family: str
@@ -58,3 +66,6 @@ class GgufArch:
     still: bool = False
     positive_rates: bool = False
     guesses: bool = False
+    bare: tuple[str, ...] = ()
+    each_rate: bool = False
+    variant: Callable[[GgufArch, Keys], GgufArch] = itself

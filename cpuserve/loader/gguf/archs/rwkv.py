@@ -131,6 +131,11 @@ _TOP = {
     "token_embd_norm": "model.layers.0.pre_norm",
     "output_norm": "model.norm",
 }
+# Tensors of the recurrent layers and of mixtures that are no weights of a module.
+_BARE = (
+    *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),
+    *(".mu", ".x_proj.2.bias", "attn.bonus", *(f"attn.x_{part}.bias" for part in "rwkvg")),
+)
 ARCHS = {
     "rwkv6": GgufArch(
         "RWKV6ForCausalLM",
@@ -148,9 +153,10 @@ ARCHS = {
         layer_norm=True,
         top=_TOP,
         states=True,
+        bare=_BARE,
     ),
     "rwkv6qwen2": GgufArch(
-        "RWKV6Qwen2ForCausalLM", "rwkv6qwen2", _TIME_6, _rwkv6qwen2, states=True
+        "RWKV6Qwen2ForCausalLM", "rwkv6qwen2", _TIME_6, _rwkv6qwen2, states=True, bare=_BARE
     ),
     "rwkv7": GgufArch(
         "RWKV7ForCausalLM",
@@ -166,6 +172,9 @@ ARCHS = {
         layer_norm=True,
         top=_TOP,
         states=True,
+        bare=_BARE,
     ),
-    "arwkv7": GgufArch("RwkvHybridForCausalLM", "rwkv_hybrid", _TIME, _arwkv7, states=True),
+    "arwkv7": GgufArch(
+        "RwkvHybridForCausalLM", "rwkv_hybrid", _TIME, _arwkv7, states=True, bare=_BARE
+    ),
 }

@@ -7,6 +7,7 @@ tests/loader/test_gguf_archs.py writes a file of each architecture and reads it 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import ModelError
@@ -27,6 +28,7 @@ from cpuserve.loader.gguf.archs import (
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
+from cpuserve.models import gguf_of_plugin
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
@@ -85,7 +87,7 @@ def why_refused(name: str) -> str | None:
     return REASONS.get(name)
 
 
-ARCHS = {
+ARCHS: dict[str, GgufArch] = {
     **encoders.ARCHS,
     **llama_like.ARCHS,
     **baichuan.ARCHS,
@@ -101,6 +103,19 @@ ARCHS = {
 }
 
 
+def find(name: str) -> GgufArch | None:
+    """Return the entry of an architecture: built-in or of a plug-in; else None.
+
+    Raises ModelError if plug-ins claim the architecture but none of them can serve it.
+    """
+    if name not in ARCHS and why_refused(name) is None:
+        place = gguf_of_plugin(name)
+        if place is not None:
+            module, _, attribute = place.partition(":")
+            ARCHS[name] = getattr(importlib.import_module(module), attribute)
+    return ARCHS.get(name)
+
+
 def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     """Return the metadata of a file, and the entry of its architecture.
 
@@ -111,22 +126,11 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     if isinstance(name, str) and (why := why_refused(name)) is not None:
         msg = f"GGUF {file.path}: architecture {name!r} is not supported: {why}"
         raise ModelError(msg)
-    if not isinstance(name, str) or name not in ARCHS:
+    arch = find(name) if isinstance(name, str) else None
+    if arch is None:
         names = {known: known for known in ARCHS}
         others = nearest_and_all(str(name)[:60].lower(), names, "cpuserve models --supported")
         msg = f"GGUF {file.path}: architecture {name!r:.60} is not supported; {others}"
         raise ModelError(msg)
-    if name == "llama" and file.value("llama.expert_count"):
-        return Keys(file, name), llama_like.MIXTRAL
-    if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
-        return Keys(file, name), gpt.FALCON_TWO_NORMS
-    if name == "mamba" and file.value("mamba.ssm.dt_b_c_rms"):
-        return Keys(file, name), hybrids.FALCON_MAMBA
-    if name == "jina-bert-v2" and "blk.0.attn_k_norm.weight" in file.tensors:
-        return Keys(file, name), encoders.JINA_CODE
-    if name == "t5encoder" and "enc.blk.0.ffn_gate.weight" not in file.tensors:
-        return Keys(file, name), encoders.T5_PLAIN
-    arch = ARCHS[name]
-    if name == "qwen4exp":
-        return (keys := Keys(file, name)), qwen4.with_table(arch, keys)
-    return Keys(file, name, mixed=arch.mixed, guesses=arch.guesses), arch
+    keys = Keys(file, str(name), mixed=arch.mixed, guesses=arch.guesses)
+    return keys, arch.variant(arch, keys)
