@@ -65,6 +65,21 @@ BANNED_CALLS = {"eval", "exec", "__import__"}
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
 CPP_RANK = {"base": 0, "cpu": 1, "parallel": 1, "kernels": 2, "runtime": 3, "bindings": 4}
+# The units that Worker ties: it includes Executor, and operations include it.
+KNOT = {
+    *(
+        f"runtime/operations/{name}" for name in (
+            "attention", "columns", "dense", "entries", "experts", "indexer", "latent", "logits",
+            "norms", "operations", "pools", "recurrent", "state_units", "streams", "wkv",
+        )
+    ),
+    *(
+        f"runtime/{name}" for name in (
+            "barrier_plan", "executor", "expert_pool", "kv_cache", "names", "parked_rows", "parts",
+            "program", "routing", "state_cache", "weights", "worker",
+        )
+    ),
+}  # fmt: skip
 # What an instruction-set unit is made of: C headers and kernels only, so that nothing inline of a
 # C++ header is compiled for its instructions and kept by the linker for everyone.
 UNIT_PARTS = ("vec", "generic", "linear", "isa")
@@ -306,6 +321,54 @@ def test_a_circle_is_seen(back):
     assert circles(graph({**sources, **leaves, "cpuserve.c": "import cpuserve.e"})) == []
     found = circles(graph({**sources, **leaves, "cpuserve.c": f"import cpuserve.e\n{back}"}))
     assert [names[0] for names in found] == ["cpuserve.a", "cpuserve.b", "cpuserve.a"]
+
+
+def cpp_units(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The units (a header and its source file) that each unit of csrc/ includes."""
+    edges: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        unit = path.rpartition(".")[0]
+        targets = re.findall(r'^\s*#\s*include\s*"([^"]+)\.\w+"', source, re.MULTILINE)
+        edges.setdefault(unit, set()).update({target for target in targets if target != unit})
+    for targets in edges.values():
+        targets.intersection_update(edges)
+    return edges
+
+
+def knots(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of two units or more of which each reaches all others."""
+
+    def reached(unit: str) -> set[str]:
+        seen: set[str] = set()
+        new = [unit]
+        while new:
+            fresh = edges[new.pop()] - seen
+            seen |= fresh
+            new += fresh
+        return seen
+
+    reach = {unit: reached(unit) for unit in edges}
+    all_knots = {frozenset(t for t in reach[u] if u in reach[t]) for u in edges if u in reach[u]}
+    return sorted(map(set, all_knots), key=len)
+
+
+def test_units_of_csrc_are_tied_in_small_knots_or_in_the_known_one():
+    """The one large knot, of a program with all that runs it, only gets smaller."""
+    sources = {path.relative_to(ROOT / "csrc").as_posix(): path.read_text("utf-8") for path in CPP}
+    assert len(sources) > 140
+    large = [knot for knot in knots(cpp_units(sources)) if len(knot) > 2]
+    assert len(large) <= 1
+    assert all(knot <= KNOT for knot in large)
+
+
+def test_a_knot_is_seen():
+    sources = {
+        "a/x.h": "", "a/x.cpp": '#include "a/x.h"\n#include "a/y.h"', "a/y.h": '#include "a/z.h"',
+        "a/z.h": '  # include "a/x.h"', "a/w.cpp": '#include "a/x.h"\n#include <vector>',
+    }  # fmt: skip
+    assert knots(cpp_units(sources)) == [{"a/x", "a/y", "a/z"}]
+    sources["a/z.h"] = ""
+    assert knots(cpp_units(sources)) == []
 
 
 def test_cpp_includes_point_down():
