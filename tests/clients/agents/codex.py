@@ -24,7 +24,7 @@ class Codex(Agent):
     """It compacts when 90 % of model_context_window are used."""
 
     name = "codex"
-    packages = ("@openai/codex@0.169.0",)
+    packages = ("@openai/codex@0.171.0",)
     program = "node_modules/.bin/codex"
     context = 30_000
 
