@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.request.fields import TGI_PARAMETERS, check_fields, with_refused
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import names_in
-from cpuserve.serving.calls.call import GenerateCall, unsupported
+from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.calls.params import check_repeat_penalty
 from cpuserve.serving.calls.response_format import grammar_of
 
@@ -169,21 +169,15 @@ def tgi_call(body: TgiGenerateRequest, context: ModelContext, *, stream: bool) -
         msg = f"adapter_id {fields.adapter_id[:80]!r} is no LoRA adapter of this model: {known}"
         raise InvalidRequest(msg, param="adapter_id")
     scored = stream or fields.details or best_of != 1 or fields.top_n_tokens
-    return GenerateCall(
+    return call_from(
+        fields,
+        names=names_in("tgi"),
         model=body.model,
         prompt=body.inputs,
         n=best_of,
         num_best=1 if best_of > 1 else None,
-        max_tokens=fields.max_new_tokens,
         default_max_tokens=NEW_TOKENS,
         temperature=fields.temperature if fields.samples else 0.0,
-        top_k=fields.top_k,
-        top_p=fields.top_p,
-        typical_p=fields.typical_p,
-        seed=fields.seed,
-        repetition_penalty=fields.repetition_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        stop=fields.stop,
         include_stop_str_in_output=True,
         logprobs=(fields.top_n_tokens or 0) if scored else None,
         prompt_logprobs=0 if fields.decoder_input_details else None,
