@@ -1,13 +1,10 @@
 """Host fixtures and model facts for tests of platforms, without files or machines."""
 
-from pathlib import Path
-
 from cpuserve.config.options import EngineOptions
 from cpuserve.platforms.base import KvLayerFacts, ModelFacts
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.platforms.host import Host
+from tests.helpers.machines import HOSTS
 
-HOSTS = Path(__file__).parent.parent / "hosts"
 GIB = 1 << 30
 
 SMOLLM2 = ModelFacts(
@@ -42,11 +39,11 @@ LLAMA_1B = ModelFacts(
 
 
 def host_names():
-    return sorted(p.stem for p in HOSTS.glob("*.json"))
+    return sorted(HOSTS)
 
 
 def load_host(name):
-    return Host.from_json((HOSTS / f"{name}.json").read_bytes())
+    return HOSTS[name]
 
 
 def resolve(host, facts=SMOLLM2, sources=None, **options):

@@ -1,15 +1,9 @@
-"""Writes the host fixtures beside this file: machines described in a few numbers each.
-
-usage: python tests/hosts/generate.py
-"""
-
-from pathlib import Path
+"""The machines of tests of platforms, described in a few numbers each."""
 
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Cpu, Host, HugePages, Node
 
 GIB = 1 << 30
-HERE = Path(__file__).parent
 AVX2 = ("sse4_2", "avx", "f16c", "fma", "avx2")
 AVX512 = (*AVX2, "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512_vnni")
 X86_AVX2 = ("scalar", "avx2")
@@ -224,12 +218,3 @@ HOSTS = {
         torch=True,
     ),
 }
-
-
-def main():
-    for name, made in HOSTS.items():
-        (HERE / f"{name}.json").write_bytes(made.to_json() + b"\n")
-
-
-if __name__ == "__main__":
-    main()
