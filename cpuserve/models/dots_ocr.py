@@ -18,7 +18,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.qwen_vl import NORM_EPS, tower_attention
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then
 
@@ -34,24 +34,13 @@ class DotsOcrTower:
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
-        hidden = read_int(own, "embed_dim", 1536, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 12, high=65536)
-        if hidden % (4 * heads):
-            refuse("vision_config.embed_dim", hidden, f"a multiple of 4 times its {heads} heads")
-        if read_int(own, "num_channels", 3) != 3:
-            refuse("vision_config.num_channels", own["num_channels"], "3")
         if read_int(own, "hidden_size", 1536, high=1 << 20) != width:
             refuse("vision_config.hidden_size", own.get("hidden_size"), f"the text's width {width}")
         for name, usual in _FIXED.items():
             if read_bool(own, name, usual) != usual:
                 refuse(f"vision_config.{name}", own[name], f"{usual}, as in all published models")
         return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "num_hidden_layers", 42, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 4224, high=1 << 24),
+            **read_sizes(own, (1536, 12, 42, 4224), TURNED, width="embed_dim"),
             norm_eps=read_float(own, "rms_norm_eps", 1e-5),
             activation="silu_mul",  # the config has no key for it
             gated=True,

@@ -21,7 +21,7 @@ from cpuserve.models.config import (
 from cpuserve.models.opt import GATED
 from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -37,7 +37,7 @@ class GlmOcrTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        return _spec(config, pictures, width, _Usual(1024, 16, 4096, 1536, biased=True))
+        return _spec(config, pictures, width, _Usual((1024, 16, 24, 4096), 1536, biased=True))
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -61,7 +61,7 @@ class Glm4vTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        found = _spec(config, pictures, width, _Usual(1536, 12, 13696, 4096, biased=False))
+        found = _spec(config, pictures, width, _Usual((1536, 12, 24, 13696), 4096, biased=False))
         own = read_object(config, "vision_config")
         image = read_int(own, "image_size", 336, high=1 << 14)
         if image < found.patch:
@@ -90,11 +90,9 @@ class Glm4vTower:
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """Defaults of a config: sizes, and whether linears have biases."""
+    """Defaults of a config: sizes (`read_sizes`), its rows' width, and biases of linears."""
 
-    width: int
-    heads: int
-    intermediate: int
+    sizes: tuple[int, int, int, int]
     out: int
     biased: bool
 
@@ -104,21 +102,10 @@ def _spec(
 ) -> TowerSpec:
     """Return the hyperparameters of a tower. usual: the defaults of its config's class."""
     own = read_object(config, "vision_config")
-    hidden = read_int(own, "hidden_size", usual.width, high=1 << 20)
-    heads = read_int(own, "num_heads", usual.heads, high=65536)
-    if hidden % (4 * heads):
-        refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
-    if read_int(own, "in_channels", _CHANNELS) != _CHANNELS:
-        refuse("vision_config.in_channels", own["in_channels"], str(_CHANNELS))
     if read_int(own, "out_hidden_size", usual.out, high=1 << 20) != width:
         refuse("vision_config.out_hidden_size", own.get("out_hidden_size"), str(width))
     return TowerSpec(
-        width=hidden,
-        layers=read_int(own, "depth", 24, high=4096),
-        q_heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=read_int(own, "intermediate_size", usual.intermediate, high=1 << 24),
+        **read_sizes(own, usual.sizes, TURNED, **QWEN_KEYS),
         norm_eps=read_float(own, "rms_norm_eps", 1e-5),
         activation=read_choice(own, "hidden_act", "silu", GATED),
         gated=True,

@@ -21,7 +21,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -91,10 +91,6 @@ class InternVLTower:
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
-        hidden = read_int(own, "hidden_size", 1024, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 16, high=65536)
-        if hidden % heads:
-            refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
         ratio = read_float(config, "downsample_ratio", 0.5, low=1e-3)
         merge, patch = int(1 / ratio), _side(own, "patch_size", 14)
         side = _side(own, "image_size", 448) // patch
@@ -110,12 +106,7 @@ class InternVLTower:
             refuse("vision_config.use_absolute_position_embeddings", False, "true")
         names = _NAMES
         return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "num_hidden_layers", 24, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 4096, high=1 << 24),
+            **read_sizes(own, (1024, 16, 24, 4096), channels=""),
             norm_eps=read_float(own, "layer_norm_eps", 1e-6),
             activation=read_choice(own, "hidden_act", "gelu", ACTIVATIONS),
             biased=read_bool(own, "attention_bias", False),

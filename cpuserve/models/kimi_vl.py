@@ -20,7 +20,7 @@ from cpuserve.models.config import (
 from cpuserve.models.llama import unpaired
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
@@ -44,10 +44,7 @@ class KimiVLTower:
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
-        hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 16, high=65536)
-        if hidden % (4 * heads):
-            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+        sizes = read_sizes(own, (1152, 16, 27, 4304), TURNED, channels="")
         merge = own.get("merge_kernel_size", [2, 2])
         side = merge[0] if isinstance(merge, list | tuple) and merge else merge
         if type(side) is not int or not 1 <= side <= 64 or merge not in (side, [side] * 2):
@@ -58,12 +55,7 @@ class KimiVLTower:
         if high != wide:
             refuse("vision_config.init_pos_emb_width", wide, f"{high}, the height")
         return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "num_hidden_layers", 27, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 4304, high=1 << 24),
+            **sizes,
             norm_eps=_EPS,
             activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
             dtype=read_dtype(config),
@@ -75,7 +67,7 @@ class KimiVLTower:
             pixels=read_pixels(pictures),
             patch_weight=_PATCHES,
             names=(f"{_AT}.", f"{_JOIN}."),
-            family={"places": (*_table(own, high), hidden)},
+            family={"places": (*_table(own, high), sizes["width"])},
         )
 
     @staticmethod

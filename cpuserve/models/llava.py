@@ -26,7 +26,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.pixtral import pixtral, pixtral_spec, project
 from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer, siglip_patches
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -63,21 +63,12 @@ class LlavaTower:
             return None
         count = read_int(own, "num_hidden_layers", 12, high=4096)
         layers = _layers_up_to(at, count)
-        hidden = read_int(own, "hidden_size", 768, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 12, high=65536)
-        if hidden % heads:
-            refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
         patch = read_int(own, "patch_size", 32, high=1024)
         side = read_int(own, "image_size", 224, high=1 << 14) // patch
         if side < 1:
             refuse("vision_config.image_size", own.get("image_size"), f"at least {patch}")
         return TowerSpec(
-            width=hidden,
-            layers=layers,
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
+            **{**read_sizes(own, (768, 12, 12, 3072), channels=""), "layers": layers},
             norm_eps=read_float(own, "layer_norm_eps", 1e-5),
             activation=read_choice(own, "hidden_act", "quick_gelu", ACTIVATIONS),
             dtype=read_dtype(config),

@@ -19,7 +19,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 
@@ -63,22 +63,11 @@ def pixtral_spec(
     merge_weight: TowerSpec.merge_weight. bias: whether matrices of the projector have biases.
     """
     own, text = read_object(config, "vision_config"), read_object(config, "text_config")
-    hidden = read_int(own, "hidden_size", 1024, high=1 << 20)
-    heads = read_int(own, "num_attention_heads", 16, high=65536)
-    if hidden % (4 * heads):
-        refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
-    if read_int(own, "num_channels", 3) != 3:
-        refuse("vision_config.num_channels", own["num_channels"], "3")
     if config.get("vision_feature_layer", -1) != -1:
         refuse("vision_feature_layer", config["vision_feature_layer"], "-1")
     usual = read_float(own, "rope_theta", 1e4)
     return TowerSpec(
-        width=hidden,
-        layers=read_int(own, "num_hidden_layers", 24, high=4096),
-        q_heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=read_int(own, "intermediate_size", 4096, high=1 << 24),
+        **read_sizes(own, (1024, 16, 24, 4096), TURNED),
         norm_eps=_NORM_EPS,
         activation=read_choice(own, "hidden_act", "gelu", GATED),
         gated=True,

@@ -21,7 +21,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.text_parts import KEYS
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 
@@ -93,24 +93,13 @@ def _spec(
 ) -> TowerSpec:
     """sections: the default of mrope_section. level_layers: the layers that make the levels."""
     own = read_object(config, "vision_config")
-    hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
-    heads = read_int(own, "num_heads", 16, high=65536)
     places = read_int(own, "num_position_embeddings", 2304, high=1 << 24)
-    if hidden % (4 * heads):
-        refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
     if isqrt(places) ** 2 != places:
         refuse("vision_config.num_position_embeddings", places, "a square")
-    if read_int(own, "in_channels", 3) != 3:
-        refuse("vision_config.in_channels", own["in_channels"], "3")
     if read_int(own, "out_hidden_size", width, high=1 << 20) != width:
         refuse("vision_config.out_hidden_size", own["out_hidden_size"], f"the text's width {width}")
     return TowerSpec(
-        width=hidden,
-        layers=read_int(own, "depth", 27, high=4096),
-        q_heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=read_int(own, "intermediate_size", 4304, high=1 << 24),
+        **read_sizes(own, (1152, 16, 27, 4304), TURNED, **QWEN_KEYS),
         norm_eps=NORM_EPS,
         activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
         dtype=read_dtype(config),

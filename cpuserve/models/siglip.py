@@ -23,7 +23,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope, read_sections
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import columns
@@ -132,20 +132,9 @@ class PaddleOcrTower:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
         patch = read_int(own, "patch_size", 14, high=1024)
-        hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 16, high=65536)
-        if hidden % (4 * heads):
-            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
-        if read_int(own, "num_channels", 3) != 3:
-            refuse("vision_config.num_channels", own["num_channels"], "3")
         at = f"{_PADDLE}.embeddings"
         return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "num_hidden_layers", 27, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 4304, high=1 << 24),
+            **read_sizes(own, (1152, 16, 27, 4304), TURNED),
             norm_eps=read_float(own, "layer_norm_eps", 1e-6),
             activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
             dtype=read_dtype(config),
@@ -184,19 +173,8 @@ class PaddleOcrTower:
 
 def read_siglip(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of TowerSpec that the config `own` of a SigLIP has."""
-    hidden = read_int(own, "hidden_size", high=1 << 20)
-    heads = read_int(own, "num_attention_heads", high=65536)
-    if hidden % heads:
-        refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
-    if read_int(own, "num_channels", 3) != 3:
-        refuse("vision_config.num_channels", own["num_channels"], "3")
     return {
-        "width": hidden,
-        "layers": read_int(own, "num_hidden_layers", 12, high=4096),
-        "q_heads": heads,
-        "kv_heads": heads,
-        "head_dim": hidden // heads,
-        "intermediate": read_int(own, "intermediate_size", 3072, high=1 << 24),
+        **read_sizes(own, (None, None, 12, 3072)),
         "norm_eps": read_float(own, "layer_norm_eps", 1e-6),
         "activation": read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
     }

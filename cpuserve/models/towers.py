@@ -11,6 +11,7 @@ from cpuserve.models.config import (
     read_architectures,
     read_bool,
     read_float,
+    read_int,
     read_object,
     refuse,
 )
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 # Limits for the scale and for the deviations of pixels, so that their quotients are finite.
 _LEAST, _MOST = 1e-9, 1e9
+# For read_sizes: the width of a head is a multiple of it if a RoPE turns heads by two axes.
+TURNED = 4
+QWEN_KEYS = {"heads": "num_heads", "layers": "depth", "channels": "in_channels"}
 
 
 def read_pixels(pictures: Mapping[str, Any]) -> PixelScale:
@@ -49,6 +53,40 @@ def _three(pictures: Mapping[str, Any], key: str) -> tuple[float, ...]:
     if len(listed) != 3 or len(numbers) != 3 or not all(map(isfinite, numbers)):
         refuse(key, found, "a list of three numbers")
     return tuple(float(x) for x in numbers)
+
+
+def read_sizes(
+    own: Mapping[str, Any],
+    usual: tuple[int | None, int | None, int, int],
+    multiple: int = 1,
+    *,
+    width: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    layers: str = "num_hidden_layers",
+    channels: str = "num_channels",
+) -> dict[str, Any]:
+    """Return the fields of TowerSpec with the sizes of layers, from the tower's config `own`.
+
+    usual: the width, heads, layers and hidden values of an MLP if the config has no such keys;
+      None = it must have the key.
+    multiple: what the width of a head must be a multiple of.
+    width, heads, layers: the keys. channels: the key of the channels, which must be 3; "" = none.
+    """
+    hidden = read_int(own, width, usual[0], high=1 << 20)
+    count = read_int(own, heads, usual[1], high=65536)
+    if hidden % (multiple * count):
+        times = "" if multiple == 1 else f"{multiple} times "
+        refuse(f"vision_config.{width}", hidden, f"a multiple of {times}its {count} heads")
+    if channels and read_int(own, channels, 3) != 3:
+        refuse(f"vision_config.{channels}", own[channels], "3")
+    return {
+        "width": hidden,
+        "layers": read_int(own, layers, usual[2], high=4096),
+        "q_heads": count,
+        "kv_heads": count,
+        "head_dim": hidden // count,
+        "intermediate": read_int(own, "intermediate_size", usual[3], high=1 << 24),
+    }
 
 
 class TowerDef(Protocol):
