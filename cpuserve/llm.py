@@ -38,9 +38,9 @@ from cpuserve.serving.decisions.questions import (
 )
 from cpuserve.serving.decisions.results import results_of
 from cpuserve.serving.generation.batch import decision_items, search_batch
+from cpuserve.serving.media.reader import MediaRules
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.models.details import ModelDetails
-from cpuserve.serving.pictures import PictureRules
 from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call
 from cpuserve.serving.tools.learn import NO_TEMPLATE
 
@@ -92,7 +92,7 @@ class LLM(QueueMethods):
             "itl_target_ms": 0,  # throughput matters here, not a steady stream
             **engine_options(options),
         }
-        config, self._details, self._picture_rules = _resolve(arguments)
+        config, self._details, self._media_rules = _resolve(arguments)
         # The tokenizer is loaded on this thread while the engine packs weights on its own threads.
         from cpuserve.engine.inline import InlineClient
         from cpuserve.tokenizer.load import load_tokenizer
@@ -334,7 +334,7 @@ class LLM(QueueMethods):
 # --- arguments --------------------------------------------------------------------------------
 
 
-def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, PictureRules]:
+def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, MediaRules]:
     """Return the settings of the engine, its model and pictures; log the decisions.
 
     Of the facts about the files of the model there is only their place.
@@ -350,4 +350,4 @@ def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, 
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
     details = ModelDetails(path=prepared.facts.path, mmproj=prepared.facts.mmproj or "")
     config = one_engine(prepared)
-    return config, details, PictureRules.of(asked.server, config.media_tokens)
+    return config, details, MediaRules.of(asked.server, config.media_tokens)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
-from cpuserve.program.pictures import PictureForm
+from cpuserve.program.pictures import KIND, PictureForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +63,7 @@ class ShownPicture(msgspec.Struct, frozen=True, gc=False):
     tokens: how many tokens of the prompt it has, those between its tiles included.
     """
 
+    kind: ClassVar[str] = KIND
     width: int
     height: int
     used_width: int
@@ -73,6 +74,12 @@ class ShownPicture(msgspec.Struct, frozen=True, gc=False):
     def lost_detail(self) -> bool:
         """Whether a side was scaled to less than half."""
         return 2 * self.used_width < self.width or 2 * self.used_height < self.height
+
+    @property
+    def scaled(self) -> tuple[int, int, int, int] | None:
+        """(width, height) before and after scaling, if it lost detail; else None."""
+        sizes = self.width, self.height, self.used_width, self.used_height
+        return sizes if self.lost_detail else None
 
 
 class Family(Protocol):

@@ -425,7 +425,7 @@ class PoolingMethods(RequestMethods):
             msg = "truncation is not possible with pictures: omit it"
             raise InvalidRequest(msg, param="tokenization_kwargs")
         requests = [
-            self._request(self._processed(prompt, len(parts)), before, how, cut)
+            self._request(self._processed(prompt, parts), before, how, cut)
             for prompt, parts, _ in split
         ]
         for request, (prompt, _, _) in zip(requests, split, strict=True):
@@ -457,7 +457,7 @@ class PoolingMethods(RequestMethods):
         items = items_of(batch.requests, params, [0] * len(params))
         for index, (parts, settings) in batch.media.items():
             request, item = batch.requests[index], items[index]
-            items[index] = self._with_pictures(request, parts, settings, item)
+            items[index] = self._with_media(request, parts, settings, item)
         self._run(items, use_tqdm, self._context)
         yield from zip(batch.requests, batch.params, items, strict=True)
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.metrics.server import ServerMetrics
     from cpuserve.serving.calls.events import Choice
+    from cpuserve.serving.media.reader import MediaRules
     from cpuserve.serving.models.details import ModelDetails
-    from cpuserve.serving.pictures import PictureRules
     from cpuserve.tokenizer.chat import ChatTemplate
 
 ManyParams = SamplingParams | Sequence[SamplingParams] | None
@@ -55,7 +55,7 @@ class QueueMethods(PoolingMethods):
     _metrics: ServerMetrics
     _template: ChatTemplate
     _details: ModelDetails
-    _picture_rules: PictureRules
+    _media_rules: MediaRules
 
     def enqueue(
         self,
@@ -162,7 +162,7 @@ class QueueMethods(PoolingMethods):
         adapters = self._adapters_of(lora_request, len(listed))
         params = with_salts(self._params(sampling_params, len(listed), adapters), listed)
         requests = [
-            self._request(self._processed(prompt, len(pictures)), how=how)
+            self._request(self._processed(prompt, pictures), how=how)
             for prompt, pictures, _ in split
         ]
         for request, prompt in zip(requests, listed, strict=True):
@@ -178,13 +178,11 @@ class QueueMethods(PoolingMethods):
         for index, (_, pictures, own_settings) in enumerate(split):
             if pictures:
                 how_shown = {**(settings or {}), **(own_settings or {})}
-                items[index] = self._with_pictures(
-                    requests[index], pictures, how_shown, items[index]
-                )
+                items[index] = self._with_media(requests[index], pictures, how_shown, items[index])
         return Job(requests, items, params, self._context)
 
     def _check_settings(self, settings: Mapping[str, Any] | None) -> None:
-        if settings and self._context.pictures is None:
+        if settings and self._context.media is None:
             msg = "mm_processor_kwargs is for pictures, and this model reads text only: omit it"
             raise InvalidRequest(msg, param="mm_processor_kwargs")
 
@@ -309,7 +307,7 @@ class QueueMethods(PoolingMethods):
             most,
             pooling=self.config.pooling,
             details=self._details,
-            picture_rules=self._picture_rules,
+            media_rules=self._media_rules,
         )
         context.set_ready(self._tokenizer, template, learned)
         return context

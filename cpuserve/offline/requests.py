@@ -12,7 +12,7 @@ from cpuserve.offline.arguments import PromptInput, Tokenization, text_and_ids
 from cpuserve.offline.jobs import UseTqdm, progress
 from cpuserve.offline.metrics import Metric, metrics_of
 from cpuserve.outputs import RequestOutput
-from cpuserve.serving.generation.batch import BatchItem, picture_prompt, run_batch
+from cpuserve.serving.generation.batch import BatchItem, media_prompt, run_batch
 from cpuserve.serving.generation.fan_out import sequences_of
 
 if TYPE_CHECKING:
@@ -292,29 +292,29 @@ class RequestMethods(AdapterMethods, ControlMethods):
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
 
-    def _processed(self, prompt: PromptInput, count: int) -> PromptInput:
-        """Return a prompt with `count` pictures as the processor of the model's family reads it."""
-        reader = self._context.pictures
-        if reader is None or not count:
+    def _processed(self, prompt: PromptInput, parts: Sequence[MediaPart]) -> PromptInput:
+        """Return a prompt with these items as the processor of the model's family reads it."""
+        reader = self._context.media
+        if reader is None or not parts:
             return prompt
         text, ids = text_and_ids(prompt)
         if ids is None:
-            return reader.processed(text or "", count)
+            return reader.processed(text or "", parts)
         return {"prompt_token_ids": reader.processed_ids(ids)}
 
-    def _with_pictures(
+    def _with_media(
         self,
         request: RequestOutput,
-        pictures: Sequence[MediaPart],
+        parts: Sequence[MediaPart],
         settings: Mapping[str, Any],
         item: BatchItem,
     ) -> BatchItem:
-        """Return the item of a prompt with placeholders in place of its markers of pictures."""
+        """Return the item of a prompt with placeholders in place of its markers of media."""
         (sequence, *_) = item.sequences
         if sequence.params.truncate_prompt_tokens is not None:
             msg = "truncate_prompt_tokens is not possible with pictures: omit it"
             raise InvalidRequest(msg, param="truncate_prompt_tokens")
         ids, salt = request.prompt_token_ids, sequence.params.cache_salt
-        prompt = picture_prompt(self._context, ids, pictures, settings, salt)
+        prompt = media_prompt(self._context, ids, parts, settings, salt)
         request.prompt_token_ids = prompt.ids
         return BatchItem(sequences_of(prompt, sequence.params, sequence.priority))

@@ -1,4 +1,4 @@
-"""Put the texts of PDF and Word documents into messages, if the model sees no pictures of them."""
+"""Put the texts of PDF and Word documents into messages, if the model does not see their pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PDF_BEGINS, _ZIP_BEGINS = "JVBERi", "UEsDB"
 def has_text(part: object, *, sees: bool) -> TypeGuard[MediaPart]:
     """Return whether a part is a document that the model gets as text.
 
-    sees: whether the model sees pictures, and so the pages of PDF documents.
+    sees: whether the model sees the pages of PDF documents.
     """
     if not isinstance(part, MediaPart) or part.kind != "file" or part.why or part.file_id:
         return False

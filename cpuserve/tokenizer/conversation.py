@@ -144,20 +144,20 @@ def join_texts(parts: Sequence[ContentPart], gap: str = "\n") -> Content:
     return found
 
 
-def text_of(content: Content, reads: Collection[Kind] = ()) -> str:
+def text_of(content: Content, reads: Collection[str] = ()) -> str:
     """Return a content as text, with a line in the place of each part that is not text."""
     if isinstance(content, str):
         return content
     return "\n".join(p if isinstance(p, str) else left_out(p, reads) for p in content)
 
 
-def left_out(part: MediaPart, reads: Collection[Kind]) -> str:
+def left_out(part: MediaPart, reads: Collection[str]) -> str:
     """Return a line for the model: `part` is missing. reads: kinds of parts that it can read."""
     noun = part.noun
     return f"[{noun[:1].upper()}{noun[1:]} was left out: you can read {readable_kinds(reads)}.]"
 
 
-def readable_kinds(reads: Collection[Kind]) -> str:
+def readable_kinds(reads: Collection[str]) -> str:
     """Return a text about the kinds of parts that a model reads, as "text and images only"."""
     plurals = {"image": "images", "audio": "sound", "video": "videos", "file": "files"}
     kinds = ["text", *(plural for kind, plural in plurals.items() if kind in reads)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
+from cpuserve.media.kinds import KindRules
+from cpuserve.media.sources import SourceRules
+from cpuserve.serving.media.reader import MediaRules
 from cpuserve.serving.models.details import ModelDetails
-from cpuserve.serving.pictures import PictureRules
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import Api
@@ -147,16 +150,27 @@ class Seeing:
         return ids, given
 
 
-def picture_api(answer: str = "Fine.", *, template: str = TEMPLATE, **rules: Any) -> Api:
-    """An Api whose model reads pictures. rules: the members of PictureRules."""
+def picture_api(
+    answer: str = "Fine.",
+    *,
+    template: str = TEMPLATE,
+    sources: SourceRules | None = None,
+    others: Mapping[str, KindRules] | None = None,
+    **rules: Any,
+) -> Api:
+    """An Api whose model reads pictures. rules: the members of KindRules.
+
+    others: the rules of other kinds of media.
+    """
     api = Api(says(answer))
     api.engine.info.update(kv_tokens=LENGTH, max_model_len=LENGTH, media_rows={"image": 1024})
     context = api.context
     context.max_model_len = LENGTH
     context.details = ModelDetails(path=str(folder()))
-    context.picture_rules = PictureRules(**rules)
+    kinds = {"image": KindRules(**rules), **(others or {})}
+    context.media_rules = MediaRules(kinds, sources or SourceRules())
     context.set_ready(tokenizer(), ChatTemplate(template, tokenizer()))
-    assert context.pictures is not None
+    assert context.media is not None
     return api
 
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from cpuserve.media.families.table import family_of
-from cpuserve.serving.generation.batch import picture_prompt
+from cpuserve.serving.generation.batch import media_prompt
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.conversation import MediaPart
@@ -125,7 +125,7 @@ def api(kind):
     made.context.max_model_len = 2048
     made.context.details = ModelDetails(path=str(folder(kind)))
     made.context.set_ready(tokenizer(kind), ChatTemplate(KINDS[kind][0], tokenizer(kind)))
-    assert made.context.pictures is not None
+    assert made.context.media is not None
     return made
 
 
@@ -142,17 +142,17 @@ RAW = {
 
 
 def test_a_prompt_without_a_template_is_that_of_the_processor(api, kind):
-    reader, encode = api.context.pictures, tokenizer(kind).encode
+    reader, encode = api.context.media, tokenizer(kind).encode
     part = MediaPart(
         kind="image", type="image", noun="a picture", where="prompts[0]", content=png(32, 32)
     )
-    ids = encode(reader.processed(f"hello{RAW[kind]}world", 1), add_special_tokens=False)
-    prompt = picture_prompt(api.context, ids, [part], {}, None)
+    ids = encode(reader.processed(f"hello{RAW[kind]}world", [part]), add_special_tokens=False)
+    prompt = media_prompt(api.context, ids, [part], {}, None)
     shown = tokenizer(kind).decode(prompt.ids, skip_special_tokens=False)
     assert shown == f"hello{SHOWN[kind]}world"
     if kind != "aya_vision":  # its <image> is no token
         plain = encode(f"hello{RAW[kind]}world", add_special_tokens=False)
-        prompt = picture_prompt(api.context, reader.processed_ids(plain), [part], {}, None)
+        prompt = media_prompt(api.context, reader.processed_ids(plain), [part], {}, None)
         assert tokenizer(kind).decode(prompt.ids, skip_special_tokens=False) == shown
 
 

@@ -13,8 +13,8 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from cpuserve.base.errors import ConfigError
 from cpuserve.media.decoding.client import DECODER
+from cpuserve.media.kinds import KindRules
 from cpuserve.media.sources import SourceRules
-from cpuserve.serving.pictures import MOST_PICTURES
 from tests.api.fakes import Api, error_of, events_of
 from tests.api.sees import IMAGE, TEMPLATE, folder, picture_api, prompt_of, tokenizer
 from tests.helpers.drawn import (
@@ -225,7 +225,7 @@ def test_two_pictures_with_one_text_are_two_pictures():
 
 
 def test_patches_that_were_dropped_are_decoded_again_when_the_engine_asks(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.pictures.MEDIA_PAYLOAD_BYTES", 1)
+    monkeypatch.setattr("cpuserve.serving.media.cache.MEDIA_PAYLOAD_BYTES", 1)
     api = picture_api()
     said = [image(png(seed=1)), image(png(seed=2)), text("what?")]
     assert api.chat(said).status_code == 200
@@ -374,7 +374,7 @@ def test_tokens_are_counted_without_decoding(monkeypatch):
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", ["pictures", "pages"])
 def test_the_largest_number_of_pictures_is_counted_as_it_is_read(kind):
-    drawn = [png(60 + n, 90, seed=n) for n in range(MOST_PICTURES + 1)]
+    drawn = [png(60 + n, 90, seed=n) for n in range(KindRules().most + 1)]
 
     def said(count):
         if kind == "pages":
@@ -392,20 +392,20 @@ def test_the_largest_number_of_pictures_is_counted_as_it_is_read(kind):
         return [*map(block, drawn[:count]), text("compare them")]
 
     api = picture_api()
-    turn = [{"role": "user", "content": said(MOST_PICTURES)}]
+    turn = [{"role": "user", "content": said(KindRules().most)}]
     found = api.post("/tokenize", model="tiny", messages=turn).json()
-    assert len(found["pictures"]) == MOST_PICTURES
+    assert len(found["pictures"]) == KindRules().most
     assert api.chat(messages=turn).status_code == 200
     assert api.engine.asked[-1][0] == found["tokens"]
-    assert len(api.engine.media[-1]) == MOST_PICTURES
-    blocks = [{"role": "user", "content": in_blocks(MOST_PICTURES)}]
+    assert len(api.engine.media[-1]) == KindRules().most
+    blocks = [{"role": "user", "content": in_blocks(KindRules().most)}]
     count = api.post("/v1/messages/count_tokens", model="tiny", messages=blocks).json()
     assert count["input_tokens"] == found["count"]
-    more = [{"role": "user", "content": said(MOST_PICTURES + 1)}]
+    more = [{"role": "user", "content": said(KindRules().most + 1)}]
     for path in ("/tokenize", "/v1/chat/completions"):
         refused = api.post(path, model="tiny", messages=more)
         assert refused.status_code == 400
-        assert f"at most {MOST_PICTURES}" in error_of(refused)["message"]
+        assert f"at most {KindRules().most}" in error_of(refused)["message"]
 
 
 def test_the_sizes_and_tokens_of_pictures_are_told():
@@ -630,7 +630,7 @@ def test_other_streams_go_on_while_a_picture_is_fetched(monkeypatch):
         assert done.wait(60)
         return png()
 
-    monkeypatch.setattr("cpuserve.serving.pictures.read_source", slow)
+    monkeypatch.setattr("cpuserve.serving.media.reader.read_source", slow)
     api = picture_api(sources=SourceRules(domains=("*",), timeout_s=60))
 
     async def both():

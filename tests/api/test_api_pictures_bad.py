@@ -18,7 +18,7 @@ from PIL import Image
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.decoding.client import DECODER, PictureStopped
 from cpuserve.media.sources import SourceRules
-from cpuserve.serving import pictures
+from cpuserve.serving.media import reader
 from cpuserve.serving.models.details import ModelDetails
 from tests.api.fakes import Api, error_of
 from tests.api.sees import IMAGE, picture_api, prompt_of, tokenizer
@@ -222,7 +222,7 @@ def test_a_name_with_a_private_address_at_the_second_look(monkeypatch):
 
 def test_huge_pictures_in_one_body_are_refused_before_they_are_decoded(monkeypatch):
     api = picture_api(**RULES)
-    monkeypatch.setattr("cpuserve.serving.pictures.MOST_PIXELS", 10_000)
+    monkeypatch.setattr("cpuserve.media.pictures.reader.MOST_PIXELS", 10_000)
     parts = [image(data_url(png(seed=31))), image(data_url(announced(70, 70)))]
     error = error_of(ask_beside_a_stream(api, parts))
     why = "messages[0].content[1] makes more than 512 million pixels with the pictures before it"
@@ -241,7 +241,7 @@ ANSWERED = {"role": "assistant", "content": "Fine."}
 
 def test_damaged_pictures_use_up_the_pixels_of_a_request(monkeypatch):
     api, jobs, decode = picture_api(**RULES), [], DECODER.decode
-    monkeypatch.setattr("cpuserve.serving.pictures.MOST_PIXELS", 12_000)
+    monkeypatch.setattr("cpuserve.media.pictures.reader.MOST_PIXELS", 12_000)
     monkeypatch.setattr(DECODER, "decode", lambda *a, **more: jobs.append(1) or decode(*a, **more))
     mine = [image(data_url(png(50, 50, seed=33)))]
     one = [{"role": "user", "content": [image(data_url(DAMAGED))]}, ANSWERED]
@@ -271,7 +271,7 @@ def test_files_that_reach_a_limit_cost_as_much_as_the_largest_picture(monkeypatc
 
 def test_the_pixels_of_a_small_file_are_work_of_its_caller(monkeypatch):
     charged = []
-    monkeypatch.setattr(pictures.DECODING, "charge", charged.append)
+    monkeypatch.setattr(reader.DECODING, "charge", charged.append)
     data = announced(500, 500)
     assert picture_api(**RULES).chat([image(data_url(data))]).status_code == 400
     assert charged[0] == 250_000 - len(data)
@@ -286,7 +286,7 @@ def slow_jpeg(scans):
 
 def test_the_time_of_a_slow_file_is_work_of_its_caller(monkeypatch):
     charged = []
-    monkeypatch.setattr(pictures.DECODING, "charge", charged.append)
+    monkeypatch.setattr(reader.DECODING, "charge", charged.append)
     # A slow machine needs longer than a picture may take.
     monkeypatch.setattr(DECODER, "cpu_s", PATIENCE_S)
     monkeypatch.setattr(DECODER, "wall_s", PATIENCE_S)
@@ -330,7 +330,7 @@ def test_markers_of_a_user_and_a_text_model():
 
 def test_a_model_whose_engine_has_no_tower_refuses_pictures():
     api = picture_api()
-    api.context.pictures = None
+    api.context.media = None
     api.context.details = ModelDetails(path=api.context.details.path)
     api.engine.info["media_rows"] = {}
     api.context.set_ready(tokenizer(), api.context.chat_template)

@@ -120,7 +120,8 @@ def scripted_server(settings: Settings | None = None, **fields: Any) -> Iterator
 
 def _let_see(server: ScriptedServer) -> None:
     """Let the model of a server read pictures: templates write IMAGE for each of them."""
-    from cpuserve.serving.pictures import PictureReader, PictureRules
+    from cpuserve.media.pictures.reader import PictureReader
+    from cpuserve.serving.media.reader import MediaReader, MediaRules
     from cpuserve.tokenizer.chat import ChatTemplate
     from tests.helpers.drawn import SMALL
 
@@ -128,7 +129,7 @@ def _let_see(server: ScriptedServer) -> None:
     known = context.get_tokenizer()
     assert _TEXT in TEMPLATE
     context.set_ready(known, ChatTemplate(TEMPLATE.replace(_TEXT, _PARTS), known))
-    context.pictures = PictureReader(SMALL, known, PictureRules())
+    context.media = MediaReader({"image": PictureReader(SMALL, 64)}, known, MediaRules())
 
 
 async def _main(settings: Settings) -> None:

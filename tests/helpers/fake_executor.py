@@ -554,7 +554,9 @@ def fake_config(**changes) -> EngineConfig:
     return EngineConfig(**{**values, **changes})
 
 
-def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None, tower=None):
+def fake_core(
+    config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None, tower=None, towers=None
+):
     """An EngineCore over a FakeExecutor; its answers end where build_engine would have them end.
 
     eos_ids: what the config.json of the model would name.
@@ -566,5 +568,5 @@ def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None
     if config.tokenizer_path:
         eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), VOCAB)
     executor = FakeExecutor(config, fault, delay_s)
-    executor.towers = {} if tower is None else {KIND: PictureTower(tower)}
+    executor.towers = towers or ({} if tower is None else {KIND: PictureTower(tower)})
     return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters)

@@ -21,7 +21,7 @@ USERS = {
     "api/request/memory_trim.py": "one call for all requests, some seconds after the last one",
     "cli/chat.py": "a client",
     "cli/run_batch.py": "the end of a command",
-    "media/sources.py": "on the threads that fetch pictures (serving/pictures.py)",
+    "media/sources.py": "on the threads that fetch pictures (serving/media/reader.py)",
     "serving/models/context.py": "a model is unloaded, for all callers",
     "serving/models/kept_responses.py": "one task of the server writes them",
     "serving/models/loaders.py": "a model is loaded, for all callers",

@@ -9,8 +9,8 @@ from cpuserve import llm as llm_module
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.llm import LLM
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.media.reader import MediaRules
 from cpuserve.serving.models.details import ModelDetails
-from cpuserve.serving.pictures import PictureRules
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
 from tests.api.test_api_thoughts import ANSWER, FAMILIES, OPENED, OPENS, SCHEMA, THOUGHT, endless
@@ -21,7 +21,7 @@ from tests.helpers.tiny import tiny_model
 HI = [{"role": "user", "content": "hi"}]
 LONG = SamplingParams(max_tokens=900)
 
-NO_FILES = ModelDetails(), PictureRules()
+NO_FILES = ModelDetails(), MediaRules()
 
 
 class ScriptedClient:
@@ -70,7 +70,7 @@ def scripted(monkeypatch):
         )
         client = ScriptedClient(script)
         monkeypatch.setattr(
-            llm_module, "_resolve", lambda arguments: (config, ModelDetails(), PictureRules())
+            llm_module, "_resolve", lambda arguments: (config, ModelDetails(), MediaRules())
         )
         monkeypatch.setattr("cpuserve.engine.inline.InlineClient", lambda config: client)
         return LLM("fake"), client

@@ -14,8 +14,8 @@ from cpuserve.llm import LLM
 from cpuserve.outputs import Logprob
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.generation import batch
+from cpuserve.serving.media.reader import MediaRules
 from cpuserve.serving.models.details import ModelDetails
-from cpuserve.serving.pictures import PictureRules
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.fake_executor import fake_config, fake_core, reference
@@ -23,7 +23,7 @@ from tests.helpers.tiny import tiny_model
 
 CORES = []
 
-NO_FILES = ModelDetails(), PictureRules()
+NO_FILES = ModelDetails(), MediaRules()
 
 
 def build(config, progress, team):
@@ -42,7 +42,7 @@ def make_llm(monkeypatch):
     def make(**changes):
         config = fake_config(tokenizer_path=str(tiny_model("llama")), **changes)
         monkeypatch.setattr(
-            llm_module, "_resolve", lambda arguments: (config, ModelDetails(), PictureRules())
+            llm_module, "_resolve", lambda arguments: (config, ModelDetails(), MediaRules())
         )
         monkeypatch.setattr(
             "cpuserve.engine.inline.InlineClient",
@@ -259,7 +259,7 @@ def test_close_frees_the_engine_and_refuses_more(make_llm):
 def test_dropping_the_last_reference_frees_the_engine(monkeypatch):
     config = fake_config(tokenizer_path=str(tiny_model("llama")))
     monkeypatch.setattr(
-        llm_module, "_resolve", lambda arguments: (config, ModelDetails(), PictureRules())
+        llm_module, "_resolve", lambda arguments: (config, ModelDetails(), MediaRules())
     )
     monkeypatch.setattr(
         "cpuserve.engine.inline.InlineClient", lambda config: InlineClient(config, build=build)

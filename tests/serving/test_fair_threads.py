@@ -11,14 +11,15 @@ import pytest
 from cpuserve.base.errors import TooManyRequests
 from cpuserve.core.places import CallerPlaces
 from cpuserve.media.sources import SourceRules
-from cpuserve.serving import pictures, threads
+from cpuserve.serving import threads
 from cpuserve.serving.callers.slots import TurnSlots
+from cpuserve.serving.media import reader
 from cpuserve.serving.threads import WORKS_FOR, TurnThreads
 from tests.helpers.patience import PATIENCE_S, until
 
 POOLS = {
     pool.name: pool
-    for module in (threads, pictures)
+    for module in (threads, reader)
     for pool in vars(module).values()
     if isinstance(pool, TurnThreads)
 }
@@ -161,14 +162,14 @@ def test_the_time_of_a_fetch_begins_with_its_thread(monkeypatch: pytest.MonkeyPa
         events.append("timed")
         return await real(work, timeout)
 
-    monkeypatch.setattr(pictures, "_FETCHING", pool)
-    monkeypatch.setattr(pictures, "read_source", read)
+    monkeypatch.setattr(reader, "_FETCHING", pool)
+    monkeypatch.setattr(reader, "read_source", read)
     monkeypatch.setattr(asyncio, "wait_for", timed)
     sources = SourceRules(timeout_s=PATIENCE_S)
 
     async def main() -> None:
         slow = started(pool, "greedy", lambda: gate.wait(PATIENCE_S))
-        good = asyncio.create_task(pictures._fetched("http://good.example/a.png", sources))
+        good = asyncio.create_task(reader._fetched("http://good.example/a.png", sources))
         await until(lambda: pool._places.waiting("") == 1)
         for _ in range(9):
             await asyncio.sleep(0)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.serving import pictures, threads
+from cpuserve.serving import threads
+from cpuserve.serving.media import reader
 from cpuserve.serving.threads import TurnThreads
 
 CPUS = os.cpu_count() or 1
@@ -32,7 +33,7 @@ THREADS: Mapping[str, int] = {
     "AnyIO worker thread": 40,  # anyio's bound: they read files for responses
     **{
         f"{pool.name}_": pool.count
-        for module in (threads, pictures)
+        for module in (threads, reader)
         for pool in vars(module).values()
         if isinstance(pool, TurnThreads)
     },

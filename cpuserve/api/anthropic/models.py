@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MODELS = "/v1/models"
 _ONE = f"{MODELS}/{{name:path}}"
 _NOT_HERE = ("citations", "code_execution")
-_PICTURES = ("image_input", "pdf_input")
+_SEES = ("image_input", "pdf_input")
 _EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112")
 _SERVER_TOOLS = ("code_execution", "web_search")
 
@@ -74,7 +74,7 @@ def _capabilities(context: ModelContext, runs_batches: bool) -> dict[str, Any]:
     thinks, effort = chats and context.learned_format.thinks, chats and context.reads_effort
     return {
         **_each(_NOT_HERE, has=False),
-        **_each(_PICTURES, has=context.pictures is not None),
+        **_each(_SEES, has=context.sees),
         "batch": _support(has=chats and runs_batches),
         "context_management": {**_support(has=False), **_each(_EDITS, has=False)},
         "effort": {**_support(has=effort), **_each(EFFORTS, has=effort)},

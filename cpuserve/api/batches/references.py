@@ -12,7 +12,7 @@ from cpuserve.api.request.content_parts import with_content
 from cpuserve.api.stored.owned_folder import open_plain
 from cpuserve.base.errors import NotFound
 from cpuserve.base.fault_points import fault
-from cpuserve.serving.pictures import KINDS
+from cpuserve.media.kinds import part_kinds
 from cpuserve.serving.threads import run_on_disk, run_sized
 from cpuserve.tokenizer.conversation import ConversationMessage, MediaPart, join_texts
 
@@ -34,12 +34,13 @@ def names_files(call: GenerateCall) -> bool:
 
 def _parts(call: GenerateCall) -> Iterator[tuple[ConversationMessage, int, MediaPart]]:
     """Yield each part that refers to a stored file, with its message and its index there."""
+    kinds = part_kinds()
     for messages in call.conversations or (call.messages or (),):
         for message in messages:
             content = message.get("content") if isinstance(message, dict) else None
             if isinstance(content, list):
                 for index, part in enumerate(content):
-                    if isinstance(part, MediaPart) and part.file_id and part.kind in KINDS:
+                    if isinstance(part, MediaPart) and part.file_id and part.kind in kinds:
                         yield message, index, part
 
 
@@ -54,7 +55,8 @@ async def read_files(request: RequestContext, call: GenerateCall) -> None:
     """
     batches, changed = request.state.batches, list[ConversationMessage]()
     for message, index, part in list(_parts(call)):
-        if part.kind == "image" and request.context.pictures is None:
+        reader = request.context.media
+        if part.kind != "file" and (reader is None or part.kind not in reader.part_kinds):
             continue  # the model reads none
         if batches is None:
             why = "refers to a file, and this server keeps none: start it with --files-dir DIR"

@@ -15,12 +15,12 @@ from cpuserve.engine.fingerprint import fingerprint, tokenizer_fingerprint
 from cpuserve.media.families.table import FAMILIES
 from cpuserve.metrics.server import ServerMetrics
 from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.serving.media.reader import MediaRules
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.models.tasks import default_task, tasks_of
-from cpuserve.serving.pictures import PictureRules
 from cpuserve.serving.threads import TOKENIZING
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 log = get_logger("serve")
-# The default limit on the body of a request, if it may have pictures in base64.
-PICTURE_BODY_BYTES = 64 << 20
+# The default limit on the body of a request, if it may have media in base64.
+MEDIA_BODY_BYTES = 64 << 20
 # The tokens of responses may take this part of the bytes that the prefix cache may take.
 _SHARE_OF_RESPONSES = 16
 
@@ -114,7 +114,7 @@ def make_context(
         adapters_change=config.adapter_slots > 0,
         any_name=ANY_NAME in config.served_model_names,
         details=details or ModelDetails(),
-        picture_rules=PictureRules.of(options, config.media_tokens),
+        media_rules=MediaRules.of(options, config.media_tokens),
         thoughts=_thought_use(options),
     )
     return context, cpu
@@ -131,7 +131,7 @@ def _body_bytes(config: EngineConfig, details: ModelDetails | None) -> int:
     """Return the default limit on the bytes of a request body."""
     most = default_body_bytes(config.max_model_len)
     reads = details is not None and details.family in FAMILIES
-    return max(most, PICTURE_BODY_BYTES) if reads else most
+    return max(most, MEDIA_BODY_BYTES) if reads else most
 
 
 def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:

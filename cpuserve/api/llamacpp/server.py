@@ -98,7 +98,7 @@ async def _props(context: ModelContext, name: str) -> Props:
         model_alias=name,
         model_path=context.details.source or context.model_names[0],
         model_ftype=context.details.quantization,
-        modalities=Modalities(vision=context.pictures is not None),
+        modalities=Modalities(vision=context.sees),
         chat_template=source,
         chat_template_caps={} if traits is None else _capabilities(context, traits),
         bos_token=tokens.get("bos_token", ""),

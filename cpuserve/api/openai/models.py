@@ -158,7 +158,7 @@ _RESULTS = {
 
 def _architecture(context: ModelContext) -> Architecture:
     result = _RESULTS.get(context.pooling, "embeddings")
-    reads = ["text"] if context.pictures is None else ["text", "image", "file"]
+    reads = ["text"] if context.media is None else ["text", *context.media.part_kinds]
     return Architecture(reads, [result])
 
 

@@ -16,7 +16,7 @@ from cpuserve.api.openai.schema import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.media.layout import ShownPicture
+    from cpuserve.media.kinds import SeenItem
     from cpuserve.serving.calls import events
 
 
@@ -26,9 +26,7 @@ def usage_body(usage: events.TokenUsage) -> Usage:
         usage.prompt,
         usage.prompt + usage.completion,
         usage.completion,
-        PromptTokensDetails(
-            usage.cached, image_tokens(usage.pictures), scaled_images(usage.pictures)
-        ),
+        PromptTokensDetails(usage.cached, media_tokens(usage.media), scaled_images(usage.media)),
         _details(usage),
     )
 
@@ -39,18 +37,18 @@ def _details(usage: events.TokenUsage) -> CompletionTokensDetails:
     return CompletionTokensDetails(usage.reasoning, usage.accepted, usage.drafts - usage.accepted)
 
 
-def image_tokens(pictures: Sequence[ShownPicture]) -> dict[str, int] | msgspec.UnsetType:
-    """Return the tokens of all pictures by their kind; UNSET without pictures."""
-    if not pictures:
+def media_tokens(media: Sequence[SeenItem]) -> dict[str, int] | msgspec.UnsetType:
+    """Return the tokens of all media items by their kind; UNSET without media."""
+    if not media:
         return msgspec.UNSET
-    return {"image": sum(each.tokens for each in pictures)}
+    tokens = dict.fromkeys((item.kind for item in media), 0)
+    for item in media:
+        tokens[item.kind] += item.tokens
+    return tokens
 
 
-def scaled_images(pictures: Sequence[ShownPicture]) -> list[ScaledImage] | msgspec.UnsetType:
-    """Return the pictures that were scaled to less than half of a side; UNSET if there are none."""
-    found = [
-        ScaledImage(index, each.width, each.height, each.used_width, each.used_height)
-        for index, each in enumerate(pictures)
-        if each.lost_detail
-    ]
-    return found or msgspec.UNSET
+def scaled_images(media: Sequence[SeenItem]) -> list[ScaledImage] | msgspec.UnsetType:
+    """Return the images that were scaled to less than half of a side; UNSET if there are none."""
+    images = enumerate(item for item in media if item.kind == "image")
+    scaled = [ScaledImage(index, *image.scaled) for index, image in images if image.scaled]
+    return scaled or msgspec.UNSET

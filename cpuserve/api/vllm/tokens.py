@@ -136,7 +136,7 @@ def _token_body(context: ModelContext, body: TokenizeRequest, prompt: Prompt) ->
     tokens: list[int | TokenPiece] = [*ids]
     if body.with_pieces:
         tokens = [_piece(tokenizer, token) for token in ids]
-    pictures = list(prompt.shown) or msgspec.UNSET
+    pictures = [item for item in prompt.shown if isinstance(item, ShownPicture)] or msgspec.UNSET
     told = TokenizeResponse(len(ids), context.max_model_len, tokens, strings, pictures)
     return msgspec.json.encode(told)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from cpuserve.media.families.table import AnyFamily
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.layout import PictureLayout, ShownPicture
 
 USED_BYTES = 8
 READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"
@@ -43,19 +43,39 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True):
-    """A decoded picture: its size in pixels as it is shown, and its layout."""
+    """A decoded picture: its size in pixels as it is shown, and its layout (ItemLayout)."""
 
     width: int
     height: int
     layout: PictureLayout
+
+    @property
+    def text(self) -> str:
+        """The text in place of the marker."""
+        return self.layout.text
+
+    @property
+    def work(self) -> int:
+        """How many patches the picture has."""
+        return self.layout.num_patches
+
+    @property
+    def parts(self) -> int:
+        """How many tiles the picture has."""
+        return len(self.layout.tiles)
+
+    @property
+    def form(self) -> bytes:
+        """The form of the patches, for the tower."""
+        return self.layout.form.packed()
+
+    def seen(self, tokens: int) -> ShownPicture:
+        """Return the sizes of the picture and its number of tokens, for the client."""
+        layout = self.layout
+        return ShownPicture(self.width, self.height, layout.width, layout.height, tokens)
 
 
 class DecodedFile(msgspec.Struct, frozen=True, array_like=True):
     """The pictures of a file in order: one, or one for each page of a document."""
 
     pictures: list[Decoded]
-
-    @property
-    def pixels(self) -> int:
-        """How many pixels all pictures have before they are scaled."""
-        return sum(each.width * each.height for each in self.pictures)

@@ -16,7 +16,7 @@ import msgspec
 
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.media import MediaItem
-from cpuserve.media.layout import ShownPicture
+from cpuserve.media.kinds import SeenItem
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.fields import SamplerFields
 from cpuserve.sampling.structured import InputGrammar
@@ -78,7 +78,7 @@ class Prompt:
     labels: Labels | None = None
     shared: int = 0
     media: Sequence[MediaItem] = ()
-    shown: Sequence[ShownPicture] = ()
+    shown: Sequence[SeenItem] = ()
     payload_of: Callable[[int], Awaitable[bytes]] | None = None
 
 
@@ -155,7 +155,7 @@ class GenerateCall(CommonFields, kw_only=True):
     earlier: the tokens of an earlier prompt and its response, which the prompt continues.
     decisions: questions about the messages. Each question becomes a prompt (decision_prompts.py).
 
-    mm_processor_kwargs: settings of the preprocessing of pictures.
+    mm_processor_kwargs: settings of the preprocessing of media.
 
     Thoughts:
 

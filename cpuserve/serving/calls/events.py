@@ -22,7 +22,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.media.layout import ShownPicture
+    from cpuserve.media.kinds import SeenItem
     from cpuserve.serving.calls.call import Prompt
 
 
@@ -33,7 +33,7 @@ REPETITION_FOUND = "repetition_detected"
 class PromptProgress(msgspec.Struct, gc=False):
     """`processed` of the `total` prompt tokens are in the KV cache; `cached` were prefix hits.
 
-    tiles, tiles_read: the tiles of all pictures in the prompt, and of those that are computed.
+    tiles, tiles_read: the parts of all media items in the prompt, and of those that are computed.
     """
 
     index: int
@@ -135,7 +135,7 @@ class TokenUsage(msgspec.Struct, gc=False):
     """Token counts so far, over all choices; each prompt counts once.
 
     reasoning: how many tokens of the completion are thoughts.
-    pictures: the sizes and the tokens of the pictures in the prompts.
+    media: what became of the media items in the prompts.
     drafts, accepted: how many draft tokens there were, and how many of them were right.
     """
 
@@ -143,7 +143,7 @@ class TokenUsage(msgspec.Struct, gc=False):
     completion: int
     cached: int
     reasoning: int = 0
-    pictures: Sequence[ShownPicture] = ()
+    media: Sequence[SeenItem] = ()
     drafts: int = 0
     accepted: int = 0
 

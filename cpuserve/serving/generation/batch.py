@@ -21,7 +21,7 @@ from cpuserve.serving.generation.fan_out import sequences_of, shared_beginning
 from cpuserve.serving.generation.plan import SequencePlan
 from cpuserve.serving.generation.prepare import read_prompts
 from cpuserve.serving.generation.sequence import SequenceRun
-from cpuserve.serving.prompts.chat_prompt import picture_prompt as placed_prompt
+from cpuserve.serving.prompts.chat_prompt import media_prompt as placed_prompt
 from cpuserve.serving.tools.use import response_structure
 
 if TYPE_CHECKING:
@@ -85,22 +85,22 @@ def chat_items(
     return _result(read())
 
 
-def picture_prompt(
+def media_prompt(
     context: ModelContext,
     ids: list[int],
     parts: Sequence[MediaPart],
     settings: Mapping[str, Any],
     salt: str | None,
 ) -> Prompt:
-    """Return a prompt of token ids with one marker for each picture, which becomes placeholders.
+    """Return a prompt of token ids with one marker for each media item, which becomes placeholders.
 
     salt: the cache_salt of the prompt.
 
     Raises:
-        InvalidRequest: the model reads no pictures, a picture is refused, or the number of markers
-            is not the number of pictures.
+        InvalidRequest: the model reads text only, an item is refused, or the number of markers
+            is not the number of items.
     """
-    reader = context.pictures
+    reader = context.media
     if reader is None:
         msg = "multi_modal_data is not possible, because this model reads text only: omit it"
         raise InvalidRequest(msg, param="prompts")

@@ -280,8 +280,8 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequencePlan]) -> TokenUsag
         cached[id(sequence.prompt)] = min(known, found)
     reasoning = sum(sequence.tally.reasoning_tokens for sequence in sequences)
     shown = {id(each.prompt): each.prompt.shown for each in sequences if each.prompt.shown}
-    pictures = [each for own in shown.values() for each in own]
-    usage = TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, pictures)
+    media = [item for items in shown.values() for item in items]
+    usage = TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, media)
     usage.drafts = sum(sequence.tally.draft_tokens for sequence in sequences)
     usage.accepted = sum(sequence.tally.accepted_tokens for sequence in sequences)
     return usage

@@ -14,6 +14,7 @@ from cpuserve.base.version import version
 from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.core.admission import ANY_ROWS, Limits
 from cpuserve.serving.calls.call import MAX_LOGPROBS
+from cpuserve.serving.media.reader import MediaReader, MediaRules
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.serving.models.kept_responses import KeptResponses
 from cpuserve.serving.models.limits import Backlog, ClientLimits
@@ -21,7 +22,6 @@ from cpuserve.serving.models.load_progress import LoadProgress, load_message
 from cpuserve.serving.models.next_turns import NextTurns
 from cpuserve.serving.models.recent_prompts import Decode, RecentPrompts
 from cpuserve.serving.models.tasks import Task
-from cpuserve.serving.pictures import PictureReader, PictureRules
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 from cpuserve.tokenizer.infill import InfillTokens
@@ -64,8 +64,8 @@ class ModelContext:
     tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.
     details: facts about the model's files.
-    pictures: reads the pictures of requests; None = the model reads no pictures.
-    picture_rules: the rules of the server for pictures.
+    media: reads the media of requests; None = the model reads text only.
+    media_rules: the rules of the server for media.
     recent: the prompts of the last requests; None = prefixes are not cached.
     kept: has the tokens of responses in files; None = they are not kept after a restart.
     turns: computes next turns of conversations in advance; None = nobody does.
@@ -107,8 +107,8 @@ class ModelContext:
     any_name: bool = False
     details: ModelDetails = field(default_factory=ModelDetails)
     pairs: PairEncoder | None = None
-    pictures: PictureReader | None = None
-    picture_rules: PictureRules = field(default_factory=PictureRules)
+    media: MediaReader | None = None
+    media_rules: MediaRules = field(default_factory=MediaRules)
     recent: RecentPrompts | None = None
     kept: KeptResponses | None = None
     turns: NextTurns | None = None
@@ -161,8 +161,8 @@ class ModelContext:
         if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
         if self.bounds.media_rows and (self.pooling == "none" or self.embeds):
-            self.pictures = PictureReader.of(
-                self.details.path, self.details.mmproj, tokenizer, self.picture_rules
+            self.media = MediaReader.of(
+                self.details.path, self.details.mmproj, tokenizer, self.media_rules
             )
         self.vector_width = number("width", 0)
         self.load_s = time.monotonic() - self.begun
@@ -203,6 +203,11 @@ class ModelContext:
         return self.learned_format.calls
 
     @property
+    def sees(self) -> bool:
+        """Whether the model reads images, and so the pages of documents."""
+        return self.media is not None and "image" in self.media.kinds
+
+    @property
     def embeds(self) -> bool:
         """Whether the model makes embeddings."""
         return self.pooling in EMBEDDINGS
@@ -236,7 +241,7 @@ class ModelContext:
             "insert": self.fills_in,
             "tools": self.tool_format is not None,
             "thinking": self.learned_format.thinks,
-            "vision": self.pictures is not None,
+            "vision": self.sees,
         }
         return ["completion", *(word for word, can in able.items() if can)]
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.documents import with_texts
-from cpuserve.serving.pictures import DECODING, KINDS, is_read, patches_of, refuse_markers
+from cpuserve.serving.media.places import placed
+from cpuserve.serving.media.reader import DECODING, nouns_of, payload_of, refuse_markers
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.encode import cut_of, encode
 from cpuserve.serving.prompts.known_tokens import chat_tokens
-from cpuserve.serving.prompts.picture_places import placed
 from cpuserve.serving.threads import run_rendering
 from cpuserve.serving.tools.thoughts import THINK, ThinkTags
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.conversation import (
     Content,
     ConversationMessage,
-    Kind,
     MediaPart,
     join_texts,
     left_out,
@@ -33,8 +32,8 @@ from cpuserve.tokenizer.messages import message_content
 
 if TYPE_CHECKING:
     from cpuserve.core.media import MediaItem
+    from cpuserve.serving.media.reader import MediaReader, ReadItem
     from cpuserve.serving.models.context import ModelContext
-    from cpuserve.serving.pictures import PictureReader, ReadPicture
     from cpuserve.serving.tools.use import ToolUse
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -53,34 +52,34 @@ async def chat_prompt(
 
     tools: has the forced beginning of the response, such as the start of a tool call.
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
-    measures: the prompt is only counted, so damaged pixels of pictures are not noticed.
+    measures: the prompt is only counted, so damaged data of media is not noticed.
 
     num_bytes: the size of the request's body; small and large requests render on separate threads.
     """
-    messages, pictures = await read_pictures(context, call, measures=measures)
+    messages, items = await read_media(context, call, measures=measures)
     text = await run_rendering(num_bytes, lambda: render_chat(context, call, messages))
-    if pictures and (reader := context.pictures) is not None:
-        text = reader.found(text, len(pictures))
-        if not reader.is_marked(text):
-            shown, mark = _with_marks(messages)
+    if items and (reader := context.media) is not None:
+        text = reader.found(text, (item.kind for item in items))
+        if unmarked := reader.unmarked(text, items):
+            shown, marks = _with_marks(reader, messages, unmarked)
             text = await run_rendering(num_bytes, lambda: render_chat(context, call, shown))
-            text = reader.marked(text, mark)
+            text = reader.marked(text, marks)
         text = reader.spaced(text)
     thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
     may_think = thinks or not (continues or ends_thought(text, _tags(context)))
     opening, later = ("", None) if tools is None else tools.begin(may_think=may_think)
-    if pictures:
-        _check_uncut(call)
+    if items:
+        _check_uncut(call, items)
     elif call.earlier is not None:
         ids = await continued(context, call.earlier, text + opening, masked=True)
         return Prompt(ids, thinks=thinks, opening=opening, later=later)
-    digests = [each.digest for each in pictures]
+    digests = [item.digest for item in items]
     cut = cut_of(context, call)
     ids, earlier = await chat_tokens(context, call, text, opening, most, cut, digests)
-    shown_pictures: Sequence[MediaItem] = ()
-    if context.pictures is not None:
-        ids, shown_pictures = await _with_placeholders(
-            context, context.pictures, pictures, ids, earlier, text + opening
+    media: Sequence[MediaItem] = ()
+    if context.media is not None:
+        ids, media = await _with_placeholders(
+            context, context.media, items, ids, earlier, text + opening
         )
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
     rendered = text if cut is None else None
@@ -91,113 +90,122 @@ async def chat_prompt(
         rendered=rendered,
         opening=opening,
         later=later,
-        media=shown_pictures,
-        shown=[each.seen for each in pictures],
-        payload_of=patches_of(pictures) if pictures else None,
+        media=media,
+        shown=[item.seen for item in items],
+        payload_of=payload_of(items) if items else None,
     )
 
 
 def _with_marks(
-    messages: list[ConversationMessage],
-) -> tuple[list[ConversationMessage], str]:
-    """Return messages with a unique mark, on a line of its own, for each picture, and the mark.
+    reader: MediaReader, messages: list[ConversationMessage], kinds: Collection[str]
+) -> tuple[list[ConversationMessage], dict[str, str]]:
+    """Return messages with a unique mark, on a line of its own, for each item, and the marks.
 
-    This is for templates that write texts and no pictures, such as InternVL and Vicuna have.
+    This is for templates that write texts and no media, such as InternVL and Vicuna have.
+
+    kinds: the kinds of items that get marks.
     """
-    mark, found = f"picture{uuid.uuid4().hex}", list[ConversationMessage]()
+    marks = {kind: f"{kind}{uuid.uuid4().hex}" for kind in kinds}
+    marked = list[ConversationMessage]()
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
-            parts = [mark if is_read(part) else part for part in content]
+            parts = [
+                marks.get(reader.part_kinds[part.kind], part) if reader.reads(part) else part
+                for part in content
+            ]
             message = {**message, "content": join_texts(parts)}
-        found.append(message)
-    return found, mark
+        marked.append(message)
+    return marked, marks
 
 
-async def read_pictures(
+async def read_media(
     context: ModelContext, call: GenerateCall, *, measures: bool
-) -> tuple[list[ConversationMessage], list[ReadPicture]]:
-    """Return the messages of a call, with a part for each picture, and the pictures in order.
+) -> tuple[list[ConversationMessage], list[ReadItem]]:
+    """Return the messages of a call, with a part for each media item, and the items in order.
 
-    Raises InvalidRequest if a picture is refused; see PictureReader.read.
+    Raises InvalidRequest if an item is refused; see MediaReader.read.
     """
     messages = call.messages or []
     if not any(_has_parts(message) for message in messages):
         return messages, []
-    if context.pictures is not None:
-        messages = placed(messages, context.pictures.marks)
+    reader = context.media
+    if reader is not None:
+        messages = placed(messages, reader)
     own = _own_turn([message.get("role") for message in messages])
-    messages = await with_texts(messages, own, DECODING, sees=context.pictures is not None)
-    if context.pictures is None:
+    messages = await with_texts(messages, own, DECODING, sees=context.sees)
+    if reader is None:
         return messages, []
-    settings = call.mm_processor_kwargs
     salt = call.cache_salt or ""
-    return await context.pictures.read(messages, own, settings, measures=measures, salt=salt)
+    return await reader.read(messages, own, call.mm_processor_kwargs, measures=measures, salt=salt)
 
 
-async def picture_prompt(
-    reader: PictureReader,
+async def media_prompt(
+    reader: MediaReader,
     ids: list[int],
     parts: Sequence[MediaPart],
     settings: Mapping[str, Any],
     param: str,
     salt: str | None,
 ) -> Prompt:
-    """Return a prompt of token ids with one marker for each picture, which becomes placeholders.
+    """Return a prompt of token ids with one marker for each item, which becomes placeholders.
 
     param: the field of the request with the prompt.
-    salt: the cache_salt of the request; see PictureReader.read.
+    salt: the cache_salt of the request; see MediaReader.read.
 
-    Raises InvalidRequest: a picture is refused, or the number of markers is another one.
+    Raises InvalidRequest: an item is refused, or the number of markers is another one.
     """
     message: ConversationMessage = {"role": "user", "content": list(parts)}
-    _, pictures = await reader.read([message], (0,), settings, measures=False, salt=salt or "")
-    found = reader.expanded(ids, pictures, ())
-    if found is None:
-        count = ids.count(reader.marker)
+    _, items = await reader.read([message], (0,), settings, measures=False, salt=salt or "")
+    expanded = reader.expanded(ids, items, ())
+    if expanded is None:
+        nouns = nouns_of(items)
         msg = (
-            f"a prompt has {count} markers for {len(pictures)} pictures: write the marker of this "
-            "model once for each picture"
+            f"a prompt has {reader.count_markers(ids)} markers for {len(items)} {nouns}: write the "
+            f"marker of this model once for each {nouns.removesuffix('s')}"
         )
         raise InvalidRequest(msg, param=param)
-    whole, placed = found
-    told = [each.seen for each in pictures]
-    return Prompt(whole, media=placed, shown=told, payload_of=patches_of(pictures))
+    whole, media = expanded
+    shown = [item.seen for item in items]
+    return Prompt(whole, media=media, shown=shown, payload_of=payload_of(items))
 
 
 def _has_parts(message: ConversationMessage) -> bool:
     content = message.get("content")
-    return isinstance(content, list) and any(map(is_read, content))
+    return isinstance(content, list) and any(
+        isinstance(part, MediaPart) and not part.why for part in content
+    )
 
 
-def _check_uncut(call: GenerateCall) -> None:
-    """Raise InvalidRequest if a call with pictures asks for a prompt that has no place for them."""
+def _check_uncut(call: GenerateCall, items: Sequence[ReadItem]) -> None:
+    """Raise InvalidRequest if a call with media asks for a prompt that has no place for them."""
+    nouns = nouns_of(items)
     if call.truncate_prompt_tokens is not None:
-        msg = "truncate_prompt_tokens is not possible with pictures: omit it"
+        msg = f"truncate_prompt_tokens is not possible with {nouns}: omit it"
         raise InvalidRequest(msg, role="truncate_prompt_tokens")
     if call.earlier is not None:
-        msg = "messages with pictures cannot continue the tokens of an earlier response: omit them"
+        msg = f"messages with {nouns} cannot continue the tokens of an earlier response: omit them"
         raise InvalidRequest(msg, role="messages")
 
 
 async def _with_placeholders(
     context: ModelContext,
-    reader: PictureReader,
-    pictures: Sequence[ReadPicture],
+    reader: MediaReader,
+    items: Sequence[ReadItem],
     ids: list[int],
     earlier: Sequence[MediaItem],
     text: str,
 ) -> tuple[list[int], Sequence[MediaItem]]:
-    """Return the tokens with the placeholders of pictures; see PictureReader.expanded.
+    """Return the tokens with the placeholders of media; see MediaReader.expanded.
 
     text: the text of all tokens, for an earlier response in `ids` that has a marker itself.
     """
-    found = reader.expanded(ids, pictures, earlier)
+    found = reader.expanded(ids, items, earlier)
     if found is None:
         (again,) = await encode(context, [text], add_special_tokens=False, masked=True)
-        found = reader.expanded(again, pictures, ())
+        found = reader.expanded(again, items, ())
     if found is None:
-        refuse_markers(len(pictures))
+        refuse_markers(items)
     return found
 
 
@@ -210,7 +218,7 @@ def render_chat(
 ) -> str:
     """Return the prompt text, with masks (see ChatTemplate.render).
 
-    messages: the messages after `read_pictures`; None = the call's, without pictures.
+    messages: the messages after `read_media`; None = the call's, without media.
 
     Raises:
       InvalidRequest: the messages or the template are invalid.
@@ -229,7 +237,7 @@ def render_chat(
     given = (call.messages or []) if messages is None else messages
     if context.preset is not None and call.earlier is None:
         given = context.preset.opened(given)
-    reads: Collection[Kind] = () if context.pictures is None else KINDS
+    reads: Collection[str] = () if context.media is None else context.media.part_kinds
     messages = with_time_last(readable(given, reads))
     tools = None if call.tool_choice == "none" else call.tools
     if not (continue_final and messages):
@@ -312,7 +320,7 @@ def leaves_thought_open(text: str, tags: ThinkTags) -> bool:
 
 
 def readable(
-    messages: list[ConversationMessage], reads: Collection[Kind] = ()
+    messages: list[ConversationMessage], reads: Collection[str] = ()
 ) -> list[ConversationMessage]:
     """Return the messages with a line of text in the place of each part that the model cannot read.
 
@@ -344,11 +352,11 @@ def readable(
     return found
 
 
-def _is_unread(part: object, reads: Collection[Kind]) -> TypeGuard[MediaPart]:
+def _is_unread(part: object, reads: Collection[str]) -> TypeGuard[MediaPart]:
     return isinstance(part, MediaPart) and (part.kind not in reads or bool(part.why))
 
 
-def _refuse(part: MediaPart, reads: Collection[Kind]) -> NoReturn:
+def _refuse(part: MediaPart, reads: Collection[str]) -> NoReturn:
     usual = f"has type {part.type[:40]!r}; this model reads {readable_kinds(reads)}"
     hint = f": {part.hint}" if part.hint else ""
     msg = f"{part.where} {part.why or usual + hint}"

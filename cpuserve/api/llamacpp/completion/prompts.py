@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.serving.calls.call import Prompt, unsupported
-from cpuserve.serving.prompts.chat_prompt import picture_prompt
+from cpuserve.serving.prompts.chat_prompt import media_prompt
 from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.conversation import MediaPart
@@ -60,7 +60,7 @@ async def _one(
     given = item.multimodal_data
     if not given:
         return item.prompt_string
-    reader, where = context.pictures, f"{where}.multimodal_data"
+    reader, where = context.media, f"{where}.multimodal_data"
     if reader is None:
         msg = f"{where} is not possible: this model reads text only"
         raise unsupported(msg, "prompt")
@@ -71,7 +71,7 @@ async def _one(
             f"write {MEDIA_MARKER} once for each picture"
         )
         raise InvalidRequest(msg, param="prompt")
-    text = reader.framed.join(pieces)
+    text = reader.framed("image").join(pieces)
     (ids,) = await encode(context, [text], add_special_tokens=True)
     parts = [
         MediaPart(
@@ -79,7 +79,7 @@ async def _one(
         )
         for index, data in enumerate(given)
     ]
-    return await picture_prompt(reader, ids, parts, {}, "prompt", salt)
+    return await media_prompt(reader, ids, parts, {}, "prompt", salt)
 
 
 async def _ids(context: ModelContext, items: list[str | int] | list[PromptItem]) -> list[int]:

@@ -34,7 +34,7 @@ from cpuserve.api.openai.responses.response_object import (
 from cpuserve.api.openai.responses.schema import SEALED, conversation_id
 from cpuserve.api.openai.responses.tools import is_custom, is_function, is_search, origins_of
 from cpuserve.api.openai.tool_choice import plain_choice
-from cpuserve.api.openai.usage import image_tokens, scaled_images
+from cpuserve.api.openai.usage import media_tokens, scaled_images
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.base.errors import RequestError
 from cpuserve.serving.calls.events import (
@@ -334,8 +334,8 @@ def usage_of(usage: TokenUsage) -> ResponseUsage:
         usage.prompt,
         InputDetails(
             usage.cached,
-            multimodal_tokens=image_tokens(usage.pictures),
-            scaled_images=scaled_images(usage.pictures),
+            multimodal_tokens=media_tokens(usage.media),
+            scaled_images=scaled_images(usage.media),
         ),
         usage.completion,
         OutputDetails(usage.reasoning),
