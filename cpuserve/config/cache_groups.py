@@ -67,7 +67,7 @@ class CacheUse:
 def tokens_ahead(max_num_batched_tokens: int, media_span: int = 0) -> int:
     """Return the most tokens of one sequence in a step, if a step may have this many tokens.
 
-    media_span: the most tokens of a picture that one step has to have.
+    media_span: the most tokens of a media item that one step has to have.
     """
     return min(max_num_batched_tokens, max(MOST_AHEAD, media_span))
 

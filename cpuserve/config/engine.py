@@ -68,10 +68,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_groups: the cache groups; a sequence has a block table for each group;
       [] = one group of all layers that keeps all tokens.
     state_slots: the number of slots for states of recurrent layers; 0 = the model has no states.
-    media_span: the most tokens of a picture that one step must have, because they see each other
-      in both directions; 0 = a step may end within a picture.
-    media_rows: the number of rows of the media buffer, which has the rows of pictures for a step;
-      0 = the model reads no pictures.
+    media_span: the most tokens of a media item that one step must have, because they see each
+      other in both directions; 0 = a step may end within an item.
+    media_rows: the number of rows of the media buffer, which has the rows of items for a step;
+      0 = the model reads text only.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens,
       stored as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes: the most bytes of evicted blocks in memory.
@@ -106,7 +106,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
     mmproj: the GGUF file with the tower of the model in a GGUF file.
-    media_tokens: the most tokens of a picture; 0 = as the model says.
+    media_tokens: the most tokens of a media item; 0 = as the model says.
     sources: the files of the model, its tokenizer and its adapters;
       an engine that starts later refuses to read other files at these paths.
     long_rope: whether a LongRoPE or dynamic NTK has its factors for long sequences; else false.

@@ -128,7 +128,7 @@ def server_families(metrics: ServerMetrics) -> Iterable[Metric]:
         yield from _tiers(metrics, engines)
     if metrics.drafts:
         yield from _step_counters(DRAFT_COUNTERS, names, engines)
-    if metrics.pictures:
+    if metrics.media:
         yield from _step_counters(PICTURE_COUNTERS, names, engines)
         yield from _step_counters(ENCODE_COUNTERS, names, engines, "cpuserve")
     if metrics.experts:

@@ -74,7 +74,7 @@ class ServerMetrics:
     several: metrics of an engine have its number as the label `engine`, all others have "all".
     tiers: the offload tiers of the KV cache that have metrics.
     drafts: whether there are metrics of speculative decoding.
-    pictures: whether there are metrics of encoded pictures.
+    media: whether there are metrics of encoded media.
     experts: whether there are metrics of a pool of experts.
     """
 
@@ -90,12 +90,12 @@ class ServerMetrics:
         several: bool = False,
         tiers: Iterable[str] = (),
         drafts: bool = False,
-        pictures: bool = False,
+        media: bool = False,
         experts: bool = False,
     ) -> None:
         self.tiers = tuple(tiers)
         self.drafts = drafts
-        self.pictures = pictures
+        self.media = media
         self.experts = experts
         self.cpu = cpu
         self.replicas = replicas

@@ -27,18 +27,21 @@ class KvLayerFacts:
     joined: bool = False
 
 
+NOUN = "picture"  # an item that towers encode, in texts for users
+
+
 @dataclass(frozen=True, slots=True)
 class TowerFacts:
-    """The numbers of a tower, which encodes the pictures of a model.
+    """The numbers of a tower, which encodes the media of a model.
 
-    row_bytes: bytes of a row of an encoded picture.
+    row_bytes: bytes of a row of an encoded item.
     step_bytes: bytes of memory that a step of the tower needs besides the weights.
     most_rows: the most rows that a tile becomes.
     page_rows, page_tiles, page_operations: the rows, the tiles, and the additions and
       multiplications of a page of 1275 x 1650 pixels.
-    span: the tokens of a picture that see each other in both directions, so that one step has them;
+    span: the tokens of an item that see each other in both directions, so that one step has them;
       0 = a token sees no later token.
-    most_tokens: the most tokens of a picture, as requested; 0 = as the model says.
+    most_tokens: the most tokens of an item, as requested; 0 = as the model says.
     weights: the number of weights in all tensors.
     """
 
@@ -58,7 +61,7 @@ class TowerFacts:
         if not self.span:
             return ""
         return (
-            f"; the {self.span} tokens of a picture see each other, so one step computes them, and "
+            f"; the {self.span} tokens of a {NOUN} see each other, so one step computes them, and "
             "other streams wait for this step"
         )
 
@@ -102,9 +105,9 @@ class ModelFacts:
     parameters: number of weights in all tensors, without adapters (0 without a Program).
       Lists of models show `family` and `parameters` to clients.
     unserved: the parts of the model that cpuserve does not run, such as "vision and audio".
-    unread_why: why pictures are not read, although the model has a tower; "" = another reason.
+    unread_why: why media are not read, although the model has a tower; "" = another reason.
     mmproj: the file with the tower of a model in a GGUF file.
-    tower: the tower of a model that reads pictures.
+    tower: the tower of a model that reads media.
     draft: the model that guesses tokens for this one; None = there is no such model.
     head: whether this is a head, which is the draft of its model and reads its hidden states.
     layers: the layers of the model that the head reads the inputs of (EAGLE-3).
@@ -161,12 +164,12 @@ class ModelFacts:
 
     @property
     def media_span(self) -> int:
-        """The most tokens of a picture that one step must have; 0 = a step may cut a picture."""
+        """The most tokens of an item that one step must have; 0 = a step may cut an item."""
         return 0 if self.tower is None else self.tower.span
 
     @property
     def media_tokens(self) -> int:
-        """The most tokens of a picture, as requested; 0 = as the model says."""
+        """The most tokens of an item, as requested; 0 = as the model says."""
         return 0 if self.tower is None else self.tower.most_tokens
 
 

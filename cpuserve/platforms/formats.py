@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cpuserve.base.errors import ConfigError
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
-from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.base import NOUN, ModelFacts
 from cpuserve.platforms.execution import Execution
 from cpuserve.platforms.isa_level import BF16_DOT
 
@@ -200,9 +200,9 @@ def _tower_quantization(options: EngineOptions, ledger: Ledger, facts: ModelFact
     asked = options.mm_encoder_quantization or "auto"
     if facts.tower is None:
         if options.mm_encoder_quantization is not None:
-            why = "no effect: this model reads no pictures"
+            why = f"no effect: this model reads no {NOUN}s"
             ledger.decide("mm_encoder_quantization", "none", why)
         return "none"
     got = "none" if asked == "auto" else asked
-    why = "int8 loses detail of pictures" if asked == "auto" else "as requested"
+    why = f"int8 loses detail of {NOUN}s" if asked == "auto" else "as requested"
     return ledger.decide("mm_encoder_quantization", got, why)

@@ -23,7 +23,7 @@ from cpuserve.config.engine import (
 )
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
-from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.base import NOUN, ModelFacts
 from cpuserve.platforms.cache_groups import StatePlan, block_bytes, group_layers, plan_states
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
@@ -61,8 +61,8 @@ LEAST_TOKENS = 256  # the fewest tokens of a KV cache; a smaller cache is not us
 # The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary,
 # and COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
-# The rows of encoded pictures in memory: 15 pages of SmolVLM, which has 1,088 rows for a page.
-# They have fewer rows if these would take more bytes, but enough for the largest picture.
+# The rows of encoded media in memory: 15 pages of SmolVLM, which has 1,088 rows for a page.
+# They have fewer rows if these would take more bytes, but enough for the largest item.
 MEDIA_ROWS, MEDIA_BYTES = 16384, 512 << 20
 
 
@@ -71,7 +71,7 @@ class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
     shared_prefix_bytes: the part of each engine in the blocks that engines share in memory.
-    media_rows: the rows of encoded pictures that the media buffer holds.
+    media_rows: the rows of encoded media that the media buffer holds.
     on_disk: whether the weights are mapped from a file.
     weight_memory_bytes: the memory for weights with a pool of experts; 0 = there is no pool.
     page_cache_bytes: the memory that is left for the pages of this file.
@@ -296,7 +296,7 @@ def _draft_model(
 
 
 def _media(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
-    """Decide how many rows of encoded pictures the media buffer holds; 0 without a tower.
+    """Decide how many rows of encoded media the media buffer holds; 0 without a tower.
 
     Returns (number of rows, bytes of the buffer, of a step of the tower and of patches).
     """
@@ -304,16 +304,16 @@ def _media(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[i
     asked = options.image_max_tokens or 0
     if tower is None:
         if asked:
-            ledger.decide("image_max_tokens", 0, "no effect: this model reads no pictures")
+            ledger.decide("image_max_tokens", 0, f"no effect: this model reads no {NOUN}s")
         return 0, 0
-    step = f"a step that encodes a picture has {format_bytes(tower.step_bytes)} of values"
-    scaled = f"larger pictures are scaled; {step}" if asked else f"as the model says; {step}"
+    step = f"a step that encodes a {NOUN} has {format_bytes(tower.step_bytes)} of values"
+    scaled = f"larger {NOUN}s are scaled; {step}" if asked else f"as the model says; {step}"
     ledger.decide("image_max_tokens", asked, scaled)
     fitting = max(tower.most_rows, MEDIA_BYTES // tower.row_bytes)
     most = min(MEDIA_ROWS, fitting)
     tiles = f"{tower.page_tiles} tiles" if tower.page_tiles > 1 else "1 tile"
     why = (
-        f"{format_bytes(most * tower.row_bytes)} of encoded pictures; a page of 1275 x 1650 "
+        f"{format_bytes(most * tower.row_bytes)} of encoded {NOUN}s; a page of 1275 x 1650 "
         f"pixels becomes {tower.page_rows} tokens: {tiles} with "
         f"{tower.page_operations / 1e9:.3g} billion operations{tower.span_note}"
     )

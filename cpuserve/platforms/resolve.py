@@ -18,7 +18,7 @@ from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import AUTO, MTP, Speculation
 from cpuserve.config.values import format_bytes, parse_space
-from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.base import NOUN, ModelFacts
 from cpuserve.platforms.execution import choose_execution
 from cpuserve.platforms.formats import choose_formats
 from cpuserve.platforms.host import Host
@@ -248,7 +248,7 @@ def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -
     """Return (max_num_seqs, max_num_batched_tokens).
 
     A step must have room for one row of each request, and in an encoder for the longest prompt.
-    If the tokens of a picture see each other in both directions, it has room for a picture too.
+    If the tokens of an item see each other in both directions, it has room for an item too.
     """
     span = facts.media_span
     tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
@@ -260,7 +260,7 @@ def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -
     if span and tokens < seqs + span:
         msg = (
             f"{ledger.asked('max_num_batched_tokens')}: a step must fit the {span} tokens of a "
-            f"picture and one token of each of {seqs} running requests; give at least "
+            f"{NOUN} and one token of each of {seqs} running requests; give at least "
             f"{seqs + span}"
         )
         raise ConfigError(msg)

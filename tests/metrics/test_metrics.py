@@ -323,7 +323,7 @@ def test_a_request_for_an_adapter_counts_for_it():
 def test_pictures_have_series_where_the_model_reads_them():
     assert "mm_cache" not in Api().get("/metrics").text
     stats = Stats(media_queries=5, media_hits=2, encode_s=1.5)
-    metrics = ServerMetrics(model_name="m", max_model_len=8, stats=lambda: stats, pictures=True)
+    metrics = ServerMetrics(model_name="m", max_model_len=8, stats=lambda: stats, media=True)
     text = exposition(server_families(metrics)).decode()
     found = {
         sample.name: sample.value

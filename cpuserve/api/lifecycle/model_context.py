@@ -86,7 +86,7 @@ def make_context(
         several=len(configs) > 1,
         tiers=_tiers(config),
         drafts=config.speculation is not None,
-        pictures=config.media_rows > 0,
+        media=config.media_rows > 0,
         experts=config.weight_memory_bytes > 0,
     )
     context = ModelContext(

@@ -145,7 +145,7 @@ class OllamaWriter:
         """chat: whether the request is for /api/chat.
 
         Responses of /api/generate without `raw` have their token ids in the member `context`,
-        except for prompts with pictures, which token ids do not have.
+        except for prompts with media, which token ids do not have.
         """
         self._gives_ids = not chat and not getattr(body, "raw", False)
         self._part = partial(part_of, request.served.name, chat=chat)

@@ -92,7 +92,7 @@ class ChunkFormat:
 def progress_member(event: PromptProgress) -> bytes:
     """Return the progress of the prompt as a JSON member of a chunk, in the llama-server format.
 
-    With pictures it has their tiles, which take much longer than their tokens.
+    With images it has their tiles, which take much longer than their tokens.
     """
     report = {
         "total": event.total,

@@ -13,7 +13,8 @@ from cpuserve.api.stored.store import Store
 from cpuserve.base.errors import NotServing
 from cpuserve.engine.grammars.messages import MODULE as GRAMMARS_MODULE
 from cpuserve.engine.launch import CHILD_MODULE
-from cpuserve.media.decoding.client import MODULE as PICTURES_MODULE
+from cpuserve.media.decoding.client import MODULE as MEDIA_MODULE
+from cpuserve.media.kinds import KINDS
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.metrics.processes import Processes
 from cpuserve.tokenizer.limited.client import MODULE as TOKENIZERS_MODULE
@@ -32,7 +33,7 @@ _ROLES = {
     CHILD_MODULE: "engine",
     GRAMMARS_MODULE: "grammars",
     RENDERING_MODULE: "templates",
-    PICTURES_MODULE: "pictures",
+    MEDIA_MODULE: f"{KINDS['image'].noun}s",
     TOKENIZERS_MODULE: "tokenizers",
 }
 DAMAGED = (

@@ -129,7 +129,7 @@ async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str
         if isinstance(item, str)
         else Prompt(infill_prompt(tokenizer, tokens, item, end))
         for item in given
-        if not isinstance(item, Prompt)  # no API has both pictures and a suffix
+        if not isinstance(item, Prompt)  # no API has both media and a suffix
     ]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.base.errors import InvalidRequest
+from cpuserve.media.kinds import KINDS
 from cpuserve.serving.calls.call import Prompt, unsupported
 from cpuserve.serving.prompts.chat_prompt import media_prompt
 from cpuserve.serving.prompts.encode import encode
@@ -18,21 +19,21 @@ if TYPE_CHECKING:
 
 # How many texts and token ids are looked at in a microsecond.
 _ITEMS_PER_US = 8
-# The text in a prompt_string in place of each of its pictures.
+# The text in a prompt_string in place of each of its images.
 MEDIA_MARKER = "<__media__>"
 
 
 async def flat_prompts(
     context: ModelContext, given: str | PromptObject | list[PromptItem], salt: str | None
 ) -> list[str | list[int] | Prompt]:
-    """Return each prompt as a text or as token ids, or with its pictures.
+    """Return each prompt as a text or as token ids, or with its images.
 
     The tokenizer adds special tokens only to a text at the beginning of a prompt.
 
     salt: the cache_salt of the request (`api.route.salt_of`).
 
     Raises:
-      InvalidRequest: a list is empty, or a picture is refused.
+      InvalidRequest: a list is empty, or an image is refused.
     """
     if isinstance(given, str | PromptObject):
         return [await _one(context, given, "prompt", salt)]
@@ -54,7 +55,7 @@ async def flat_prompts(
 async def _one(
     context: ModelContext, item: str | PromptObject, where: str, salt: str | None
 ) -> str | Prompt:
-    """Return a prompt as a text, or with its pictures; where: its place in the request."""
+    """Return a prompt as a text, or with its images; where: its place in the request."""
     if isinstance(item, str):
         return item
     given = item.multimodal_data
@@ -64,18 +65,18 @@ async def _one(
     if reader is None:
         msg = f"{where} is not possible: this model reads text only"
         raise unsupported(msg, "prompt")
-    pieces = item.prompt_string.split(MEDIA_MARKER)
+    noun, pieces = KINDS["image"].noun, item.prompt_string.split(MEDIA_MARKER)
     if len(pieces) != len(given) + 1:
         msg = (
-            f"{where} has {len(given)} pictures for {len(pieces) - 1} markers in prompt_string: "
-            f"write {MEDIA_MARKER} once for each picture"
+            f"{where} has {len(given)} {noun}s for {len(pieces) - 1} markers in prompt_string: "
+            f"write {MEDIA_MARKER} once for each {noun}"
         )
         raise InvalidRequest(msg, param="prompt")
     text = reader.framed("image").join(pieces)
     (ids,) = await encode(context, [text], add_special_tokens=True)
     parts = [
         MediaPart(
-            kind="image", type="image", noun="a picture", where=f"{where}[{index}]", data=data
+            kind="image", type="image", noun=f"a {noun}", where=f"{where}[{index}]", data=data
         )
         for index, data in enumerate(given)
     ]
