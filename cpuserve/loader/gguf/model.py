@@ -243,8 +243,8 @@ class GgufStore:
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
-                blocks = {**_GUESSER, **_joined(arch.blocks), **arch.blocks}
-                hf = gguf_to_hf(name, blocks, arch.top, arch.layers, arch.bare)
+                parts = {**_GUESSER, **_joined(arch.blocks), **arch.blocks}
+                hf = gguf_to_hf(name, parts, arch.top, arch.layers, arch.bare)
                 self._tensors[hf] = tensor
 
     def names(self) -> set[str]:
