@@ -37,6 +37,8 @@ class Whole:
     others: further model types that its text part may have.
     tied: tie_word_embeddings, if no part of the config has it; None: the default of the text model.
     tower: the part that encodes pictures (TowerDef); "": only the text part runs.
+    media: the functions that read the preprocessing of its pictures (FamilyReader), as
+      "module:attribute", by the `model_type` of the whole config.
     published: how its files call tensors otherwise (StoredNames.published).
     """
 
@@ -45,6 +47,7 @@ class Whole:
     others: tuple[str, ...] = ()
     tied: bool | None = None
     tower: str = ""
+    media: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
-from cpuserve.media.families.table import FAMILIES, family_of
+from cpuserve.media.families.table import family_of, reader_of
 from cpuserve.models import spec_from_config
 from tests.helpers.drawn import picture, write_processor
 from tests.helpers.pictures import write_tower_model
@@ -53,7 +53,7 @@ WHOLES = {"aya_vision": {"img_size": 64, "patch_size": 16}}
 def read(kind, whole=None, **changes):
     config, processor = USUAL[kind]
     config = {"model_type": kind, **VISION, **config}
-    return FAMILIES[kind](config, {**processor, **changes}, whole or WHOLES.get(kind, {}), {})
+    return reader_of(kind)(config, {**processor, **changes}, whole or WHOLES.get(kind, {}), {})
 
 
 @pytest.mark.parametrize("kind", USUAL)

@@ -12,8 +12,8 @@ from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.base.log import get_logger
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.engine.fingerprint import fingerprint, tokenizer_fingerprint
-from cpuserve.media.families.table import FAMILIES
 from cpuserve.metrics.server import ServerMetrics
+from cpuserve.models.families import FAMILIES
 from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.media.reader import MediaRules
 from cpuserve.serving.models.context import ModelContext
@@ -130,7 +130,7 @@ def _thought_use(options: ServerOptions) -> ThoughtUse:
 def _body_bytes(config: EngineConfig, details: ModelDetails | None) -> int:
     """Return the default limit on the bytes of a request body."""
     most = default_body_bytes(config.max_model_len)
-    reads = details is not None and details.family in FAMILIES
+    reads = details is not None and details.family in FAMILIES.media
     return max(most, MEDIA_BODY_BYTES) if reads else most
 
 

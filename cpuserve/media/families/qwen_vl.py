@@ -247,6 +247,32 @@ def qwen3_omni(
     return qwen_vl(config, processor, whole, tokens)
 
 
+def qwen2_5_omni(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> QwenVL:
+    """Return the family of Qwen2.5-Omni with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    return qwen3_omni(config, processor, whole, {"image_token": "<|IMAGE|>", **tokens})
+
+
+def dots_ocr(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> QwenVL:
+    """Return the family of dots.ocr with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    return qwen_vl(config, processor, whole, {"image_token": "<|imgpad|>", **tokens})
+
+
 def paddleocr_vl(
     config: Mapping[str, Any],
     processor: Mapping[str, Any],

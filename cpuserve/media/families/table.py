@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,24 +11,19 @@ import msgspec
 
 from cpuserve.base.errors import ModelError
 from cpuserve.base.fault_points import fault
-from cpuserve.media.families.canvas import (
-    CanvasTiles,
-    aya_vision,
-    granite_docling,
-    internvl,
-    internvl_chat,
-)
-from cpuserve.media.families.deepseek_vl import DeepseekVLPictures, deepseek_vl, janus
-from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
-from cpuserve.media.families.gemma4 import Gemma4Pictures, gemma4, gemma4_unified
-from cpuserve.media.families.idefics3 import Idefics3, idefics3
-from cpuserve.media.families.kimi_vl import KimiPictures, kimi_k25, kimi_vl
-from cpuserve.media.families.lfm2_vl import Lfm2Pictures, lfm2_vl
-from cpuserve.media.families.llava import LlavaPictures, llava
-from cpuserve.media.families.llava_next import LlavaNextPictures, llava_next
-from cpuserve.media.families.llava_onevision import OnevisionPictures, llava_onevision
-from cpuserve.media.families.pixtral import PixtralPictures, mistral3
-from cpuserve.media.families.qwen_vl import QwenVL, glm_ocr, paddleocr_vl, qwen3_omni, qwen_vl
+from cpuserve.media.families.canvas import CanvasTiles
+from cpuserve.media.families.deepseek_vl import DeepseekVLPictures
+from cpuserve.media.families.gemma3 import Gemma3Pictures
+from cpuserve.media.families.gemma4 import Gemma4Pictures
+from cpuserve.media.families.idefics3 import Idefics3
+from cpuserve.media.families.kimi_vl import KimiPictures
+from cpuserve.media.families.lfm2_vl import Lfm2Pictures
+from cpuserve.media.families.llava import LlavaPictures
+from cpuserve.media.families.llava_next import LlavaNextPictures
+from cpuserve.media.families.llava_onevision import OnevisionPictures
+from cpuserve.media.families.pixtral import PixtralPictures
+from cpuserve.media.families.qwen_vl import QwenVL
+from cpuserve.models.families import FAMILIES
 
 AnyFamily: TypeAlias = (
     Idefics3
@@ -50,59 +46,15 @@ FamilyReader: TypeAlias = Callable[
 ]
 
 
-def _marked(reader: FamilyReader, marker: str) -> FamilyReader:
-    """Return the same reader with `marker` for models that do not set their image token."""
+def reader_of(model_type: str) -> FamilyReader | None:
+    """Return the function that reads the family of a `model_type`; None if it has no pictures."""
+    place = FAMILIES.media.get(model_type)
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+    reader: FamilyReader = getattr(import_module(module), name)
+    return reader
 
-    def read(
-        config: Mapping[str, Any],
-        processor: Mapping[str, Any],
-        whole: Mapping[str, Any],
-        tokens: Mapping[str, str],
-    ) -> AnyFamily:
-        return reader(config, processor, whole, {"image_token": marker, **tokens})
-
-    return read
-
-
-FAMILIES: dict[str, FamilyReader] = {
-    "aya_vision": aya_vision,
-    "deepseek_vl": deepseek_vl,
-    "dots_ocr": _marked(qwen_vl, "<|imgpad|>"),
-    "gemma3": gemma3,
-    "gemma4": gemma4,
-    "gemma4_unified": gemma4_unified,
-    "glm46v": glm_ocr,
-    "glm4v": glm_ocr,
-    "glm4v_moe": glm_ocr,
-    "glm_ocr": glm_ocr,
-    "granite_docling": granite_docling,
-    "idefics3": idefics3,
-    "internvl": internvl,
-    "internvl_chat": internvl_chat,
-    "janus": janus,
-    "kimi_k25": kimi_k25,
-    "kimi_vl": kimi_vl,
-    "lfm2_vl": lfm2_vl,
-    "lfm3_vl": qwen_vl,
-    "lighton_ocr": mistral3,
-    "llava": llava,
-    "llava_next": llava_next,
-    "llava_onevision": llava_onevision,
-    "mistral3": mistral3,
-    "paddleocr_vl": paddleocr_vl,
-    "qianfan_ocr": internvl,
-    "qwen2_5_omni": _marked(qwen3_omni, "<|IMAGE|>"),
-    "qwen2_5_omni_thinker": _marked(qwen3_omni, "<|IMAGE|>"),
-    "qwen2_5_vl": qwen_vl,
-    "qwen2_vl": qwen_vl,
-    "qwen3_5": qwen_vl,
-    "qwen3_5_moe": qwen_vl,
-    "qwen3_omni_moe": qwen3_omni,
-    "qwen3_omni_moe_thinker": qwen3_omni,
-    "qwen3_vl": qwen_vl,
-    "qwen3_vl_moe": qwen_vl,
-    "smolvlm": idefics3,
-}
 
 # By the marker of a picture: the texts that chat templates write before and after it.
 FRAMES = {
@@ -138,7 +90,7 @@ def family_with(config: Mapping[str, Any]) -> AnyFamily | None:
 
     Raises ModelError if numbers are missing.
     """
-    reader = FAMILIES.get(str(config.get("model_type")))
+    reader = reader_of(str(config.get("model_type")))
     return None if reader is None else reader(config, config["image_processor"], {}, {})
 
 
@@ -148,7 +100,7 @@ def family_of(folder: Path) -> AnyFamily | None:
     Raises ModelError if files or numbers are missing.
     """
     config = _read(folder / "config.json")
-    reader = FAMILIES.get(str(config.get("model_type")))
+    reader = reader_of(str(config.get("model_type")))
     if reader is None:
         return None
     whole = _read(folder / "processor_config.json")

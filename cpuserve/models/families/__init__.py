@@ -20,6 +20,7 @@ class Families:
     texts: text models, by architecture.
     wholes: models of images and text, by architecture.
     text_types: text parts, each by its `model_type`, with its family.
+    media: the readers of the preprocessing of pictures, by the `model_type` of the whole config.
     saved_as: architectures, by the class of transformers that runs them, and the `model_type`.
     rerankers, classifiers, taggers, masked: the architecture below a head, by that of the model
       with its head (see ModelFamily).
@@ -31,6 +32,7 @@ class Families:
     texts: dict[str, ModelFamily] = field(default_factory=dict)
     wholes: dict[str, Whole] = field(default_factory=dict)
     text_types: dict[str, tuple[ModelFamily, TextType]] = field(default_factory=dict)
+    media: dict[str, str] = field(default_factory=dict)
     saved_as: dict[tuple[str, str], str] = field(default_factory=dict)
     rerankers: dict[str, str] = field(default_factory=dict)
     classifiers: dict[str, str] = field(default_factory=dict)
@@ -44,6 +46,8 @@ class Families:
         """Add a family, under all its names."""
         wholes = (record,) if isinstance(record, Whole) else record.wholes
         self.wholes |= {name: whole for whole in wholes for name in whole.architectures}
+        for whole in wholes:
+            self.media |= whole.media
         if isinstance(record, Whole):
             return
         self.texts |= dict.fromkeys(record.architectures, record)

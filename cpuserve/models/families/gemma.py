@@ -21,6 +21,7 @@ FAMILIES = (
                 "gemma3_text",
                 tower="cpuserve.models.siglip:Gemma3Tower",
                 published={r"\.mm_input_projection_weight$": ".mm_input_projection.weight"},
+                media={"gemma3": "cpuserve.media.families.gemma3:gemma3"},
             ),
         ),
     ),
@@ -40,6 +41,7 @@ FAMILIES = (
                 ("Gemma4ForConditionalGeneration",),
                 "gemma4_text",
                 tower="cpuserve.models.gemma4_tower:Gemma4Tower",
+                media={"gemma4": "cpuserve.media.families.gemma4:gemma4"},
             ),
         ),
         assistants={"Gemma4AssistantForCausalLM": 1536},
@@ -55,6 +57,7 @@ FAMILIES = (
                 # GGUF files of the unified model have a text part of the other kind.
                 ("gemma4_text",),
                 tower="cpuserve.models.gemma4_tower:Gemma4UnifiedTower",
+                media={"gemma4_unified": "cpuserve.media.families.gemma4:gemma4_unified"},
             ),
         ),
         assistants={"Gemma4UnifiedAssistantForCausalLM": 3840},

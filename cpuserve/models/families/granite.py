@@ -38,6 +38,7 @@ FAMILIES = (
                 "granite_docling_text",
                 tied=True,
                 tower="cpuserve.models.granite_docling:GraniteDoclingTower",
+                media={"granite_docling": "cpuserve.media.families.canvas:granite_docling"},
             ),
         ),
     ),

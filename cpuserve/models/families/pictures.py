@@ -10,6 +10,7 @@ FAMILIES = (
         "cohere2",
         tied=True,
         tower="cpuserve.models.aya_vision:AyaVisionTower",
+        media={"aya_vision": "cpuserve.media.families.canvas:aya_vision"},
     ),
     Whole(("Cohere2VisionForConditionalGeneration",), "cohere2", tied=True),
     Whole(
@@ -28,6 +29,7 @@ FAMILIES = (
         tied=True,
         tower="cpuserve.models.deepseek_vl:DeepseekVLTower",
         published={r"\.vision_model\.vision_model\.": ".vision_model."},
+        media={"deepseek_vl": "cpuserve.media.families.deepseek_vl:deepseek_vl"},
     ),
     Whole(
         ("DeepseekVLHybridForConditionalGeneration",),
@@ -35,7 +37,12 @@ FAMILIES = (
         tied=True,
         published={r"\.vision_model\.vision_model\.": ".vision_model."},
     ),
-    Whole(("DotsOCRForCausalLM",), "qwen2", tower="cpuserve.models.dots_ocr:DotsOcrTower"),
+    Whole(
+        ("DotsOCRForCausalLM",),
+        "qwen2",
+        tower="cpuserve.models.dots_ocr:DotsOcrTower",
+        media={"dots_ocr": "cpuserve.media.families.qwen_vl:dots_ocr"},
+    ),
     Whole(("FastVlmForConditionalGeneration",), "qwen2", tied=False),
     Whole(("GotOcr2ForConditionalGeneration",), "qwen2", tied=True),
     Whole(("Idefics2ForConditionalGeneration",), "mistral", tied=False),
@@ -44,12 +51,14 @@ FAMILIES = (
         "llama",
         tied=False,
         tower="cpuserve.models.siglip:Idefics3Tower",
+        media={"idefics3": "cpuserve.media.families.idefics3:idefics3"},
     ),
     Whole(
         ("JanusForConditionalGeneration",),
         "llama",
         tied=True,
         tower="cpuserve.models.deepseek_vl:JanusTower",
+        media={"janus": "cpuserve.media.families.deepseek_vl:janus"},
     ),
     Whole(("MiniCPMOcrForConditionalGeneration",), "qwen3_5_text", tied=True),
     Whole(("MiniCPMV4_6ForConditionalGeneration",), "qwen3_5_text", tied=False),
@@ -60,6 +69,7 @@ FAMILIES = (
         "paddleocr_vl_text",
         tied=True,
         tower="cpuserve.models.siglip:PaddleOcrTower",
+        media={"paddleocr_vl": "cpuserve.media.families.qwen_vl:paddleocr_vl"},
     ),
     Whole(("PerceptionLMForConditionalGeneration",), "llama"),
     Whole(
@@ -67,6 +77,7 @@ FAMILIES = (
         "llama",
         tied=False,
         tower="cpuserve.models.siglip:Idefics3Tower",
+        media={"smolvlm": "cpuserve.media.families.idefics3:idefics3"},
     ),
     Whole(("VideoLlama3ForConditionalGeneration",), "qwen2", tied=False),
 )
