@@ -109,7 +109,7 @@ def with_divided(weights: Weights, config: dict[str, Any]) -> Weights:
 def with_built(weights: Weights, config: dict[str, Any], *, gguf: bool = False) -> Weights:
     """Return the weights for a Program of this config, with tensors that are built from others.
 
-    Such tensors are the first matrix of a tower, and those of the family of a text (Built).
+    Such tensors are the first matrix of a tower, and those of the family of a text (BuiltTensors).
 
     gguf: whether they are of a GGUF file without its tower.
     """

@@ -23,7 +23,7 @@ from cpuserve.models.towers import TOWERS, build_tower, tower_spec
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
     from cpuserve.models.spec import ModelSpec, TowerSpec
-    from cpuserve.models.stored_names import Built, StoredNames
+    from cpuserve.models.stored_names import BuiltTensors, StoredNames
     from cpuserve.program.program import Program
 
 __all__ = [
@@ -204,10 +204,10 @@ def names_of(architecture: str) -> StoredNames:
     return getattr(find_model(architecture), "stored", AS_PROGRAM)
 
 
-def built(config: Mapping[str, Any]) -> Built | None:
+def built(config: Mapping[str, Any]) -> BuiltTensors | None:
     """Return what builds tensors of the model with this config from others; None if none are."""
     family = find_model(architecture_of(config)) if read_architectures(config) else None
-    hook: Callable[[Mapping[str, Any]], Built | None] | None = getattr(family, "built", None)
+    hook: Callable[[Mapping[str, Any]], BuiltTensors | None] | None = getattr(family, "built", None)
     return None if hook is None else hook(config)
 
 

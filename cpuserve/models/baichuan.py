@@ -9,7 +9,7 @@ from typing import Any
 from cpuserve.models.config import read_architectures, read_bool, read_int
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built
+from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -23,11 +23,11 @@ class Baichuan:
     """Baichuan 1 and 2, 7B and 13B. Source: modeling_baichuan of the published checkpoints."""
 
     @staticmethod
-    def built(config: Mapping[str, Any]) -> Built | None:
+    def built(config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what normalizes the rows of the output matrix of Baichuan 2."""
         if not has_normed_head(config):
             return None
-        return Built("cpuserve.quant.normed_head:NormedHead", (HEAD,), gguf=True)
+        return BuiltTensors("cpuserve.quant.normed_head:NormedHead", (HEAD,), gguf=True)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

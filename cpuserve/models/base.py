@@ -23,7 +23,7 @@ class ModelDef(Protocol):
 
     A family may have more attributes:
     stored: how files call its tensors (StoredNames).
-    built(config): tensors that are built from others (Built), or None.
+    built(config): tensors that are built from others (BuiltTensors), or None.
     fitted(config, names): the config, with keys that follow from the names of the tensors.
     """
 

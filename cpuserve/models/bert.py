@@ -18,7 +18,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built
+from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -44,12 +44,12 @@ class Bert:
     """
 
     @staticmethod
-    def built(config: Mapping[str, Any]) -> Built | None:
+    def built(config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what adds the rows of token types to the table of words, for pairs of texts."""
         if not reads_types(config):
             return None
         tables = (f"{WORDS}.weight", f"{TYPES}.weight")
-        return Built("cpuserve.quant.bert_weights:TypedWeights", tables)
+        return BuiltTensors("cpuserve.quant.bert_weights:TypedWeights", tables)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -9,7 +9,7 @@ from cpuserve.models.config import read_bool, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import clip_values, finish_decoder, read_clip, read_decoder
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built, StoredNames
+from cpuserve.models.stored_names import BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
 
 WORDS = "transformer.wte"
@@ -25,11 +25,11 @@ class Dbrx:
     stored = StoredNames(published={r"(\.experts\.mlp\.(?:w[12]|v1))$": r"\1.weight"})
 
     @staticmethod
-    def built(config: Mapping[str, Any]) -> Built:
+    def built(config: Mapping[str, Any]) -> BuiltTensors:
         """Return what divides the flat matrices of the experts."""
         ffn = read_object(config, "ffn_config")
         experts = read_int(ffn, EXPERTS, 4, high=4096)
-        return Built("cpuserve.quant.flat_experts:FlatExperts", (experts, FLAT))
+        return BuiltTensors("cpuserve.quant.flat_experts:FlatExperts", (experts, FLAT))
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -17,7 +17,7 @@ from cpuserve.models.llama import (
 )
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built, StoredNames
+from cpuserve.models.stored_names import BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import columns, rows
@@ -88,11 +88,11 @@ class Ernie45VlMoe:
     )
 
     @staticmethod
-    def built(config: Mapping[str, Any]) -> Built | None:
+    def built(config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what reads the biases of experts, which have a second row for pictures."""
         if WHOLE not in read_architectures(config):
             return None
-        return Built("cpuserve.quant.first_rows:FirstRows", (BIAS,))
+        return BuiltTensors("cpuserve.quant.first_rows:FirstRows", (BIAS,))
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

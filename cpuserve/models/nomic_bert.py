@@ -16,7 +16,7 @@ from cpuserve.models.config import (
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built, StoredNames
+from cpuserve.models.stored_names import BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
@@ -77,12 +77,12 @@ class NomicBert:
     )
 
     @staticmethod
-    def built(config: Mapping[str, Any]) -> Built | None:
+    def built(config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what divides the flat matrices of experts, if there are any."""
         if not config.get("num_experts"):
             return None
         arguments = (config["num_experts"], SHIFTED)
-        return Built("cpuserve.quant.bert_weights:NomicExperts", arguments)
+        return BuiltTensors("cpuserve.quant.bert_weights:NomicExperts", arguments)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -11,7 +11,7 @@ from cpuserve.models.parts import SpecParts
 from cpuserve.models.rwkv import read_inner, states_alone, states_in_qwen
 from cpuserve.models.sizes import Rwkv6Sizes
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import Built
+from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
@@ -29,9 +29,9 @@ class Rwkv6:
     """
 
     @staticmethod
-    def built(_config: Mapping[str, Any]) -> Built | None:
+    def built(_config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what stacks the matrices of mixtures."""
-        return Built("cpuserve.quant.mixture_weights:MixtureWeights", parts=True)
+        return BuiltTensors("cpuserve.quant.mixture_weights:MixtureWeights", parts=True)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -72,9 +72,9 @@ class Finch(Rwkv6):
     """
 
     @staticmethod
-    def built(_config: Mapping[str, Any]) -> Built | None:
+    def built(_config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what reads the tensors as directories of RWKV itself call them."""
-        return Built("cpuserve.quant.mixture_weights:FinchWeights", parts=True)
+        return BuiltTensors("cpuserve.quant.mixture_weights:FinchWeights", parts=True)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

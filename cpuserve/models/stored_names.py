@@ -60,7 +60,7 @@ AS_PROGRAM = StoredNames()
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltTensors:
     """Tensors of a Program that are built from others when a model is loaded.
 
     weights: the class of cpuserve.quant that builds them, as "module:attribute".

@@ -17,7 +17,7 @@ from cpuserve.models.base import MODELS
 from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared
 from cpuserve.models.family import NEXTN, Guesses, ModelFamily, TextType, Whole
-from cpuserve.models.stored_names import Built
+from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.models.text_parts import text_config
 from cpuserve.models.towers import TOWERS
 from cpuserve.quant.first_rows import FirstRows
@@ -31,7 +31,7 @@ class Sample:
 
     @staticmethod
     def built(_config):
-        return Built("cpuserve.quant.first_rows:FirstRows", (".bias",))
+        return BuiltTensors("cpuserve.quant.first_rows:FirstRows", (".bias",))
 
     @staticmethod
     def fitted(config, names):
