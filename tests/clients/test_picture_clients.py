@@ -34,7 +34,17 @@ def server(model):
 @pytest.fixture(scope="module")
 def wanted(model):
     """The text of the greedy response to a question and a picture, and the tokens of the prompt."""
-    prompt, tokens = model.answer([QUESTION, SCREEN], TOKENS)
+    return answer_to(model, QUESTION, SCREEN)
+
+
+@pytest.fixture(scope="module")
+def wanted_by_ollama(model):
+    """The same, where the pictures of a message go before its text, as Ollama has them."""
+    return answer_to(model, SCREEN, QUESTION)
+
+
+def answer_to(model, *parts):
+    prompt, tokens = model.answer(list(parts), TOKENS)
     end = tokens.index(2) if 2 in tokens else len(tokens)
     return tokenizer().decode(tokens[:end]), len(prompt)
 
@@ -166,7 +176,7 @@ def test_anthropic_messages_in_parallel(server, wanted):
     assert asyncio.run(both()) == (wanted[0], *wanted)
 
 
-def test_ollama_chats_and_generates_in_parallel(server, wanted, tmp_path):
+def test_ollama_chats_and_generates_in_parallel(server, wanted_by_ollama, tmp_path):
     path = tmp_path / "screen.png"
     path.write_bytes(saved(SCREEN))
     options = {"temperature": 0, "num_predict": TOKENS}
@@ -196,10 +206,10 @@ def test_ollama_chats_and_generates_in_parallel(server, wanted, tmp_path):
             await client._client.aclose()
         return (whole.message.content, whole.prompt_eval_count), made.response, *texts
 
-    assert asyncio.run(all_of_them()) == (wanted, *[wanted[0]] * 3)
+    assert asyncio.run(all_of_them()) == (wanted_by_ollama, *[wanted_by_ollama[0]] * 3)
 
 
-def test_ollama_chats_and_generates(server, wanted, tmp_path):
+def test_ollama_chats_and_generates(server, wanted_by_ollama, tmp_path):
     with ollama.Client(host=server.url) as client:
         options = {"temperature": 0, "num_predict": TOKENS}
         path = tmp_path / "screen.png"
@@ -207,13 +217,13 @@ def test_ollama_chats_and_generates(server, wanted, tmp_path):
         for image in (saved(SCREEN), str(path), encoded(SCREEN)):
             turn = {"role": "user", "content": QUESTION, "images": [image]}
             reply = client.chat(model="m", messages=[turn], options=options)
-            assert (reply.message.content, reply.prompt_eval_count) == wanted
+            assert (reply.message.content, reply.prompt_eval_count) == wanted_by_ollama
             found = client.generate(model="m", prompt=QUESTION, images=[image], options=options)
-            assert (found.response, found.prompt_eval_count) == wanted
+            assert (found.response, found.prompt_eval_count) == wanted_by_ollama
         parts = client.generate(
             model="m", prompt=QUESTION, images=[str(path)], options=options, stream=True
         )
-        assert "".join(each.response for each in parts) == wanted[0]
+        assert "".join(each.response for each in parts) == wanted_by_ollama[0]
         assert "vision" in client.show("m").capabilities
 
 

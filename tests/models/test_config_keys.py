@@ -109,11 +109,19 @@ def test_a_second_key_goes_before_the_first_as_in_transformers(family, second, f
 COUNTED = {("embeddinggemma", "sliding_window"), ("jina-v3", "max_position_embeddings")}
 
 
-@pytest.mark.parametrize("family", deep_but((*FEW, "deepseek-v3", "kimi-linear"), WALKED))
+def has_config_class(family):
+    """Whether transformers has the family; it has no config class of the others to compare with."""
+    return hasattr(transformers, tiny_config(family)["architectures"][0])
+
+
+KNOWN = [family for family in WALKED if has_config_class(family)]
+
+
+@pytest.mark.parametrize(
+    "family", deep_but([family for family in (*FEW, "deepseek-v3") if family in KNOWN], KNOWN)
+)
 def test_a_key_that_is_left_out_has_the_default_of_transformers(family):
     config, wrong = tiny_config(family), []
-    if not hasattr(transformers, config["architectures"][0]):
-        pytest.skip("transformers has no config class of this family")
     for key in config.keys() - GENERAL - {"rope_scaling", "rope_parameters"}:
         rest = {name: value for name, value in config.items() if name != key}
         try:
