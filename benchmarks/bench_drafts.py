@@ -171,7 +171,7 @@ class Observer:
             began = time.perf_counter()
             after(core)
             steps = self.steps.get(core.scheduler.drafter is not None)
-            if steps is not None and core.decodes_only and core._draft_model is not None:
+            if steps is not None and core.decodes_only and core._proposer is not None:
                 steps.drafting_s += time.perf_counter() - began
 
         NativeExecutor.step = timed_run

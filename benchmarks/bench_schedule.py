@@ -128,7 +128,7 @@ def index_slices(tokens, rounds):
         one = request(number, [(i * 7919 + number) % 50_021 for i in range(tokens)], 9)
         source = NgramDrafts(lambda size: _C.NgramIndex(2, 4, shared, size), 2 * tokens)
         found.append([])
-        while one.text is None or one.text.tokens < tokens:
+        while (text := source.texts.get(one.id)) is None or text.tokens < tokens:
             began = time.thread_time()
             source.begin()
             source.propose(one, 7)

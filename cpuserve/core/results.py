@@ -207,7 +207,7 @@ class ResultProcessor:
             delta.stop_id = delta.tokens[-1]
         self.kv.publish_end(request.tables, request.chain, request.num_computed)
         if self.drafter is not None:
-            self.drafter.end(request)
+            self.drafter.finish(request)
         self._drop(request)
         return delta
 

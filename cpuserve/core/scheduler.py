@@ -631,7 +631,7 @@ class Scheduler:
             self.running.remove(request)
         self._free(request)
         if self.drafter is not None:
-            self.drafter.source.end(request)
+            self.drafter.end(request)
         self.callers.ended(request)
 
     def _free(self, request: Request) -> None:

@@ -16,6 +16,7 @@ from cpuserve.base.log import get_logger
 from cpuserve.config.engine import KvGroup
 from cpuserve.config.speculation import AUTO
 from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.speculation.proposer import Proposer
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.kv_events import make_publisher
@@ -101,13 +102,11 @@ def build_engine(
         adapters=adapters,
         head=head,
         kv_events=kv_events,
-        draft_model=drafts,
+        proposer=drafts,
     )
 
 
-def _draft_model(
-    config: EngineConfig, vocab: int, team: Any, target: Executor
-) -> DraftModel | None:
+def _draft_model(config: EngineConfig, vocab: int, team: Any, target: Executor) -> Proposer | None:
     """Return the draft model of an engine that samples `vocab` ids; None without one.
 
     target: the executor of the engine's model.
@@ -184,7 +183,7 @@ def _head_executor(
 
 def _assistant(
     own: EngineConfig, config: EngineConfig, vocab: int, team: Any, target: Executor
-) -> DraftModel:
+) -> Proposer:
     """Return an assistant of the engine's model; `target` is the executor of this model.
 
     own: the settings of its executor, which has no KV blocks.

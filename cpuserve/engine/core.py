@@ -18,6 +18,7 @@ from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.speculation.drafter import learned_rows, make_drafter
+from cpuserve.core.speculation.proposer import Proposer
 from cpuserve.core.step import StepBatch
 from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
@@ -39,7 +40,6 @@ from cpuserve.engine.media import make_encoder
 from cpuserve.engine.media_checks import check_media
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_kv
-from cpuserve.engine.speculation.draft_model import DraftModel
 from cpuserve.loader.dense_module import Head
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pooler
@@ -71,14 +71,14 @@ class EngineCore:
         adapters: AdapterSlots | None = None,
         head: Head | None = None,
         kv_events: KvEventPublisher | None = None,
-        draft_model: DraftModel | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self.config = config
-        self._kv_events, self._draft_model = kv_events, draft_model
+        self._kv_events, self._proposer = kv_events, proposer
         self._head = head or Head(config.pooling)
         self.executor = executor
         self.stats = Stats()
-        self.kv = make_kv(config, executor, kv_events, draft_model)
+        self.kv = make_kv(config, executor, kv_events, proposer)
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
@@ -100,7 +100,7 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
             whole_prompts=config.whole_prompts,
-            drafter=make_drafter(config, self.kv, executor.text_indexes),
+            drafter=make_drafter(config, self.kv, executor.text_indexes, proposer),
             media=media,
         )
         self.interrupt = Interrupt(executor.cancel)
@@ -316,7 +316,7 @@ class EngineCore:
             if delta.error:
                 grammars.add_error(delta)
         grammars.forget_all_but(self.scheduler.requests)
-        if self._draft_model is None:
+        if self._proposer is None:
             self._fill(grammars)
 
     def _fill(self, grammars: Grammars) -> None:
@@ -368,8 +368,9 @@ class EngineCore:
 
     def after_sending(self) -> None:
         """Draft tokens and encode media; the tokens of the last step do not wait for it."""
-        if self._draft_model is not None:
-            self._draft_model.draft(self.scheduler)
+        if self._proposer is not None:
+            if (drafter := self.scheduler.drafter) is not None:
+                drafter.propose_after_sending(self.scheduler.running)
             if self._grammars is not None and self._grammars.in_use:
                 self._fill(self._grammars)
         if self.encoder is not None:
@@ -381,7 +382,7 @@ class EngineCore:
         """Write a block to disk or measure rows while the engine is idle; False = all is done."""
         if (self.kv.offload is not None and self.kv.offload.tidy()) or next(self._rows, False):
             return True
-        return self._draft_model is not None and self._draft_model.tidy()
+        return self._proposer is not None and self._proposer.tidy()
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
         """Run a step; return (the deltas of its requests, whether a chunk came to its end)."""
@@ -504,8 +505,8 @@ class EngineCore:
     def reset_prefix_cache(self) -> dict[str, object]:
         """Remove all cached prefixes of all models; blocks in offload tiers stay."""
         self.kv.published.clear()
-        if self._draft_model is not None:
-            self._draft_model.kv.published.clear()
+        if self._proposer is not None:
+            self._proposer.forget_prefixes()
         if self._kv_events is not None:
             self._kv_events.publish()
         return {}
@@ -535,7 +536,7 @@ class EngineCore:
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "steps": self.stats.steps,
-            **({} if self._draft_model is None else self._draft_model.report()),
+            **({} if self._proposer is None else self._proposer.report()),
             **(self.kv.offload.report() if self.kv.offload is not None else {}),
         }
 
@@ -577,7 +578,7 @@ class EngineCore:
         """Write KV blocks to the durable offload tiers; free weights and KV cache."""
         grammars, offload, events = self._grammars, self.kv.offload, self._kv_events
         self._rows = iter(())  # it holds the native executor, and so all memory
-        for part in (grammars, self._draft_model, offload, events, self.executor):
+        for part in (grammars, self._proposer, offload, events, self.executor):
             if part is not None:
                 part.close()
 

@@ -20,12 +20,12 @@ from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.tier import Data, HeadTier, SwapSpace, Tier, TierNeeds
+from cpuserve.core.speculation.proposer import Proposer
 from cpuserve.engine.fingerprint import fingerprint, head_fingerprint
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.kv_events import KvEventPublisher
-    from cpuserve.engine.speculation.draft_model import DraftModel
     from cpuserve.runtime.executor import Executor
 
 # Functions that create further tiers. The str is the location of the tier,
@@ -94,9 +94,9 @@ def make_kv(
     config: EngineConfig,
     executor: Executor,
     kv_events: KvEventPublisher | None = None,
-    draft: DraftModel | None = None,
+    proposer: Proposer | None = None,
 ) -> KvManager:
-    """Return the KV cache of an engine; its tiers also keep the keys of `draft`, if it is a head.
+    """Return the KV cache of an engine; its tiers also keep the keys of a head.
 
     Raises:
         ConfigError: a tier is unknown, or the cache directory has files of other programs.
@@ -109,14 +109,14 @@ def make_kv(
         config.block_size,
         use=cache_use(windows, config.max_num_batched_tokens, config.block_size, config.media_span),
         prefix_caching=config.enable_prefix_caching,
-        offload=make_offload(config, executor, draft),
+        offload=make_offload(config, executor, proposer),
         num_states=config.state_slots,
         events=None if kv_events is None else kv_events.changes,
     )
 
 
 def make_offload(
-    config: EngineConfig, executor: Executor, draft: DraftModel | None = None
+    config: EngineConfig, executor: Executor, proposer: Proposer | None = None
 ) -> Offload | None:
     """Return the offload tiers of `config`, or None; a tier that fails is omitted with a warning.
 
@@ -127,7 +127,8 @@ def make_offload(
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor, max(1, len(config.kv_groups)))
-    head = draft.executor.kv_block_bytes if draft is not None and draft.keeps_keys else 0
+    kept = None if proposer is None else proposer.kept_keys
+    head = 0 if kept is None else sum(kept.sizes)
     sizes = (*blocks.sizes, head) if head else blocks.sizes
     directories = {"host": config.shared_prefix_dir, "disk": config.prefix_cache_dir}
     files = any(directories.values()) or config.kv_tiers
@@ -163,7 +164,7 @@ def make_offload(
             log.warning("the KV tier %s cannot be used, so nothing is found there: %s", name, error)
     if not tiers:
         return None
-    if draft is not None and head:
+    if proposer is not None and kept is not None and head:
         own = [HeadTier(tier, len(blocks.sizes)) for tier in tiers]
-        draft.keep(Offload(ExecutorBlocks(draft.executor, 1), own))
+        proposer.keep(Offload(kept, own))
     return Offload(blocks, tiers)

@@ -15,6 +15,7 @@ from cpuserve.core.speculation.budget import DraftBudget, StepLimits
 from cpuserve.core.speculation.drafter import learned_rows
 from cpuserve.core.speculation.ngram import NgramIndex
 from cpuserve.core.speculation.ngram_drafts import SLICE
+from cpuserve.core.speculation.proposer import Proposer
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.drafting import make_drafter
 from tests.helpers.fake_executor import REPEATS, VOCAB, FakeModel, reference
@@ -482,17 +483,23 @@ def test_where_no_draft_can_pay_this_is_asked_rarely_and_after_each_change(monke
     assert asked[-1] == 3
 
 
+class Silent(Proposer):
+    def propose(self, requests, current):
+        return 0
+
+
 @pytest.mark.parametrize("model", [False, True])
 def test_an_index_is_kept_for_a_while_where_no_draft_pays_however_often_this_is_asked(
     monkeypatch, model
 ):
     monkeypatch.setattr(DraftBudget, "is_worth", property(lambda budget: budget.rows == 1))
     engine = Engine(monkeypatch, num_blocks=900, drafts=(3, 1, 3), pays=True)
-    engine.drafter.has_model = model  # then this is asked after each step
+    if model:  # then this is asked after each step
+        engine.drafter.proposers.append(Silent())
     request = engine.add(0, PROMPT, max_tokens=300)
     for _ in range(10):
         engine.step()
-    texts = engine.drafter.source.texts
+    texts = engine.drafter.proposers[0].source.texts
     index = texts[request.id].index
     for number in range(1, 8):
         engine.add(number, PROMPT, max_tokens=300)  # the number of rows changes

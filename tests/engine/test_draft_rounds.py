@@ -73,7 +73,8 @@ class Drafting(Engine):
         self.guesser = Guesser(num_blocks)
         kv = KvManager(num_blocks, BLOCK)
         self.drafts = DraftModel(self.guesser, kv, VOCAB, longest=150)
-        self.drafts.num_steps, self.drafter.has_model = TRIALS, True
+        self.drafts.num_steps = TRIALS
+        self.drafter.proposers.append(self.drafts)
         for cost, base in ((self.scheduler.cost, 0.01), (self.drafts.cost, draft_s)):
             cost.base, cost.row, cost.key = base, 0.0, 0.0
             cost.token, cost.pair = token_s * 256, 0.0
@@ -82,7 +83,7 @@ class Drafting(Engine):
 
     def step(self):
         batch = super().step()
-        self.drafts.draft(self.scheduler)
+        self.drafter.propose_after_sending(self.scheduler.running)
         self.drafts.kv.check_invariants(t.tables for t in self.drafts._sequences.values())
         return batch
 
@@ -213,7 +214,7 @@ def test_a_preempted_request_finds_its_blocks_again(monkeypatch):
     for _ in range(5):
         engine.step()
     engine.scheduler._preempt(request)
-    engine.drafts.draft(engine.scheduler)
+    engine.drafter.propose_after_sending(engine.scheduler.running)
     assert not engine.drafts._sequences
     assert engine.drafts.kv.num_free == engine.drafts.kv.num_blocks
     engine.guesser.steps.clear()
@@ -229,7 +230,7 @@ def test_drafts_stay_as_they_are_until_the_text_grows(monkeypatch):
     engine.step()
     before, steps = [*request.drafts], len(engine.guesser.steps)
     assert before
-    engine.drafts.draft(engine.scheduler)
+    engine.drafter.propose_after_sending(engine.scheduler.running)
     assert request.drafts == before
     assert len(engine.guesser.steps) == steps
 

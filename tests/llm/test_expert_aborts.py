@@ -148,8 +148,8 @@ def test_aborts_at_any_moment_leave_nothing_and_change_no_bit(
         assert core.check() == {"ok": True}
         assert core.kv.num_free == core.kv.num_blocks
         assert parts(core)["held"] == 0
-        if core._draft_model is not None:
-            assert core._draft_model.kv.num_free == core._draft_model.kv.num_blocks
+        if core._proposer is not None:
+            assert core._proposer.kv.num_free == core._proposer.kv.num_blocks
         again = alone(core, requests[:3])
         return found, aborted, core.stats, again
 

@@ -6,55 +6,51 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cpuserve.base.ids import SlotId
 from cpuserve.core.cost import CostModel, RowWork, StepWork, price_clock
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Request
 from cpuserve.core.speculation.budget import LIKELY, DraftBudget, StepLimits
-from cpuserve.core.speculation.ngram_drafts import LONGEST_WAIT, NgramDrafts
+from cpuserve.core.speculation.ngram_drafts import NgramDrafts
+from cpuserve.core.speculation.ngram_proposer import NgramProposer
+from cpuserve.core.speculation.proposer import Proposer, Round
 from cpuserve.core.step import LogitRow, SeqChunk
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.core.speculation.ngram import MakeIndex
 
-# Where no draft can pay, this is asked again after so many steps, or with another number of rows.
-IDLE_STEPS = 31
-
 
 class Drafter:
-    """Proposes up to `num_tokens` draft tokens after a step, and adds them to the next one.
+    """Lets proposers propose up to `num_tokens` draft tokens after a step; adds them to the next.
 
-    A request without drafts that pay is looked at in every second step, then more rarely, so a
-    text that never repeats costs almost nothing. While no request is looked at, nothing is done:
-    after a step of the model, each function that is called begins with cold caches.
+    While no request needs a look, nothing is done: after a step of the model, each function that
+    is called begins with cold caches.
 
     num_drafts: how often a sequence got draft tokens that were verified.
     num_draft_tokens: the number of draft tokens that were verified or certain.
     num_accepted_tokens: the number of draft tokens that were sampled or certain.
     limits: the limits of a step; the scheduler sets them (`limit`).
     prices: what steps with and without drafts take by `clock`; None without a clock.
-    has_model: whether a draft model adds drafts after `propose`, up to Request.most_drafts.
-    ended: the requests that have ended since a draft model took them, by the slot that they had.
+    proposers: the first one looks at each text right after a step (n-grams). The others take their
+      time, after the tokens of the step were sent.
     """
 
     def __init__(
         self,
         kv: KvManager,
         num_tokens: int,
-        source: NgramDrafts,
+        proposers: Sequence[Proposer],
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.source = source
-        self.has_model = False
-        self.ended: dict[SlotId, Request] = {}
+        self.proposers = list(proposers)
+        self._round: Round | None = None
         self.limits = StepLimits(CostModel(), sys.maxsize)
         self.prices = None if clock is None else CostModel()
         self._clock = clock
         self._began = 0.0  # when the step with `_work` began
         self._work: StepWork | None = None
-        self.budget: DraftBudget | None = None  # of the next step; a draft model always has one
+        self._budget: DraftBudget | None = None  # of the next step
         self._worth, self._worth_of = False, 0  # DraftBudget.is_worth, and of how many rows
         self._rows = self._keys = 0  # of the next step, if it has the same requests
         self._kv = kv
@@ -85,42 +81,37 @@ class Drafter:
         self._propose_all(requests, running)
         self._observe(keys)
 
+    def propose_after_sending(self, requests: Sequence[Request]) -> None:
+        """Let the other proposers set drafts of running requests, between two steps."""
+        for proposer in self.proposers[1:] if self._round is not None else ():
+            proposer.propose(requests, self._round)
+
     def _propose_all(self, requests: Sequence[Request], running: int) -> None:
         if self._worth_of and not self._worth:
             self.limits.price.forgive_drafts(1 + self._rested)
-        self.budget = None
-        if self.has_model or not self._worth or running != self._worth_of:
+        self._budget, continues = None, len(self.proposers) > 1
+        if continues or not self._worth or running != self._worth_of:
             self._make_budget()
-        worth = self._worth
-        self._drafted, self._rest = self.has_model, LONGEST_WAIT if worth else IDLE_STEPS
-        rested, self._rested = self._rested, 0
-        self.source.begin(rested)
-        for request in requests:
-            if request.drafts or request.most_drafts:
-                request.drafts, request.chances, request.most_drafts = [], [], 0
-            if not worth:  # no draft pays, however likely it is
-                self.source.rest(request, 1 + rested)
-            elif not request.is_running or request.computes_prompt:
-                self._rest = 0
-            elif (most := self._most(request)) > 0:
-                self._rest = min(self._rest, self._propose(request, most))
-            else:  # the next token ends the response, or a chunk of states
-                self._rest = 0
-        if self._drafted:
-            self._rest = 0
-        else:
+        self._round = current = Round(
+            self._make_budget, self._most, self._worth, self._rested, continues, drafted=continues
+        )
+        self._rested = 0
+        rest = self.proposers[0].propose(requests, current)
+        self._drafted = current.drafted
+        self._rest = 0 if current.drafted else rest
+        if not current.drafted:
             self._leave_out(requests)
 
     def _make_budget(self) -> DraftBudget:
         """Return the budget of the next step, if it has the same requests.
 
-        Most looks at a text find nothing to propose, so they need no budget.
+        See Round.budget.
         """
-        if self.budget is None:
+        if self._budget is None:
             work = StepWork(self._rows, self._keys)
-            self.budget = DraftBudget.after(work, self.limits)
-            self._worth, self._worth_of = self.budget.is_worth, self._rows
-        return self.budget
+            self._budget = DraftBudget.after(work, self.limits)
+            self._worth, self._worth_of = self._budget.is_worth, self._rows
+        return self._budget
 
     def _leave_out(self, requests: Iterable[Request]) -> None:
         """Drop all drafts: none pays. If some are likely, their price may be too high."""
@@ -144,20 +135,6 @@ class Drafter:
         if work.tokens or work.keys != keys:  # it had prompts, or the step of `work` failed
             return
         self.prices.observe(work, self._clock() - self._began)
-
-    def _propose(self, request: Request, most: int) -> int:
-        """Set the draft tokens of one request; return for how many steps it needs no look."""
-        drafts, chances = self.source.propose(request, most)
-        count = _before_stop(drafts, request.stop_ids) if drafts else 0
-        paying = self._make_budget().count(chances[:count]) if count else 0
-        if request.masked or self.has_model:
-            request.most_drafts = most
-        if request.masked:  # each draft of a grammar costs a bitmask
-            count, self._drafted = paying, True
-        if count:
-            request.drafts, request.chances = drafts[:count], chances[:count]
-        self._drafted |= paying > 0
-        return self.source.look_again(request, found=paying > 0)
 
     def extend(
         self,
@@ -208,15 +185,15 @@ class Drafter:
             for i, draft in enumerate([*drafts, -1])
         ]
 
-    def end(self, request: Request) -> None:
+    def finish(self, request: Request) -> None:
         """Note that the last step of a request has run; it still has its slot."""
-        if self.has_model:
-            self.ended[request.slot] = request
+        for proposer in self.proposers:
+            proposer.finish(request)
 
-    def take_ended(self) -> dict[SlotId, Request]:
-        """Return `ended`, and forget these requests."""
-        taken, self.ended = self.ended, {}
-        return taken
+    def end(self, request: Request) -> None:
+        """Note that a request has ended or was aborted."""
+        for proposer in self.proposers:
+            proposer.end(request)
 
     def count(self, verified: int, accepted: int) -> None:
         """Count the draft tokens of a sequence after the step that verified them."""
@@ -254,26 +231,22 @@ def learned_rows(
         yield True
 
 
-def _before_stop(drafts: Sequence[int], stop_ids: frozenset[int]) -> int:
-    """Return how many of `drafts` come before the first one that ends the response."""
-    if stop_ids.isdisjoint(drafts):
-        return len(drafts)
-    return next(i for i, draft in enumerate(drafts) if draft in stop_ids)
-
-
 def make_drafter(
-    config: EngineConfig, kv: KvManager, text_indexes: Callable[[int, int], MakeIndex]
+    config: EngineConfig,
+    kv: KvManager,
+    text_indexes: Callable[[int, int], MakeIndex],
+    proposer: Proposer | None = None,
 ) -> Drafter | None:
     """Return the drafter of an engine; None if there are no draft tokens.
 
     text_indexes: returns a maker of indexes of n-grams, from the least to the most tokens.
+    proposer: proposes after n-grams; None = there are only n-grams.
     """
     asked = config.speculation
     if asked is None:
         return None
     make_index = text_indexes(asked.prompt_lookup_min, asked.prompt_lookup_max)
     tokens = asked.indexed_tokens(config.max_num_seqs, config.max_model_len)
-    source = NgramDrafts(make_index, tokens)
-    drafter = Drafter(kv, asked.num_speculative_tokens, source, price_clock)
-    drafter.has_model = config.draft is not None
-    return drafter
+    proposers: list[Proposer] = [NgramProposer(NgramDrafts(make_index, tokens))]
+    proposers += [] if proposer is None else [proposer]
+    return Drafter(kv, asked.num_speculative_tokens, proposers, price_clock)

@@ -12,12 +12,13 @@ from cpuserve.base.ids import RequestId, SlotId
 from cpuserve.base.log import get_logger
 from cpuserve.core.cost import CostModel, StepWork, price_clock
 from cpuserve.core.kv.manager import KvManager, Tables
-from cpuserve.core.kv.offload import Offload
+from cpuserve.core.kv.offload import BlockBytes, Offload
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
-from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.speculation.budget import DraftBudget
+from cpuserve.core.speculation.proposer import Proposer, Round
 from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch
+from cpuserve.engine.offload import ExecutorBlocks
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
@@ -115,7 +116,7 @@ class Draft:
         return self.chance * self.sequence.chances.mean
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Guesses the tokens after running texts with a second model that has the same vocabulary.
 
     The drafts change no token: the next step of the engine's model verifies them. All requests
@@ -146,17 +147,17 @@ class DraftModel:
         self._chances = Chances()
         self._rests = 0  # the rounds since the last one with a draft
         self._try_after = TRY_AFTER
+        self._ended: dict[SlotId, Request] = {}  # the requests that have ended since the last round
         self._failed = False
 
-    def draft(self, scheduler: Scheduler) -> None:
+    def propose(self, requests: Sequence[Request], current: Round) -> int:
         """Set the drafts of running requests that may have some (`most_drafts`), where it pays.
 
-        Call it between two steps. An error ends no request: it ends the draft model.
+        An error ends no request: it ends the draft model. Each round needs another one.
         """
-        drafter, requests = scheduler.drafter, scheduler.running
-        ended = {} if drafter is None else drafter.take_ended()
-        if self._failed or drafter is None or drafter.budget is None:
-            return
+        ended, self._ended = self._ended, {}
+        if self._failed:
+            return 0
         began = time.perf_counter()
         try:
             slots = {request.id: request.slot for request in requests}
@@ -164,11 +165,16 @@ class DraftModel:
                 self._forget_all_but(slots | {r.id: slot for slot, r in ended.items()})
             self._end(ended)
             self._forget_all_but(slots)
-            self._round(requests, drafter.budget)
+            self._round(requests, current.budget())
         except Exception:
             log.exception("the draft model failed; there are no drafts of it any more")
             self._failed = True
         self.seconds += time.perf_counter() - began
+        return 0
+
+    def finish(self, request: Request) -> None:
+        """Note that the last step of a request has run; it still has its slot."""
+        self._ended[request.slot] = request
 
     def report(self) -> dict[str, object]:
         """Return the steps of the draft model, the seconds of its rounds, and blocks of tiers."""
@@ -178,6 +184,11 @@ class DraftModel:
             found["draft_blocks_restored"] = offload.num_restored
         return found
 
+    @property
+    def kept_keys(self) -> BlockBytes | None:
+        """The keys that the model's offload tiers also store; None = there are none."""
+        return ExecutorBlocks(self.executor, 1) if self.keeps_keys else None
+
     def keep(self, offload: Offload) -> None:
         """Let `offload` keep evicted keys; call it before the first round."""
         blocks, size, caching = self.kv.num_blocks, self.kv.block_size, self.kv.prefix_caching
@@ -186,6 +197,10 @@ class DraftModel:
     def tidy(self) -> bool:
         """Write a block of keys to disk while the engine is idle; False = all is done."""
         return self.kv.offload is not None and self.kv.offload.tidy()
+
+    def forget_prefixes(self) -> None:
+        """Remove all cached prefixes."""
+        self.kv.published.clear()
 
     def close(self, wait_s: float = 1.0) -> None:
         """Write blocks of keys to disk within `wait_s` seconds; free the weights and the cache."""
