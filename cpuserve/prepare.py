@@ -7,11 +7,12 @@ within a second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -26,13 +27,14 @@ from cpuserve.config.engine import EMBEDDINGS, EngineConfig, Resolved, SourceFil
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.config.options import EngineOptions
+from cpuserve.config.speculation import KINDS, kind_of
 from cpuserve.config.values import format_bytes
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import TowerFacts
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import cache_bytes
-from cpuserve.platforms.speculation import asks_for_head, checked_draft, options_of_draft
+from cpuserve.platforms.speculation import checked_draft, drafter_method, options_of_draft
 from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
@@ -72,7 +74,6 @@ def prepare(
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
     from cpuserve.loader.gguf.mmproj import choose_mmproj
-    from cpuserve.loader.speculation.eagle_heads import with_any_head
     from cpuserve.media.families.settings import check_options
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes
@@ -86,10 +87,8 @@ def prepare(
     found = [] if own is None else [find(own, progress)]
     sources = [*_sources(asked.options, path, mmproj), *source_files(found)]
     spec, facts = model_facts(asked.options, path)
-    facts, more = with_any_head(facts, path, asks_for_head(asked.options), *found)
+    facts, more = _with_drafter(asked.options, facts, path, own, found)
     notes += more
-    if own is not None and facts.draft is None:
-        facts = replace(facts, draft=checked_draft(model_facts(own, *found)[1]))
     _check_override(asked)
     if facts.tower is not None:
         check_options(asked.server, facts.media_tokens, facts.path, facts.mmproj)
@@ -103,6 +102,28 @@ def prepare(
     notes += plugin_notes()
     notes += unserved_notes(facts.name, facts.unserved, facts.unread_why, facts.tower)
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
+
+
+def _with_drafter(
+    options: EngineOptions,
+    facts: ModelFacts,
+    path: Path,
+    own: EngineOptions | None,
+    found: Sequence[Path],
+) -> tuple[ModelFacts, list[str]]:
+    """Return the facts of the model at `path` with its drafter as `draft`, and notes.
+
+    own, found: options that name the drafter's checkpoint, and its path; None, [] without one.
+    """
+    method = drafter_method(options)
+    kind = kind_of(method, named=own is not None)
+    if kind is not None and (place := KINDS[kind].facts):
+        add_facts = resolve_name(place)
+        return cast("tuple[ModelFacts, list[str]]", add_facts(facts, path, method, *found))
+    if own is None or kind is None:
+        return facts, []
+    draft = checked_draft(model_facts(own, *found)[1])
+    return replace(facts, draft=replace(draft, drafter=kind)), []
 
 
 def _sources(options: EngineOptions, path: Path, mmproj: Path | None) -> list[SourceFile]:

@@ -11,9 +11,6 @@ from cpuserve.base.errors import ConfigError
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.
 AUTO, NGRAM, DRAFT_MODEL, MTP, EAGLE3 = "auto", "ngram", "draft_model", "mtp", "eagle3"
-# Methods that need a second checkpoint, and those that are heads of the model. MTP is a head in the
-# checkpoint of the model, or in its own one (the assistants of Gemma 4).
-WITH_MODEL, HEADS = (DRAFT_MODEL, EAGLE3), (MTP, EAGLE3)
 # Names of vLLM for "mtp", by the architecture of the model.
 MTP_OF = (
     *(
@@ -28,6 +25,60 @@ MTP_OF = (
     *("step3p5_mtp", "exaone_moe_mtp", "hy_v3_mtp", "nemotron_h_mtp"),
     *("bailing_hybrid_mtp", "bailing_hybrid_v3_mtp"),
 )
+
+
+class DrafterKind(msgspec.Struct, kw_only=True, frozen=True):
+    """A kind of drafter: how options ask for it, and which functions know it ("module:function").
+
+    method: its name in --speculative-config; aliases: other names, of vLLM.
+    named: whether `model` there names its checkpoint.
+    head: whether it reads hidden states of the model, so it needs the native executor.
+    facts: takes the facts of the model, its path, the method and the path of the drafter's
+      checkpoint (if `named`); returns the facts with the drafter as `draft`, and notes. "": the
+      drafter has the facts of any model.
+    build: takes EngineParts (engine/speculation/parts.py), returns the Proposer, or None if a head
+      that nobody asked for cannot be used. "": it needs no checkpoint (n-grams).
+    """
+
+    method: str
+    aliases: tuple[str, ...] = ()
+    named: bool = False
+    head: bool = False
+    facts: str = ""
+    build: str = ""
+
+
+# All kinds of drafters by name. MTP is a head in the checkpoint of the model, or in its own one
+# (the assistants of Gemma 4).
+KINDS = {
+    "ngram": DrafterKind(method=NGRAM),
+    "draft_model": DrafterKind(
+        method=DRAFT_MODEL,
+        named=True,
+        build="cpuserve.engine.speculation.draft_model:build",
+    ),
+    "mtp": DrafterKind(
+        method=MTP,
+        aliases=MTP_OF,
+        head=True,
+        facts="cpuserve.loader.speculation.guess_heads:with_head",
+        build="cpuserve.engine.speculation.draft_head:build",
+    ),
+    "eagle3": DrafterKind(
+        method=EAGLE3,
+        named=True,
+        head=True,
+        facts="cpuserve.loader.speculation.eagle_heads:with_eagle",
+        build="cpuserve.engine.speculation.draft_head:build",
+    ),
+    "assistant": DrafterKind(
+        method=MTP,
+        named=True,
+        head=True,
+        facts="cpuserve.loader.speculation.assistants:with_assistant",
+        build="cpuserve.engine.speculation.assistant:build",
+    ),
+}
 AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
 # With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
@@ -42,12 +93,12 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     kv_blocks: the number of its KV blocks.
     max_tokens: the most tokens of its steps.
-    head: whether it is a head, which reads hidden states of the engine's model: in the checkpoint
-      of this model (multi-token prediction), or in its own one (EAGLE-3, assistants of Gemma 4).
+    kind: its name in KINDS.
     layers: the layers of the engine's model from which an EAGLE-3 head reads.
     caches: an assistant reads the keys of these layers of the engine's model.
     """
 
+    kind: str
     model: str
     path: str
     tokenizer_path: str
@@ -56,7 +107,6 @@ class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_blocks: int
     max_tokens: int
     max_model_len: int
-    head: bool = False
     layers: list[int] = []
     caches: list[int] = []
 
@@ -134,12 +184,12 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         raise ValueError(msg)
     model = values.get("model") or ""
     method = values.get("method") or (DRAFT_MODEL if model else None)
-    method = MTP if method in MTP_OF else method
-    if method not in (NGRAM, DRAFT_MODEL, MTP, EAGLE3):
-        msg = f'method must be "{NGRAM}", "{DRAFT_MODEL}", "{MTP}" or "{EAGLE3}"'
+    method = next((kind.method for kind in KINDS.values() if method in kind.aliases), method)
+    methods = list(dict.fromkeys(f'"{kind.method}"' for kind in KINDS.values()))
+    if f'"{method}"' not in methods:
+        msg = f"method must be {', '.join(methods[:-1])} or {methods[-1]}"
         raise ValueError(msg)
-    named = method in WITH_MODEL or (method == MTP and bool(model))
-    if not isinstance(model, str) or bool(model) != named:
+    if not isinstance(model, str) or kind_of(method, named=bool(model)) is None:
         msg = f'model must name a draft model, with the method "{DRAFT_MODEL}" or none, '
         msg += f'or a head, with the method "{EAGLE3}" or "{MTP}"'
         raise ValueError(msg)
@@ -158,6 +208,21 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         prompt_lookup_max=most,
         prompt_lookup_min=least,
     )
+
+
+def kind_of(method: object, *, named: bool) -> str | None:
+    """Return the name in KINDS of a method's drafter; None if there is none.
+
+    named: whether it has a checkpoint of its own.
+    """
+    asked = MTP if method == AUTO else method
+    kinds = (n for n, kind in KINDS.items() if (kind.method, kind.named) == (asked, named))
+    return next(kinds, None)
+
+
+def is_head(method: str) -> bool:
+    """Return whether a method's drafters read hidden states of the model."""
+    return any(kind.head for kind in KINDS.values() if kind.method == method)
 
 
 def asked_speculation(

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from cpuserve.base.errors import ModelError
 from cpuserve.base.log import get_logger
-from cpuserve.config.engine import KvGroup
-from cpuserve.config.speculation import AUTO
-from cpuserve.core.kv.manager import KvManager
+from cpuserve.config.speculation import KINDS
 from cpuserve.core.speculation.proposer import Proposer
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
@@ -23,17 +22,13 @@ from cpuserve.engine.kv_events import make_publisher
 from cpuserve.engine.lora import AdaptedModel, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
-from cpuserve.engine.speculation.assistant import Assistant
-from cpuserve.engine.speculation.draft_head import DraftHead
-from cpuserve.engine.speculation.draft_model import DraftModel
+from cpuserve.engine.speculation.parts import EngineParts
 from cpuserve.loader.dense_module import Head
 from cpuserve.loader.pooling import module_head, splade_head
 from cpuserve.loader.source_files import check_same
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.config.speculation import DraftModelConfig
-    from cpuserve.loader.speculation.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor
     from cpuserve.runtime.native import NativeExecutor
 
@@ -79,7 +74,7 @@ def build_engine(
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
-    drafts = _draft_model(config, vocab, team, executor)
+    drafts = _proposer(config, vocab, team, executor)
     if drafts is None:  # also if there is a head that cannot be used
         config = msgspec.structs.replace(config, draft=None)
     head = _head(config, facts)
@@ -106,8 +101,8 @@ def build_engine(
     )
 
 
-def _draft_model(config: EngineConfig, vocab: int, team: Any, target: Executor) -> Proposer | None:
-    """Return the draft model of an engine that samples `vocab` ids; None without one.
+def _proposer(config: EngineConfig, vocab: int, team: Any, target: Executor) -> Proposer | None:
+    """Return what proposes drafts after n-grams in an engine with `vocab` ids; None without it.
 
     target: the executor of the engine's model.
 
@@ -117,7 +112,6 @@ def _draft_model(config: EngineConfig, vocab: int, team: Any, target: Executor) 
     draft = config.draft
     if draft is None:
         return None
-    caching = config.enable_prefix_caching
     own = msgspec.structs.replace(
         config,
         draft=None,
@@ -140,92 +134,12 @@ def _draft_model(config: EngineConfig, vocab: int, team: Any, target: Executor) 
         weight_memory_bytes=0,
         mmproj=None,
     )
-    if draft.caches:
-        return _assistant(own, config, vocab, team, target)
-    if draft.head:
-        own = msgspec.structs.replace(own, media_rows=draft.max_tokens, weight_cache_bytes=0)
-        try:
-            head, executor = _head_executor(own, config.model_path, draft.layers, team)
-        except ModelError as error:
-            if config.speculation is None or config.speculation.method != AUTO:
-                raise
-            log.warning("no tokens are guessed with the head of the model: %s", error)
-            return None
-        kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=caching)
-        return DraftHead(executor, kv, vocab, draft.max_model_len, target, head)
-    executor, own_vocab, *_ = _on_program(own, None, team)
-    check_vocabulary(config, draft, min(vocab, own_vocab))
-    kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=caching)
-    return DraftModel(executor, kv, vocab, draft.max_model_len)
 
+    def load(settings: EngineConfig) -> tuple[Executor, int]:
+        return _on_program(settings, None, team)[:2]
 
-def _head_executor(
-    config: EngineConfig, model: str, layers: list[int], team: Any
-) -> tuple[GuessHead, Executor]:
-    """Return a head and its executor.
-
-    model: the path of the engine's model. layers: those that an EAGLE-3 head reads.
-    """
-    from cpuserve.loader.speculation.eagle_heads import open_eagle
-    from cpuserve.loader.speculation.guess_heads import open_head
-    from cpuserve.quant import quantize_online
-    from cpuserve.runtime.native import NativeExecutor
-
-    path = Path(config.model_path)
-    found = open_eagle(path, Path(model)) if layers else open_head(path)
-    if found is None:
-        msg = f"{config.model_path} has no head that guesses tokens any more"
-        raise ModelError(msg)
-    head, weights = found
-    weights = quantize_online(weights, head.program, config.quantize)
-    return head, NativeExecutor(config, head.program, weights, team)
-
-
-def _assistant(
-    own: EngineConfig, config: EngineConfig, vocab: int, team: Any, target: Executor
-) -> Proposer:
-    """Return an assistant of the engine's model; `target` is the executor of this model.
-
-    own: the settings of its executor, which has no KV blocks.
-    """
-    from cpuserve.loader.speculation.assistants import open_assistant
-    from cpuserve.quant import quantize_online
-    from cpuserve.runtime.native import NativeExecutor
-
-    draft, whole = config.draft, config.kv_groups
-    assert draft is not None
-    groups = [
-        next((number for number, group in enumerate(whole) if layer in group.layers), 0)
-        for layer in draft.caches
-    ]
-    own = msgspec.structs.replace(
-        own,
-        kv_blocks=config.kv_blocks,
-        kv_groups=[KvGroup(window=0, layers=[layer]) for layer in range(len(groups))],
-        media_rows=draft.max_tokens,
-        weight_cache_bytes=0,
-    )
-    head, weights = open_assistant(Path(own.model_path), Path(config.model_path))
-    weights = quantize_online(weights, head.program, own.quantize)
-    assert isinstance(target, NativeExecutor)  # asks_for_head
-    kv: dict[str, Any] = {"kv_owner": target.native, "kv_layers": draft.caches}
-    executor = NativeExecutor(own, head.program, weights, team, **kv)
-    return Assistant(executor, vocab, draft.max_model_len, target, head, groups)
-
-
-def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) -> None:
-    """Raise a ModelError unless each of `vocab` ids is the same token for both models."""
-    from cpuserve.tokenizer.tokenizer import Tokenizer
-
-    ours = Tokenizer.load(Path(config.tokenizer_path)).texts(vocab)
-    theirs = Tokenizer.load(Path(draft.tokenizer_path)).texts(vocab)
-    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-        if our != their:
-            msg = (
-                f"the draft model {draft.model} has another vocabulary than {config.model}: "
-                f"token {number} is {their[:40]!r}, not {our[:40]!r}"
-            )
-            raise ModelError(msg)
+    parts = EngineParts(config, draft, own, vocab, target, team, load)
+    return cast("Proposer | None", resolve_name(KINDS[draft.kind].build)(parts))
 
 
 def _head(config: EngineConfig, facts: dict[str, object]) -> Head:

@@ -109,7 +109,7 @@ class ModelFacts:
     mmproj: the file with the tower of a model in a GGUF file.
     tower: the tower of a model that reads media.
     draft: the model that guesses tokens for this one; None = there is no such model.
-    head: whether this is a head, which is the draft of its model and reads its hidden states.
+    drafter: the kind of drafter that this is for its model (config.speculation.KINDS); "" = none.
     layers: the layers of the model that the head reads the inputs of (EAGLE-3).
     caches: the KV layers of the model that the head reads (assistants).
     """
@@ -158,7 +158,7 @@ class ModelFacts:
     mmproj: str | None = None
     tower: TowerFacts | None = None
     draft: ModelFacts | None = None
-    head: bool = False
+    drafter: str = ""
     layers: tuple[int, ...] = ()
     caches: tuple[int, ...] = ()
 

@@ -16,7 +16,7 @@ from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import merged, read_settings
 from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
-from cpuserve.config.speculation import AUTO, MTP, Speculation
+from cpuserve.config.speculation import AUTO, KINDS, MTP, Speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.platforms.base import NOUN, ModelFacts
 from cpuserve.platforms.execution import choose_execution
@@ -368,7 +368,7 @@ def _speculation(
         return None
     why = "a draft is verified only where that is expected to pay"
     ledger.decide("speculate", "auto", f"{why}; it changes no token")
-    head = facts.draft is not None and facts.draft.head
+    head = facts.draft is not None and KINDS[facts.draft.drafter].head
     if facts.draft is not None and not head:
         ledger.decide("model_draft", facts.draft.name, f"it guesses tokens; {why}")
     asked = got.num_speculative_tokens

@@ -7,10 +7,10 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import (
     AUTO,
-    HEADS,
     DraftModelConfig,
     Speculation,
     asked_speculation,
+    is_head,
 )
 from cpuserve.platforms.base import ModelFacts
 
@@ -29,7 +29,7 @@ def speculation_of(options: EngineOptions, facts: ModelFacts, executor: str) -> 
     got = asked_speculation(
         options.speculate, options.speculative_config, options.model_draft, options.draft_max
     )
-    if got is not None and got.method in HEADS and executor != "native":
+    if got is not None and is_head(got.method) and executor != "native":
         msg = f"speculative_config: {got.method} needs the native executor, not {executor}"
         raise ConfigError(msg)
     if got is None or got.method != AUTO:
@@ -47,18 +47,17 @@ def options_of_draft(options: EngineOptions) -> EngineOptions | None:
     return EngineOptions(model=asked.model, mmproj="none", language_model_only=True)
 
 
-def asks_for_head(options: EngineOptions) -> str:
-    """Return "auto" if a head of the checkpoint may guess tokens, "mtp" if it must, or "" if not.
+def drafter_method(options: EngineOptions) -> str:
+    """Return the method of the drafter that the options ask for; "" = there is none.
 
-    "auto": if the checkpoint has a head, it is used. "eagle3": a head in the options. With "mtp",
-    the options may name one as well (an assistant).
+    AUTO: if the checkpoint has a head, it is used. Heads need the native executor.
     """
     asked = asked_speculation(
         options.speculate, options.speculative_config, options.model_draft, options.draft_max
     )
-    if asked is None or asked.method not in (AUTO, *HEADS):
+    if asked is None:
         return ""
-    if asked.model:
+    if asked.model or not (asked.method == AUTO or is_head(asked.method)):
         return asked.method
     return "" if options.executor not in (None, "auto", "native") else asked.method
 
@@ -129,6 +128,7 @@ def draft_config(draft: ModelFacts | None, config: EngineConfig) -> DraftModelCo
     if draft is None or config.speculation is None:
         return None
     return DraftModelConfig(
+        kind=draft.drafter,
         model=draft.name,
         path=draft.path,
         tokenizer_path=draft.tokenizer_path,
@@ -137,7 +137,6 @@ def draft_config(draft: ModelFacts | None, config: EngineConfig) -> DraftModelCo
         kv_blocks=config.kv_blocks // max(len(config.kv_groups), 1),
         max_tokens=draft_tokens(config.max_num_seqs, config.max_num_batched_tokens),
         max_model_len=min(config.max_model_len, draft.max_position),
-        head=draft.head,
         layers=list(draft.layers),
         caches=list(draft.caches),
     )

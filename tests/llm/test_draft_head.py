@@ -8,7 +8,7 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import ModelError, StartupError
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.speculation.ngram_drafts import NgramDrafts
-from cpuserve.engine import build
+from cpuserve.engine.speculation import draft_head
 from cpuserve.engine.speculation.draft_head import EARLY, DraftHead
 from cpuserve.engine.speculation.draft_model import TRIALS, TRY_AFTER, DraftModel
 from tests.helpers.depth import deep_but
@@ -402,7 +402,7 @@ def test_a_head_that_cannot_be_loaded_stops_only_a_start_that_asks_for_it(
     def fail(*_):
         raise ModelError("its tensors do not fit together")
 
-    monkeypatch.setattr(build, "_head_executor", fail)
+    monkeypatch.setattr(draft_head, "_head_executor", fail)
     with LLM(path, **SIZES, speculate="auto") as llm:
         assert llm.generate([PROMPTS[0]], plain_params(0.0, 1, 30))[0].outputs[0].token_ids
         assert "draft_steps" not in llm._client.ask_now("report")

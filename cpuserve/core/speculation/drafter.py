@@ -83,8 +83,9 @@ class Drafter:
 
     def propose_after_sending(self, requests: Sequence[Request]) -> None:
         """Let the other proposers set drafts of running requests, between two steps."""
-        for proposer in self.proposers[1:] if self._round is not None else ():
-            proposer.propose(requests, self._round)
+        if self._round is not None:
+            for proposer in self.proposers[1:]:
+                proposer.propose(requests, self._round)
 
     def _propose_all(self, requests: Sequence[Request], running: int) -> None:
         if self._worth_of and not self._worth:

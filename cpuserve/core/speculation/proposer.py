@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cpuserve.core.kv.offload import BlockBytes, Offload
 from cpuserve.core.request import Request
@@ -32,7 +31,7 @@ class Round:
     drafted: bool
 
 
-class Proposer(Protocol):
+class Proposer:
     """Proposes draft tokens, which the next step verifies; they change no token of a response.
 
     A proposer with its own model runs after the tokens of a step were sent, so no token waits for
@@ -44,6 +43,7 @@ class Proposer(Protocol):
 
         Return for how many steps the requests need no other round.
         """
+        raise NotImplementedError
 
     def finish(self, request: Request) -> None:
         """Note that the last step of a request has run; it still has its slot."""

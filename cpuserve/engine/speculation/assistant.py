@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from cpuserve.base.ids import SlotId
+from cpuserve.config.engine import KvGroup
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.request import Request
@@ -15,6 +19,7 @@ from cpuserve.engine.speculation.draft_head import WEYL, DraftHead
 from cpuserve.engine.speculation.draft_model import TRY_AFTER, Draft, DraftedText
 
 if TYPE_CHECKING:
+    from cpuserve.engine.speculation.parts import EngineParts
     from cpuserve.loader.speculation.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor, StepRows
 
@@ -112,3 +117,29 @@ def follow(known: BlockTable, table: BlockTable) -> None:
         same = next(i for i in range(same) if known[i] != table[i])
     known.cut(same)
     known += table[same:]
+
+
+def build(parts: EngineParts) -> Assistant:
+    """Return an assistant of an engine's model; its executor has no KV blocks."""
+    from cpuserve.loader.speculation.assistants import open_assistant
+    from cpuserve.quant import quantize_online
+    from cpuserve.runtime.native import NativeExecutor
+
+    config, draft, whole = parts.config, parts.draft, parts.config.kv_groups
+    groups = [
+        next((number for number, group in enumerate(whole) if layer in group.layers), 0)
+        for layer in draft.caches
+    ]
+    own = structs.replace(
+        parts.own,
+        kv_blocks=config.kv_blocks,
+        kv_groups=[KvGroup(window=0, layers=[layer]) for layer in range(len(groups))],
+        media_rows=draft.max_tokens,
+        weight_cache_bytes=0,
+    )
+    head, weights = open_assistant(Path(own.model_path), Path(config.model_path))
+    weights = quantize_online(weights, head.program, own.quantize)
+    assert isinstance(parts.target, NativeExecutor)  # DrafterKind.head
+    kv: dict[str, Any] = {"kv_owner": parts.target.native, "kv_layers": draft.caches}
+    executor = NativeExecutor(own, head.program, weights, parts.team, **kv)
+    return Assistant(executor, parts.vocab, draft.max_model_len, parts.target, head, groups)

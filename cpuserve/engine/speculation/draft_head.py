@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
+from cpuserve.base.errors import ModelError
 from cpuserve.base.ids import RequestId, SlotId
+from cpuserve.base.log import get_logger
+from cpuserve.config.speculation import AUTO
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
@@ -22,8 +27,12 @@ from cpuserve.core.step import RowResult, SeqChunk
 from cpuserve.engine.speculation.draft_model import FEW, TRY_AFTER, Draft, DraftedText, DraftModel
 
 if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.speculation.parts import EngineParts
     from cpuserve.loader.speculation.guess_heads import GuessHead
     from cpuserve.runtime.executor import Executor, Float32, StepRows
+
+log = get_logger("engine")
 
 # A random number is a function of seed + WEYL * (position of the sampled token + 1), modulo 2^64
 # (`uniform` in csrc/kernels/table/sampling.h).
@@ -329,3 +338,45 @@ class _Rows(NamedTuple):
     def rest(self, count: int) -> _Rows:
         """Return the rows after the first `count` rows."""
         return _Rows(self.sequence, self.tokens[max(count, 0) :], self.at[max(count, 0) :])
+
+
+def build(parts: EngineParts) -> DraftHead | None:
+    """Return the head of an engine's model; None if nobody asked for it, and it cannot be used.
+
+    Raises:
+        ModelError: the head that is asked for cannot be used.
+    """
+    config, draft = parts.config, parts.draft
+    own = structs.replace(parts.own, media_rows=draft.max_tokens, weight_cache_bytes=0)
+    try:
+        head, executor = _head_executor(own, config.model_path, draft.layers, parts.team)
+    except ModelError as error:
+        if config.speculation is None or config.speculation.method != AUTO:
+            raise
+        log.warning("no tokens are guessed with the head of the model: %s", error)
+        return None
+    caching = config.enable_prefix_caching
+    kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=caching)
+    return DraftHead(executor, kv, parts.vocab, draft.max_model_len, parts.target, head)
+
+
+def _head_executor(
+    config: EngineConfig, model: str, layers: list[int], team: Any
+) -> tuple[GuessHead, Executor]:
+    """Return a head and its executor.
+
+    model: the path of the engine's model. layers: those that an EAGLE-3 head reads.
+    """
+    from cpuserve.loader.speculation.eagle_heads import open_eagle
+    from cpuserve.loader.speculation.guess_heads import open_head
+    from cpuserve.quant import quantize_online
+    from cpuserve.runtime.native import NativeExecutor
+
+    path = Path(config.model_path)
+    found = open_eagle(path, Path(model)) if layers else open_head(path)
+    if found is None:
+        msg = f"{config.model_path} has no head that guesses tokens any more"
+        raise ModelError(msg)
+    head, weights = found
+    weights = quantize_online(weights, head.program, config.quantize)
+    return head, NativeExecutor(config, head.program, weights, team)

@@ -6,8 +6,10 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.base.errors import ModelError
 from cpuserve.base.ids import RequestId, SlotId
 from cpuserve.base.log import get_logger
 from cpuserve.core.cost import CostModel, StepWork, price_clock
@@ -24,6 +26,9 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 
 if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.config.speculation import DraftModelConfig
+    from cpuserve.engine.speculation.parts import EngineParts
     from cpuserve.runtime.executor import Executor
 
 # A guess belongs to one of CLASSES classes by its probability in the draft model.
@@ -456,3 +461,32 @@ class DraftModel(Proposer):
         request.drafts.append(token)
         request.chances.append(chance)
         return len(sequence.guessed) < request.most_drafts
+
+
+def build(parts: EngineParts) -> DraftModel:
+    """Return the draft model of an engine.
+
+    Raises:
+        ModelError: the ids of the two models mean different tokens.
+    """
+    config, draft = parts.config, parts.draft
+    executor, own_vocab = parts.load(parts.own)
+    check_vocabulary(config, draft, min(parts.vocab, own_vocab))
+    caching = config.enable_prefix_caching
+    kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=caching)
+    return DraftModel(executor, kv, parts.vocab, draft.max_model_len)
+
+
+def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) -> None:
+    """Raise a ModelError unless each of `vocab` ids is the same token for both models."""
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+    ours = Tokenizer.load(Path(config.tokenizer_path)).texts(vocab)
+    theirs = Tokenizer.load(Path(draft.tokenizer_path)).texts(vocab)
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if our != their:
+            msg = (
+                f"the draft model {draft.model} has another vocabulary than {config.model}: "
+                f"token {number} is {their[:40]!r}, not {our[:40]!r}"
+            )
+            raise ModelError(msg)

@@ -35,8 +35,10 @@ TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TABLE = "guess.embed_tokens.weight"  # how the Program calls the embedding of the model
 
 
-def with_assistant(facts: ModelFacts, path: Path, assistant: Path) -> ModelFacts:
-    """Return the facts of the model at `path`, with its assistant as `draft`.
+def with_assistant(
+    facts: ModelFacts, path: Path, _method: str, assistant: Path
+) -> tuple[ModelFacts, list[str]]:
+    """Return the facts of the model at `path` with its assistant as `draft`, and no notes.
 
     Raises:
         ModelError: the checkpoint `assistant` is no assistant of this model.
@@ -48,6 +50,7 @@ def with_assistant(facts: ModelFacts, path: Path, assistant: Path) -> ModelFacts
     program = found.program
     draft = replace(
         head_facts(found, facts),
+        drafter="assistant",
         name=str(assistant),
         path=str(assistant),
         kv_layers=(),
@@ -60,7 +63,7 @@ def with_assistant(facts: ModelFacts, path: Path, assistant: Path) -> ModelFacts
         ),
         activation_width=found.spec.activation_width + 5 * program.media_width,
     )
-    return replace(facts, draft=draft)
+    return replace(facts, draft=draft), []
 
 
 def is_assistant(config: Mapping[str, Any]) -> bool:

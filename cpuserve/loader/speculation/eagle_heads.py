@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.base.errors import ModelError
-from cpuserve.config.speculation import EAGLE3, MTP
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.loader.safetensors import SafetensorsStore
-from cpuserve.loader.speculation.assistants import with_assistant
-from cpuserve.loader.speculation.guess_heads import GuessHead, head_facts, with_head
+from cpuserve.loader.speculation.guess_heads import GuessHead, head_facts
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.models.llama import dense_mlp, rms_norm, self_attention
 from cpuserve.program.operations.columns import with_taps
@@ -79,20 +77,14 @@ class _Form:
     keeps_norm: bool
 
 
-def with_any_head(
-    facts: ModelFacts, path: Path, asked: str, head: Path | None = None
+def with_eagle(
+    facts: ModelFacts, path: Path, _method: str, head: Path
 ) -> tuple[ModelFacts, list[str]]:
-    """Return the facts of a model with the head that guesses for it, and notes.
-
-    asked: the result of `asks_for_head`. head: the checkpoint in the options.
+    """Return the facts of the model at `path` with an EAGLE-3 head as `draft`, and no notes.
 
     Raises:
-        ModelError: the head that is asked for cannot be used with this model.
+        ModelError: the head cannot be used with this model.
     """
-    if asked == MTP and head is not None:
-        return with_assistant(facts, path, head), []
-    if asked != EAGLE3 or head is None:
-        return with_head(facts, path, asked)
     if facts.pooling != "none" or not facts.has_program:
         msg = f"an EAGLE-3 head cannot guess for {facts.name}, which does not generate text here"
         raise ModelError(msg)
@@ -101,6 +93,7 @@ def with_any_head(
     width = program.media_width - found.spec.width
     draft = replace(
         head_facts(found, facts),
+        drafter="eagle3",
         name=str(head),
         path=str(head),
         quantization=None,

@@ -147,7 +147,7 @@ def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
 def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, list[str]]:
     """Return the facts of a model, with the head in its checkpoint as `draft`, and notes.
 
-    asked: what `asks_for_head` has returned.
+    asked: what `drafter_method` has returned.
 
     Raises:
         ModelError: the method is "mtp", and the checkpoint has no complete head.
@@ -202,7 +202,7 @@ def head_facts(head: GuessHead, model: ModelFacts) -> ModelFacts:
         adapter_slots=0,
         tower=None,
         draft=None,
-        head=True,
+        drafter="mtp",
     )
 
 
