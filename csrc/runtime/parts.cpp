@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/executor.h"
 #include "runtime/rows.h"
+#include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
@@ -90,7 +90,7 @@ StepInput part_of(const StepInput& whole, const std::vector<int32_t>& part,
 }  // namespace
 
 struct StepParts {
-  Executor& e;
+  StepContext& e;
   const StepInput whole;
   ParkedRows& parked;
   ExpertPool& pool;
@@ -103,18 +103,18 @@ struct StepParts {
       const auto is_parked = [&](const ParkedRows::Sequence& p) { return p.number == s; };
       if (std::none_of(parked.all().begin(), parked.all().end(), is_parked)) fresh.push_back(s);
     }
-    const auto ops = static_cast<int64_t>(e.program_->ops().size());
+    const auto ops = static_cast<int64_t>(e.program->ops().size());
     int64_t op = 0;
-    e.part_.clear();
+    e.part.clear();
     if (fresh.empty()) {
       op = first_ready();
       if (op < 0 || !decide(op)) return false;
     } else {
       set_part(std::move(fresh), true);
     }
-    while (!e.part_.empty()) {
-      const bool finished = e.run_ops(op, ops);
-      op = std::exchange(e.paused_op_, -1);
+    while (!e.part.empty()) {
+      const bool finished = run_ops(e, op, ops);
+      op = std::exchange(e.paused_op, -1);
       release_going();
       if (!finished) return false;
       if (op < 0) break;
@@ -134,14 +134,14 @@ struct StepParts {
         if (earlier && pool.ready(static_cast<size_t>(p.op), p.experts)) first = p.op;
       }
       if (first >= 0) return first;
-      pool.wait_read(finished, e.team_->members());
+      pool.wait_read(finished, e.team->members());
     }
     return -1;
   }
 
   bool cancelled() {
-    if (!e.cancelled_.load(std::memory_order_relaxed)) return false;
-    e.cancelled_.store(false, std::memory_order_relaxed);
+    if (!e.cancelled.load(std::memory_order_relaxed)) return false;
+    e.cancelled.store(false, std::memory_order_relaxed);
     return true;
   }
 
@@ -171,7 +171,7 @@ struct StepParts {
         any = any || c.goes_on;
       }
       if (any || another_ready(op)) break;
-      pool.wait_read(finished, e.team_->members());
+      pool.wait_read(finished, e.team->members());
       if (!cancelled()) continue;
       for (const Stopped& c : all) {
         if (c.held) pool.release(route, c.experts);
@@ -179,7 +179,7 @@ struct StepParts {
       return false;
     }
     part(op, all);
-    e.decided_op_ = op;
+    e.decided_op = op;
     return true;
   }
 
@@ -195,12 +195,12 @@ struct StepParts {
   // The sequences at RouteOp `op`, in the step or parked, those with fewer missing units first.
   std::vector<Stopped> candidates(int64_t op) {
     std::vector<Stopped> all;
-    for (size_t i = 0; i < e.part_.size(); i++) {
+    for (size_t i = 0; i < e.part.size(); i++) {
       Stopped c;
-      c.number = e.part_[i];
-      c.row = e.input_.query_start[i];
+      c.number = e.part[i];
+      c.row = e.input.query_start[i];
       if (has_failed(c)) {  // nothing waits for its experts
-        e.part_failed_.push_back(c.number);
+        e.part_failed.push_back(c.number);
         continue;
       }
       c.experts = experts_of_rows(op, c.row, tokens_of(whole, c.number));
@@ -221,8 +221,8 @@ struct StepParts {
 
   // The experts that RouteOp `op` has chosen for these rows, each once.
   std::vector<int32_t> experts_of_rows(int64_t op, int64_t first, int64_t count) const {
-    const auto& route = std::get<RouteOp>(e.program_->ops()[static_cast<size_t>(op)]);
-    const Rows& out = e.values_[static_cast<size_t>(route.out)];
+    const auto& route = std::get<RouteOp>(e.program->ops()[static_cast<size_t>(op)]);
+    const Rows& out = e.values[static_cast<size_t>(route.out)];
     std::vector<int32_t> found;
     for (int64_t t = first; t < first + count; t++) {
       for (int64_t i = 0; i < route.chosen; i++) {
@@ -260,11 +260,11 @@ struct StepParts {
       if (c.row >= 0 || !c.goes_on) continue;
       size_t at = 0;
       while (parked.all()[at].number != c.number) at++;
-      going.push_back(parked.restore(at, e.values_, to));
+      going.push_back(parked.restore(at, e.values, to));
       to += tokens_of(whole, c.number);
       next.push_back(c.number);
     }
-    if (next != e.part_) set_part(std::move(next));
+    if (next != e.part) set_part(std::move(next));
   }
 
   void park(int64_t op, Stopped& c) {
@@ -277,59 +277,59 @@ struct StepParts {
                        whole.token_ids + first + tokens_of(whole, c.number));
     p.experts = std::move(c.experts);
     p.number = c.number;
-    parked.save(std::move(p), e.values_, c.row);
+    parked.save(std::move(p), e.values, c.row);
   }
 
   bool has_failed(const Stopped& c) const {
     for (int64_t t = c.row; t < c.row + tokens_of(whole, c.number); t++) {
-      if (e.failed_tokens_[static_cast<size_t>(t)].load(std::memory_order_relaxed)) return true;
+      if (e.failed_tokens[static_cast<size_t>(t)].load(std::memory_order_relaxed)) return true;
     }
     return false;
   }
 
   void move_rows(int64_t from, int64_t to, int64_t count) {
     if (from == to) return;
-    for (size_t v = 0; v < e.values_.size(); v++) {
-      const Value& value = e.program_->values()[v];
+    for (size_t v = 0; v < e.values.size(); v++) {
+      const Value& value = e.program->values()[v];
       if (value.copies != 1 || value.fold != 1) continue;
-      const Rows& rows = e.values_[v];
+      const Rows& rows = e.values[v];
       std::memmove(row_of(rows, to), row_of(rows, from), static_cast<size_t>(count) * rows.stride);
     }
   }
 
   // Lets the step go on with the sequences `next`. Their rows follow one another in this order.
   void set_part(std::vector<int32_t> next, bool at_start = false) {
-    if (next.empty()) e.input_.tokens = e.input_.seqs = e.input_.rows = 0;
+    if (next.empty()) e.input.tokens = e.input.seqs = e.input.rows = 0;
     const StepInput in = part_of(whole, next, next_words);
-    e.part_words_.swap(next_words);  // the arrays of `in` keep their addresses
-    e.part_ = std::move(next);
-    e.part_rows_.assign(static_cast<size_t>(whole.tokens), -1);
+    e.part_words.swap(next_words);  // the arrays of `in` keep their addresses
+    e.part = std::move(next);
+    e.part_rows.assign(static_cast<size_t>(whole.tokens), -1);
     int32_t row = 0;
-    for (const int32_t s : e.part_) {
+    for (const int32_t s : e.part) {
       for (int64_t t = whole.query_start[s]; t < whole.query_start[s + 1]; t++) {
-        e.part_rows_[static_cast<size_t>(t)] = row++;
+        e.part_rows[static_cast<size_t>(t)] = row++;
       }
     }
-    const bool begun = at_start && static_cast<int64_t>(e.part_.size()) == whole.seqs;
-    if (!e.part_.empty() && !begun) e.set_input(in);  // otherwise the step has all of them
+    const bool begun = at_start && static_cast<int64_t>(e.part.size()) == whole.seqs;
+    if (!e.part.empty() && !begun) e.set_input(in);  // otherwise the step has all of them
   }
 
-  static bool run(Executor& e, const StepInput& whole) {
-    StepParts parts{e, whole, *e.parked_, *e.weights_.pool(), {}, {}};
+  static bool run(StepContext& e, const StepInput& whole) {
+    StepParts parts{e, whole, *e.parked, *e.weights.pool(), {}, {}};
     for (const ParkedRows::Sequence& p : parts.parked.begin_step(whole)) e.release_parked(p);
-    e.paused_op_ = e.decided_op_ = -1;
-    e.parting_ = !parts.shares_new_blocks();
-    if (e.parting_) return parts.run();
+    e.paused_op = e.decided_op = -1;
+    e.parting = !parts.shares_new_blocks();
+    if (e.parting) return parts.run();
     forget(e, [](const ParkedRows::Sequence& p) { return p.number >= 0; });
-    return e.run_ops(0, static_cast<int64_t>(e.program_->ops().size()));
+    return run_ops(e, 0, static_cast<int64_t>(e.program->ops().size()));
   }
 
   // Forgets the parked sequences for which gone(sequence) is true. They begin again.
   template <class Gone>
-  static void forget(Executor& e, const Gone& gone) {
-    for (size_t i = 0; i < e.parked_->all().size();) {
-      if (gone(e.parked_->all()[i])) {
-        e.release_parked(e.parked_->forget(i));
+  static void forget(StepContext& e, const Gone& gone) {
+    for (size_t i = 0; i < e.parked->all().size();) {
+      if (gone(e.parked->all()[i])) {
+        e.release_parked(e.parked->forget(i));
       } else {
         i++;
       }
@@ -342,7 +342,7 @@ struct StepParts {
   bool shares_new_blocks() const {
     std::vector<std::pair<int32_t, int32_t>> filled;  // (block, sequence)
     const auto each_block = [&](int32_t s, int64_t first, int64_t end, const auto& visit) {
-      for (int32_t g = 0; g < e.program_->cache_groups(); g++) {
+      for (int32_t g = 0; g < e.program->cache_groups(); g++) {
         const int32_t* table = e.table(s, g);
         for (int64_t b = first; b < end; b++) visit(table[b]);
       }
@@ -367,16 +367,16 @@ struct StepParts {
     return shares;
   }
 
-  static void order_results(Executor& e, const StepInput& whole) {
+  static void order_results(StepContext& e, const StepInput& whole) {
     std::vector<int32_t> order;  // by row of the part: its row of the whole step
-    for (const int32_t s : e.part_) {
+    for (const int32_t s : e.part) {
       each_result(whole, s, [&](int64_t r, int64_t) { order.push_back(static_cast<int32_t>(r)); });
     }
     if (static_cast<int64_t>(order.size()) == whole.rows &&
         std::is_sorted(order.begin(), order.end())) {
       return;
     }
-    StepResults& out = e.results_;
+    StepResults& out = e.results;
     const auto put = [&](auto& values, int64_t width) {
       const auto part = values;
       for (size_t i = 0; i < order.size(); i++) {
@@ -386,8 +386,8 @@ struct StepParts {
     };
     put(out.ranks, 1);
     put(out.logprobs, 1);
-    put(out.top_ids, e.max_top());
-    put(out.top_logprobs, e.max_top());
+    put(out.top_ids, e.limits.max_top);
+    put(out.top_logprobs, e.limits.max_top);
     const std::vector<int32_t> tokens = out.tokens;
     std::fill_n(out.tokens.begin(), whole.rows, -1);
     for (size_t i = 0; i < order.size(); i++) {
@@ -401,43 +401,26 @@ struct StepParts {
   }
 };
 
-bool run_parts(Executor& executor, const StepInput& whole) {
-  return StepParts::run(executor, whole);
+bool run_parts(StepContext& step, const StepInput& whole) { return StepParts::run(step, whole); }
+
+void order_results(StepContext& step, const StepInput& whole) {
+  StepParts::order_results(step, whole);
 }
 
-void order_results(Executor& executor, const StepInput& whole) {
-  StepParts::order_results(executor, whole);
+bool can_part(const StepContext& step, const StepInput& in) noexcept {
+  return step.parked && !in.adapters && !in.media_rows && !in.angles &&
+         (in.seqs > 1 || !step.parked->all().empty());
 }
 
-bool Executor::can_part(const StepInput& in) const noexcept {
-  return parked_ && !in.adapters && !in.media_rows && !in.angles &&
-         (in.seqs > 1 || !parked_->all().empty());
+void forget_parked(StepContext& step, int64_t slot) {
+  if (!step.parked) return;
+  StepParts::forget(step, [&](const ParkedRows::Sequence& p) { return p.slot == slot; });
 }
 
-bool Executor::pauses(int64_t op) const noexcept {
-  if (!parting_ || op == decided_op_) return false;
-  const auto route = static_cast<size_t>(op);
-  if (parked_->any_at(op)) return true;
-  const bool others = input_.seqs > 1 || parked_->any();
-  return others && weights_.pool()->misses(route, routing_);
-}
-
-void Executor::release_parked(const ParkedRows::Sequence& sequence) {
-  weights_.pool()->release(static_cast<size_t>(sequence.op), sequence.experts);
-}
-
-void Executor::release(int64_t slot) {
-  if (parked_) {
-    StepParts::forget(*this, [&](const ParkedRows::Sequence& p) { return p.slot == slot; });
-  }
-  sampler_.release(slot);
-  tables_.release(slot);
-}
-
-std::vector<int32_t> Executor::parked_sequences() const {
+std::vector<int32_t> parked_sequences(const StepContext& step) {
   std::vector<int32_t> out;
-  for (size_t i = 0; parting_ && i < parked_->all().size(); i++) {
-    const int64_t number = parked_->all()[i].number;
+  for (size_t i = 0; step.parting && i < step.parked->all().size(); i++) {
+    const int64_t number = step.parked->all()[i].number;
     if (number >= 0) out.push_back(static_cast<int32_t>(number));
   }
   std::sort(out.begin(), out.end());

@@ -8,16 +8,25 @@
 // A parked sequence goes on when a later step comes to its operation. A row has the same bits
 // in all steps, whatever other rows they have.
 #pragma once
+#include <vector>
+
 #include "runtime/step_input.h"
 
 namespace cpuserve {
 
-class Executor;
+struct StepContext;
 
+// Whether sequences of this step may be parked.
+bool can_part(const StepContext& step, const StepInput& in) noexcept;
 // Runs the operations of the step that has begun on the sequences that need not wait.
 // Returns false if the step was cancelled.
-bool run_parts(Executor& executor, const StepInput& whole);
+bool run_parts(StepContext& step, const StepInput& whole);
 // Puts the results of these sequences to their rows of the whole step; other rows get no token.
-void order_results(Executor& executor, const StepInput& whole);
+void order_results(StepContext& step, const StepInput& whole);
+
+// Forgets the parked sequence of a request slot, which begins again.
+void forget_parked(StepContext& step, int64_t slot);
+// Returns the numbers of the parked sequences of the last step.
+std::vector<int32_t> parked_sequences(const StepContext& step);
 
 }  // namespace cpuserve

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "runtime/executor.h"
+#include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
@@ -35,23 +36,23 @@ PassTimes time_passes(double seconds, const Pass& pass) {
 double Executor::probe_bandwidth(double seconds) {
   std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;
-  for (size_t i = 0; i < program_->matrices().size(); i++) {
-    if (!weights_.pooled(i)) bytes += program_->matrices()[i].bytes();
+  for (size_t i = 0; i < step_.program->matrices().size(); i++) {
+    if (!step_.weights.pooled(i)) bytes += step_.program->matrices()[i].bytes();
   }
   check_argument(bytes > 0, "this program has no weights to read");
-  team_->call_all();
+  step_.team->call_all();
   const PassTimes pass = time_passes(seconds, [&] {
-    team_->run_on_all([&](int thread, int) noexcept {
+    step_.team->run_on_all([&](int thread, int) noexcept {
       uint64_t mine = 0;
-      for (size_t i = 0; i < program_->matrices().size(); i++) {
-        if (weights_.pooled(i)) continue;
-        const Matrix& m = program_->matrices()[i];
-        const Range p = m.panels_of(team_->share(m.units(), thread));
+      for (size_t i = 0; i < step_.program->matrices().size(); i++) {
+        if (step_.weights.pooled(i)) continue;
+        const Matrix& m = step_.program->matrices()[i];
+        const Range p = m.panels_of(step_.team->share(m.units(), thread));
         const PackedWeight& w =
-            weights_.matrix(static_cast<Id>(i), team_->rank_threads(thread).rank);
-        mine += table_->probe_read(w.data + static_cast<size_t>(p.begin) * m.panel_bytes,
-                                   static_cast<size_t>(p.size()) * m.panel_bytes);
-        if (thread == 0) advances_.add();
+            step_.weights.matrix(static_cast<Id>(i), step_.team->rank_threads(thread).rank);
+        mine += step_.kernels->probe_read(w.data + static_cast<size_t>(p.begin) * m.panel_bytes,
+                                          static_cast<size_t>(p.size()) * m.panel_bytes);
+        if (thread == 0) step_.advances.add();
       }
       sum.fetch_add(mine, std::memory_order_relaxed);
     });
@@ -65,13 +66,13 @@ double Executor::probe_dot(int kind, double seconds) {
                  "; it must be 0 to ", kKinds - 1);
   constexpr int64_t kIterations =
       200'000;  // less than a millisecond, so that time_passes ends on time
-  team_->call_all();
-  std::vector<double> operations(static_cast<size_t>(team_->threads()));
+  step_.team->call_all();
+  std::vector<double> operations(static_cast<size_t>(step_.team->threads()));
   // The fastest pass counts, because the rate is a limit of kernels, and other programs that run
   // meanwhile can only slow a pass down.
   const PassTimes pass = time_passes(seconds, [&] {
-    team_->run_on_all([&](int thread, int) noexcept {
-      operations[static_cast<size_t>(thread)] = table_->probe_dot[kind](kIterations);
+    step_.team->run_on_all([&](int thread, int) noexcept {
+      operations[static_cast<size_t>(thread)] = step_.kernels->probe_dot[kind](kIterations);
     });
   });
   double total = 0;
@@ -81,37 +82,37 @@ double Executor::probe_dot(int kind, double seconds) {
 
 double Executor::probe_barrier(int64_t rounds) {
   check_argument(rounds >= 1, "probe_barrier needs at least 1 round, not ", rounds);
-  team_->call_all();
+  step_.team->call_all();
   const int64_t start = now_ns();
-  team_->run_on_all([&](int thread, int) noexcept {
-    for (int64_t i = 0; i < rounds; i++) team_->barrier(thread);
+  step_.team->run_on_all([&](int thread, int) noexcept {
+    for (int64_t i = 0; i < rounds; i++) step_.team->barrier(thread);
   });
   return 1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(rounds);
 }
 
 int64_t Executor::num_linears() const {
-  return std::count_if(program_->ops().begin(), program_->ops().end(),
+  return std::count_if(step_.program->ops().begin(), step_.program->ops().end(),
                        [](const Op& op) { return std::holds_alternative<LinearOp>(op); });
 }
 
 double Executor::probe_linears(int64_t rows, int64_t first, int64_t count) {
-  check_argument(rows >= 1 && rows <= program_->max_tokens(), "probe_linears needs from 1 to ",
-                 program_->max_tokens(), " rows, not ", rows);
+  check_argument(rows >= 1 && rows <= step_.program->max_tokens(), "probe_linears needs from 1 to ",
+                 step_.program->max_tokens(), " rows, not ", rows);
   check_argument(first >= 0 && count >= 1 && num_linears() > 0,
                  "probe_linears needs a program with linears, and at least 1 of them");
   std::vector<int64_t> linears;
-  for (size_t i = 0; i < program_->ops().size(); i++) {
-    if (std::holds_alternative<LinearOp>(program_->ops()[i])) {
+  for (size_t i = 0; i < step_.program->ops().size(); i++) {
+    if (std::holds_alternative<LinearOp>(step_.program->ops()[i])) {
       linears.push_back(static_cast<int64_t>(i));
     }
   }
-  input_ = StepInput{};
-  input_.tokens = rows;
-  team_->call_all();
+  step_.input = StepInput{};
+  step_.input.tokens = rows;
+  step_.team->call_all();
   const int64_t start = now_ns();
   for (int64_t i = 0; i < count; i++) {
     const int64_t op = linears[static_cast<size_t>(first + i) % linears.size()];
-    if (!run_ops(op, op + 1)) fail_system("the probe was cancelled");
+    if (!run_ops(step_, op, op + 1)) fail_system("the probe was cancelled");
   }
   return 1e-9 * static_cast<double>(now_ns() - start);
 }
@@ -130,10 +131,10 @@ std::map<std::string, int64_t> Executor::memory() const {
     return sum;
   };
   int64_t kv_bytes = 0, weight_bytes = 0, state_bytes = 0;
-  const Residency states = all(states_.arenas(), &state_bytes);
-  const Residency kv = all(kv_.arenas(), &kv_bytes);
-  Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
-  if (const ExpertPool* pool = weights_.pool()) {
+  const Residency states = all(step_.states.arenas(), &state_bytes);
+  const Residency kv = all(step_.kv.arenas(), &kv_bytes);
+  Residency weights = all(step_.weights.matrix_arenas(), &weight_bytes);
+  if (const ExpertPool* pool = step_.weights.pool()) {
     const Residency experts = all(pool->arenas(), &weight_bytes);
     weights.resident += experts.resident;
     weights.huge += experts.huge;
@@ -141,8 +142,8 @@ std::map<std::string, int64_t> Executor::memory() const {
   return {{"weights", weight_bytes},
           {"weights_resident", weights.resident},
           {"weights_huge", weights.huge},
-          {"weights_mapped", weights_.mapped() ? weight_bytes : 0},
-          {"vectors", bytes(weights_.vector_arena())},
+          {"weights_mapped", step_.weights.mapped() ? weight_bytes : 0},
+          {"vectors", bytes(step_.weights.vector_arena())},
           {"activations_reserved", bytes(activations_)},
           {"activations_resident", activations_.residency(process).resident},
           {"work_reserved", bytes(work_)},
@@ -150,7 +151,7 @@ std::map<std::string, int64_t> Executor::memory() const {
           {"state_reserved", state_bytes},
           {"state_resident", states.resident},
           {"kv_reserved", kv_bytes},
-          {"kv_committed", static_cast<int64_t>(kv_.committed())},
+          {"kv_committed", static_cast<int64_t>(step_.kv.committed())},
           {"kv_resident", kv.resident},
           {"kv_huge", kv.huge}};
 }
@@ -158,8 +159,9 @@ std::map<std::string, int64_t> Executor::memory() const {
 MemoryNodes Executor::memory_nodes() const {
   const PagesOfProcess pages = pages_of_process();
   MemoryNodes out;
-  for (const Buffer& arena : weights_.matrix_arenas()) out.weights.push_back(arena.nodes(pages));
-  for (const Buffer& arena : kv_.arenas()) out.kv.push_back(arena.nodes(pages));
+  for (const Buffer& arena : step_.weights.matrix_arenas())
+    out.weights.push_back(arena.nodes(pages));
+  for (const Buffer& arena : step_.kv.arenas()) out.kv.push_back(arena.nodes(pages));
   return out;
 }
 

@@ -72,7 +72,7 @@ struct CacheLayer {
 };
 
 // A rope with frequencies on several axes of places (RopeStoreOp::axes). A step with angles
-// has tables of its own for it, with a row of cos and sin for each token (Executor::turn).
+// has tables of its own for it, with a row of cos and sin for each token (StepContext::turn).
 struct AxialRope {
   Id cos, sin;
   std::vector<int32_t> axes;  // the axis of each frequency

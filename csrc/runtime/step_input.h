@@ -26,7 +26,7 @@ struct StepInput {
   const int32_t* adapter_scales;                               // [seqs] bits of floats, or null
   const int32_t* media_rows;                                   // [tokens], or null without media
   const int32_t* angles;                                       // [axes, tokens], or null
-  const int32_t* ends;                                         // see Executor::find_ends, or null
+  const int32_t* ends;                                         // see StepContext::find_ends, or null
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
   const int32_t* row_mask;                                     // [rows], or null without masks

@@ -38,19 +38,20 @@ Id hidden_value(const Program& program) {
 }  // namespace
 
 int64_t Executor::kept_width() const {
-  const Id id = hidden_value(*program_);
-  return id == kNone ? 0 : values_[static_cast<size_t>(id)].width;
+  const Id id = hidden_value(*step_.program);
+  return id == kNone ? 0 : step_.values[static_cast<size_t>(id)].width;
 }
 
 void Executor::read_hidden(Span<const int32_t> rows, float* to) const {
-  const Id id = hidden_value(*program_);
+  const Id id = hidden_value(*step_.program);
   check_argument(id != kNone, "read_hidden: the program has no logits");
-  const Rows& from = values_[static_cast<size_t>(id)];
-  const auto tokens = parting_ ? static_cast<int64_t>(part_rows_.size()) : input_.tokens;
+  const Rows& from = step_.values[static_cast<size_t>(id)];
+  const auto tokens =
+      step_.parting ? static_cast<int64_t>(step_.part_rows.size()) : step_.input.tokens;
   for (const int32_t token : rows) {
     check_argument(token >= 0 && token < tokens, "read_hidden: the last step has ", tokens,
                    " tokens, and no row ", token);
-    const int32_t row = parting_ ? part_rows_[static_cast<size_t>(token)] : token;
+    const int32_t row = step_.parting ? step_.part_rows[static_cast<size_t>(token)] : token;
     check_argument(row >= 0, "read_hidden: the sequence of row ", token, " is parked");
     read_row(from, row, to);
     to += from.width;
@@ -66,35 +67,36 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 }
 
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
-  const auto ops = static_cast<int64_t>(program_->ops().size());
+  const auto ops = static_cast<int64_t>(step_.program->ops().size());
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
   // A caller that taps all operations in order runs each of them only once.
   const bool same = std::equal(words.begin(), words.end(), tap_words_.begin(), tap_words_.end());
   const bool goes_on = same && tap_next_ >= 0 && op >= tap_next_;
   const int64_t begin = goes_on ? tap_next_ : 0;
   if (goes_on) {
-    input_ = accept(words);  // the words may have moved in memory
+    step_.input = accept(words);  // the words may have moved in memory
   } else {
     begin_step(accept(words));
     tap_words_.assign(words.begin(), words.end());
   }
   tap_next_ = -1;
-  input_.row_draft = nullptr;  // rows are sampled independently, and sampler states do not change
-  const Ends ends = ends_of(program_->ops()[static_cast<size_t>(op)], *program_);
+  step_.input.row_draft =
+      nullptr;  // rows are sampled independently, and sampler states do not change
+  const Ends ends = ends_of(step_.program->ops()[static_cast<size_t>(op)], *step_.program);
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);
-    return read_rows(values_[at], program_->values()[at].rows(input_.tokens));
+    return read_rows(step_.values[at], step_.program->values()[at].rows(step_.input.tokens));
   };
-  if (!run_ops(begin, op)) fail_system("the step was cancelled");
+  if (!run_ops(step_, begin, op)) fail_system("the step was cancelled");
   Tap out;
   for (Id id : ends.inputs) out.inputs.push_back(read(id));
   if (ends.output == kNone) {
-    const auto size = static_cast<size_t>(input_.rows * logits_.width);
-    out.output = {input_.rows, logits_.width, std::vector<float>(size)};
-    logits_copy_ = out.output.data.data();
+    const auto size = static_cast<size_t>(step_.input.rows * step_.logits.width);
+    out.output = {step_.input.rows, step_.logits.width, std::vector<float>(size)};
+    step_.logits_copy = out.output.data.data();
   }
-  const bool finished = run_ops(op, op + 1);
-  logits_copy_ = nullptr;
+  const bool finished = run_ops(step_, op, op + 1);
+  step_.logits_copy = nullptr;
   if (!finished) fail_system("the step was cancelled");
   if (ends.output != kNone) out.output = read(ends.output);
   tap_next_ = op + 1;

@@ -3,9 +3,9 @@
 #pragma once
 #include <cmath>
 
-#include "runtime/executor.h"
 #include "runtime/linear_plan.h"
 #include "runtime/rows.h"
+#include "runtime/step_context.h"
 
 namespace cpuserve {
 
@@ -15,7 +15,7 @@ inline float sigmoid(float x) noexcept { return 1.0f / (1.0f + std::exp(-x)); }
 inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 struct Worker {
-  Executor& e;
+  StepContext& step;
   const int thread, threads;
   const RankThreads peers;  // the members of the rank of this thread, including this thread
   int64_t phase;
@@ -41,9 +41,9 @@ struct Worker {
   // The last thread to arrive calls last() before the other threads continue.
   template <class Last>
   void barrier(const Last& last) noexcept {
-    e.team_->barrier(thread, last);
-    if (thread == 0) e.advances_.add();
-    e.queue_.enter(thread, ++phase);
+    step.team->barrier(thread, last);
+    if (thread == 0) step.advances.add();
+    step.queue.enter(thread, ++phase);
   }
   // Divides items [0, items) among the threads `of` with work stealing: this thread claims chunks
   // of items, first from its own share, and calls run(begin, end) for each chunk.
@@ -56,107 +56,107 @@ struct Worker {
   }
   template <class Share, class Run>
   void drain_shares(RankThreads of, const Share& share_of, int64_t chunk, const Run& run) noexcept {
-    e.queue_.drain_shares(thread, of, phase, share_of, chunk, [&](int64_t begin, int64_t end) {
-      if (!e.cancelled_.load(std::memory_order_relaxed)) run(begin, end);
+    step.queue.drain_shares(thread, of, phase, share_of, chunk, [&](int64_t begin, int64_t end) {
+      if (!step.cancelled.load(std::memory_order_relaxed)) run(begin, end);
     });
   }
   // Does the same as drain() for the tasks of this rank in a slice of an operation (Slice): a
   // thread claims at least one task, if there is one. The tasks must need no barrier between them.
   template <class Run>
   void drain_slice(Range tasks, int64_t chunk, const Run& run) noexcept {
-    std::atomic<int64_t>& next = e.slice_.next[static_cast<size_t>(peers.rank)];
+    std::atomic<int64_t>& next = step.slice.next[static_cast<size_t>(peers.rank)];
     do {
       // relaxed: a claim only takes a number, and the barrier at the end publishes the results
       const int64_t at = tasks.begin + next.fetch_add(chunk, std::memory_order_relaxed);
       if (at >= tasks.end) return;
-      if (!e.cancelled_.load(std::memory_order_relaxed)) run(at, std::min(at + chunk, tasks.end));
-    } while (now_ns() < e.slice_.end);
+      if (!step.cancelled.load(std::memory_order_relaxed)) run(at, std::min(at + chunk, tasks.end));
+    } while (now_ns() < step.slice.end);
     if (next.load(std::memory_order_relaxed) < tasks.size()) {
-      e.slice_.more.store(true, std::memory_order_relaxed);
+      step.slice.more.store(true, std::memory_order_relaxed);
     }
   }
-  bool in_slice() const noexcept { return e.slice_.end > 0; }
+  bool in_slice() const noexcept { return step.slice.end > 0; }
   RankThreads everyone() const noexcept { return {0, 0, threads}; }
   // Returns the items of this thread in an operation that is too short for work stealing.
   // Threads on faster cores get more items.
   Range share(int64_t items) const noexcept {
     if (alone) return {0, items};
-    const Range part = split(items, e.slice_.part, e.slice_.parts);
-    const Range mine = e.team_->speeds().share(part.size(), thread, threads);
+    const Range part = split(items, step.slice.part, step.slice.parts);
+    const Range mine = step.team->speeds().share(part.size(), thread, threads);
     return {part.begin + mine.begin, part.begin + mine.end};
   }
 
-  int64_t tokens() const noexcept { return e.input_.tokens; }
+  int64_t tokens() const noexcept { return step.input.tokens; }
   // Returns the number of rows of a value in this step.
   int64_t rows(Id id) const noexcept {
-    return e.program_->values()[static_cast<size_t>(id)].rows(tokens());
+    return step.program->values()[static_cast<size_t>(id)].rows(tokens());
   }
-  const Rows& value(Id id) const noexcept { return e.values_[static_cast<size_t>(id)]; }
-  const float* vector(Id id) const noexcept { return e.weights_.vector(id); }
+  const Rows& value(Id id) const noexcept { return step.values[static_cast<size_t>(id)]; }
+  const float* vector(Id id) const noexcept { return step.weights.vector(id); }
   const Matrix& matrix(Id id) const noexcept {
-    return e.program_->matrices()[static_cast<size_t>(id)];
+    return step.program->matrices()[static_cast<size_t>(id)];
   }
 
   // The parts of the executor that operations use.
-  const Program& program() const noexcept { return *e.program_; }
-  const KernelTable& kernels() const noexcept { return *e.table_; }
-  const WorkSizes& work_sizes() const noexcept { return e.work_sizes_; }
-  const Ranks& ranks() const noexcept { return e.team_->ranks(); }
-  const Weights& weights() const noexcept { return e.weights_; }
-  const StepInput& input() const noexcept { return e.input_; }
-  Routing& routing() const noexcept { return e.routing_; }
-  const std::atomic<bool>& cancelled() const noexcept { return e.cancelled_; }
+  const Program& program() const noexcept { return *step.program; }
+  const KernelTable& kernels() const noexcept { return *step.kernels; }
+  const WorkSizes& work_sizes() const noexcept { return step.work_sizes; }
+  const Ranks& ranks() const noexcept { return step.team->ranks(); }
+  const Weights& weights() const noexcept { return step.weights; }
+  const StepInput& input() const noexcept { return step.input; }
+  Routing& routing() const noexcept { return step.routing; }
+  const std::atomic<bool>& cancelled() const noexcept { return step.cancelled; }
   // Whether the step stops after the running RouteOp, because some of its sequences have to be
   // parked, or go on (parts.h). One thread calls this while the others wait.
   bool pauses() const noexcept {
-    if (!e.pauses(static_cast<int64_t>(op))) return false;
-    e.paused_op_ = static_cast<int64_t>(op);
+    if (!step.pauses(static_cast<int64_t>(op))) return false;
+    step.paused_op = static_cast<int64_t>(op);
     return true;
   }
   // Marks a token that needs an expert which could not be read: its sequence gets no result.
   void fail_token(int64_t token) const noexcept {
-    e.failed_tokens_[static_cast<size_t>(token)].store(true, std::memory_order_relaxed);
+    step.failed_tokens[static_cast<size_t>(token)].store(true, std::memory_order_relaxed);
   }
-  const float* media_row(int64_t row) const noexcept { return e.media_row(row); }
-  const uint8_t* patch(int64_t row) const noexcept { return e.patch(row); }
-  const Executor::Turns& turns(int32_t axial) const noexcept {
-    return e.turns_[static_cast<size_t>(axial)];
+  const float* media_row(int64_t row) const noexcept { return step.media_row(row); }
+  const uint8_t* patch(int64_t row) const noexcept { return step.patch(row); }
+  const StepContext::Turns& turns(int32_t axial) const noexcept {
+    return step.turns[static_cast<size_t>(axial)];
   }
-  const int32_t* token_numbers() const noexcept { return e.token_numbers_; }
-  const KvCache& kv() const noexcept { return e.kv_; }
+  const int32_t* token_numbers() const noexcept { return step.token_numbers; }
+  const KvCache& kv() const noexcept { return step.kv; }
   // kv_slots returns the KV slot of each token, in the cache group of KV layer `layer`. block_table
   // returns the block table of a sequence in the cache group of the layer.
   const int32_t* kv_slots(Id layer) const noexcept {
-    return e.slots_.data() + e.kv_.group(layer) * e.program_->max_tokens();
+    return step.kv_slots.data() + step.kv.group(layer) * step.program->max_tokens();
   }
   const int32_t* block_table(int64_t seq, Id layer) const noexcept {
-    return e.table(seq, e.kv_.group(layer));
+    return step.table(seq, step.kv.group(layer));
   }
   const AttentionPlan& attention_plan() const noexcept {  // the plan of the running op
-    return e.plans_[static_cast<size_t>(e.plan_of_op_[op])];
+    return step.plans[static_cast<size_t>(step.plan_of_op[op])];
   }
-  float* partials() const noexcept { return e.partials_; }  // partial results of attention
+  float* partials() const noexcept { return step.partials; }  // partial results of attention
   // Memory for the scores of index keys, which holds the scores of one token at least.
-  float* index_scores() const noexcept { return e.index_scores_; }
-  int64_t index_floats() const noexcept { return e.index_floats_; }
-  StateCache& states() const noexcept { return e.states_; }
+  float* index_scores() const noexcept { return step.index_scores; }
+  int64_t index_floats() const noexcept { return step.index_floats; }
+  StateCache& states() const noexcept { return step.states; }
   // state_slot returns the state slot for the block of a token. state_before returns the state slot
   // with the last closed state before the tokens of a sequence in this step (-1: there is none).
   int64_t state_slot(int64_t token) const noexcept {
-    return e.state_slots_[static_cast<size_t>(token)];
+    return step.state_slots[static_cast<size_t>(token)];
   }
   int64_t state_before(int64_t seq) const noexcept {
-    return e.state_before_[static_cast<size_t>(seq)];
+    return step.state_before[static_cast<size_t>(seq)];
   }
-  const Rows& logit_input() const noexcept { return e.logit_input_; }
-  const Rows& logits() const noexcept { return e.logits_; }
-  int64_t logit_rows() const noexcept { return e.logit_rows_; }
-  float* logits_copy() const noexcept { return e.logits_copy_; }
-  Sampler& sampler() const noexcept { return e.sampler_; }
-  StepResults& results() const noexcept { return e.results_; }
-  int64_t max_top() const noexcept { return e.limits_.max_top; }
+  const Rows& logit_input() const noexcept { return step.logit_input; }
+  const Rows& logits() const noexcept { return step.logits; }
+  int64_t logit_rows() const noexcept { return step.logit_rows; }
+  float* logits_copy() const noexcept { return step.logits_copy; }
+  Sampler& sampler() const noexcept { return step.sampler; }
+  StepResults& results() const noexcept { return step.results; }
+  int64_t max_top() const noexcept { return step.limits.max_top; }
   uint8_t* scratch_of(int64_t other) const noexcept {
-    return e.scratch_[static_cast<size_t>(other)];
+    return step.scratch[static_cast<size_t>(other)];
   }
 
   // The arguments of a linear, without its weights. The linears of all experts share one Product,
@@ -188,5 +188,8 @@ struct Worker {
   // Whether the step makes no guesses, and the op is only for them.
   bool skips(size_t i) const noexcept;
 };
+
+// Runs operations [first, last) on all threads. Returns false if the step was cancelled.
+bool run_ops(StepContext& step, int64_t first, int64_t last);
 
 }  // namespace cpuserve

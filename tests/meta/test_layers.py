@@ -65,7 +65,8 @@ BANNED_CALLS = {"eval", "exec", "__import__"}
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
 CPP_RANK = {"base": 0, "cpu": 1, "parallel": 1, "kernels": 2, "runtime": 3, "bindings": 4}
-# The units that Worker ties: it includes Executor, and operations include it.
+# The units that a program and its operations tie: Program has every operation as data, and each
+# operation checks its fields against the Program. Executor is above them.
 KNOT = {
     *(
         f"runtime/operations/{name}" for name in (
@@ -75,8 +76,8 @@ KNOT = {
     ),
     *(
         f"runtime/{name}" for name in (
-            "barrier_plan", "executor", "expert_pool", "kv_cache", "names", "parked_rows", "parts",
-            "program", "routing", "state_cache", "weights", "worker",
+            "barrier_plan", "expert_pool", "kv_cache", "names", "parked_rows", "program", "routing",
+            "state_cache", "step_context", "weights", "worker",
         )
     ),
 }  # fmt: skip
