@@ -34,7 +34,7 @@ def metrics() -> str:
         replicas=lambda: [ReplicaStatus(serves=True, restarts=0, stats=Stats())],
         tiers=("disk",),
         drafts=True,
-        pictures=True,
+        media=True,
         experts=True,
     )
     server.on_cache_miss("new")  # this metric is listed only after a first cache miss

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -130,3 +131,11 @@ def test_no_name_is_declared_twice():
         for name in whole.architectures
     ]
     assert len(names) == len(set(names))
+
+
+def test_the_code_that_records_name_exists():
+    places = {whole.tower for whole in FAMILIES.wholes.values() if whole.tower}
+    places |= {family.text for family in FAMILIES.texts.values()} | {*FAMILIES.media.values()}
+    for place in sorted(places):
+        module, _, name = place.partition(":")
+        assert hasattr(import_module(module), name), place
