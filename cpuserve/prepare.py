@@ -74,7 +74,7 @@ def prepare(
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
     from cpuserve.loader.gguf.mmproj import choose_mmproj
-    from cpuserve.media.families.settings import check_options
+    from cpuserve.media.pictures.families.settings import check_options
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes
 
@@ -557,8 +557,8 @@ def _tower_facts(
         ModelError: the settings of the image processor are not complete.
         ConfigError: a picture cannot have so few tokens.
     """
-    from cpuserve.media.families.settings import configured
-    from cpuserve.media.families.table import family_of, family_with
+    from cpuserve.media.pictures.families.settings import configured
+    from cpuserve.media.pictures.families.table import family_of, family_with
     from cpuserve.models import build_tower
     from cpuserve.program.counts import weight_counts
 

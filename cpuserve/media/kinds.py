@@ -176,7 +176,7 @@ class MediaKind:
 
 
 KINDS: dict[str, MediaKind] = {
-    "image": MediaKind("picture", ("image", "file"), "cpuserve.media.pictures.reader"),
+    "image": MediaKind("picture", ("image", "file"), "cpuserve.media.readers.pictures"),
 }
 
 

@@ -222,7 +222,7 @@ def test_a_name_with_a_private_address_at_the_second_look(monkeypatch):
 
 def test_huge_pictures_in_one_body_are_refused_before_they_are_decoded(monkeypatch):
     api = picture_api(**RULES)
-    monkeypatch.setattr("cpuserve.media.pictures.reader.MOST_PIXELS", 10_000)
+    monkeypatch.setattr("cpuserve.media.readers.pictures.MOST_PIXELS", 10_000)
     parts = [image(data_url(png(seed=31))), image(data_url(announced(70, 70)))]
     error = error_of(ask_beside_a_stream(api, parts))
     why = "messages[0].content[1] makes more than 512 million pixels with the pictures before it"
@@ -241,7 +241,7 @@ ANSWERED = {"role": "assistant", "content": "Fine."}
 
 def test_damaged_pictures_use_up_the_pixels_of_a_request(monkeypatch):
     api, jobs, decode = picture_api(**RULES), [], DECODER.decode
-    monkeypatch.setattr("cpuserve.media.pictures.reader.MOST_PIXELS", 12_000)
+    monkeypatch.setattr("cpuserve.media.readers.pictures.MOST_PIXELS", 12_000)
     monkeypatch.setattr(DECODER, "decode", lambda *a, **more: jobs.append(1) or decode(*a, **more))
     mine = [image(data_url(png(50, 50, seed=33)))]
     one = [{"role": "user", "content": [image(data_url(DAMAGED))]}, ANSWERED]

@@ -120,7 +120,7 @@ def scripted_server(settings: Settings | None = None, **fields: Any) -> Iterator
 
 def _let_see(server: ScriptedServer) -> None:
     """Let the model of a server read pictures: templates write IMAGE for each of them."""
-    from cpuserve.media.pictures.reader import PictureReader
+    from cpuserve.media.readers.pictures import PictureReader
     from cpuserve.serving.media.reader import MediaReader, MediaRules
     from cpuserve.tokenizer.chat import ChatTemplate
     from tests.helpers.drawn import SMALL

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cpuserve.media.families.idefics3 import Idefics3
+from cpuserve.media.pictures.families.idefics3 import Idefics3
 
 # A family of small tiles: 64 x 64 pixels are 64 patches, which become 4 rows.
 SMALL = Idefics3(tile=64, patch=8, merge=4, longest=256)

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cpuserve.core.media import MediaItem
-from cpuserve.media.families.llava_next import LlavaNextPictures
-from cpuserve.media.families.llava_onevision import OnevisionPictures
+from cpuserve.media.pictures.families.llava_next import LlavaNextPictures
+from cpuserve.media.pictures.families.llava_onevision import OnevisionPictures
 from cpuserve.program.pictures import PictureForm
 from cpuserve.runtime.picture_tower import PictureLines
 from tests.helpers.dots_ocr import DOTS_OCR, write_dots_ocr

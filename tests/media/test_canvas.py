@@ -15,8 +15,8 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.families.canvas import CanvasTiles
-from cpuserve.media.families.table import family_of
+from cpuserve.media.pictures.families.canvas import CanvasTiles
+from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [

@@ -18,8 +18,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.families.gemma4 import Gemma4Pictures
-from cpuserve.media.families.table import family_of
+from cpuserve.media.pictures.families.gemma4 import Gemma4Pictures
+from cpuserve.media.pictures.families.table import family_of
 from cpuserve.program.pictures import GEMMA4_BUDGETS
 from tests.helpers.drawn import picture
 

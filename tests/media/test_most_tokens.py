@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from cpuserve.base.errors import InvalidRequest
-from cpuserve.media.families.canvas import CanvasTiles
-from cpuserve.media.families.gemma4 import Gemma4Pictures
-from cpuserve.media.families.lfm2_vl import Lfm2Pictures
-from cpuserve.media.families.pixtral import PixtralPictures
-from cpuserve.media.families.qwen_vl import QwenVL
+from cpuserve.media.pictures.families.canvas import CanvasTiles
+from cpuserve.media.pictures.families.gemma4 import Gemma4Pictures
+from cpuserve.media.pictures.families.lfm2_vl import Lfm2Pictures
+from cpuserve.media.pictures.families.pixtral import PixtralPictures
+from cpuserve.media.pictures.families.qwen_vl import QwenVL
 from tests.helpers.drawn import SMALL
 
 LFM2 = Lfm2Pictures(

@@ -16,7 +16,7 @@ from cpuserve.api.request.fields import check_fields, with_refused
 from cpuserve.api.request.state import get_state
 from cpuserve.api.route import get, post
 from cpuserve.base.errors import InvalidRequest
-from cpuserve.media.layout import ShownPicture
+from cpuserve.media.pictures.layout import ShownPicture
 from cpuserve.serving.calls.call import Prompt, call_from
 from cpuserve.serving.calls.params import check_token_ids
 from cpuserve.serving.models.context import ModelContext

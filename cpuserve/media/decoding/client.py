@@ -31,7 +31,7 @@ from cpuserve.media.decoding.wire import (
     DecodedFile,
     DecodeJob,
 )
-from cpuserve.media.families.table import AnyFamily
+from cpuserve.media.pictures.families.table import AnyFamily
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from cpuserve.media.decoding.wire import (
     DecodedFile,
     DecodeJob,
 )
-from cpuserve.media.families.table import AnyFamily, for_pictures
+from cpuserve.media.pictures.families.table import AnyFamily, for_pictures
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.media.families.table import AnyFamily
-from cpuserve.media.layout import PictureLayout, ShownPicture
+from cpuserve.media.pictures.families.table import AnyFamily
+from cpuserve.media.pictures.layout import PictureLayout, ShownPicture
 
 USED_BYTES = 8
 READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"

@@ -38,7 +38,9 @@ FAMILIES = (
                 "granite_docling_text",
                 tied=True,
                 tower="cpuserve.models.granite_docling:GraniteDoclingTower",
-                media={"granite_docling": "cpuserve.media.families.canvas:granite_docling"},
+                media={
+                    "granite_docling": "cpuserve.media.pictures.families.canvas:granite_docling"
+                },
             ),
         ),
     ),

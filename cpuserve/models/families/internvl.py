@@ -10,7 +10,7 @@ FAMILIES = (
         "qwen2",
         (*DENSE, "internlm2", "qwen3_moe", "gpt_oss"),
         tower="cpuserve.models.internvl:InternVLChatTower",
-        media={"internvl_chat": "cpuserve.media.families.canvas:internvl_chat"},
+        media={"internvl_chat": "cpuserve.media.pictures.families.canvas:internvl_chat"},
     ),
     Whole(
         ("InternVLForConditionalGeneration",),
@@ -18,7 +18,7 @@ FAMILIES = (
         (*DENSE, "qwen3_moe", "gpt_oss"),
         tied=True,
         tower="cpuserve.models.internvl:InternVLTower",
-        media={"internvl": "cpuserve.media.families.canvas:internvl"},
+        media={"internvl": "cpuserve.media.pictures.families.canvas:internvl"},
     ),
     Whole(
         ("QianfanOCRForConditionalGeneration",),
@@ -26,6 +26,6 @@ FAMILIES = (
         tied=False,
         tower="cpuserve.models.internvl:QianfanTower",
         published={r"^language_model\.model\.encoder\.layers\.": "model.layers."},
-        media={"qianfan_ocr": "cpuserve.media.families.canvas:internvl"},
+        media={"qianfan_ocr": "cpuserve.media.pictures.families.canvas:internvl"},
     ),
 )

@@ -12,12 +12,12 @@ FAMILIES = (
         ("kimi_k2",),
         tower="cpuserve.models.kimi_vl:KimiK25Tower",
         published={r"^language_model\.model\.blocks\.": "model.layers."},
-        media={"kimi_k25": "cpuserve.media.families.kimi_vl:kimi_k25"},
+        media={"kimi_k25": "cpuserve.media.pictures.families.kimi_vl:kimi_k25"},
     ),
     Whole(
         ("KimiVLForConditionalGeneration",),
         "deepseek_v3",
         tower="cpuserve.models.kimi_vl:KimiVLTower",
-        media={"kimi_vl": "cpuserve.media.families.kimi_vl:kimi_vl"},
+        media={"kimi_vl": "cpuserve.media.pictures.families.kimi_vl:kimi_vl"},
     ),
 )

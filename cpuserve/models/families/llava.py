@@ -11,7 +11,7 @@ FAMILIES = (
         DENSE,
         tied=False,
         tower="cpuserve.models.llava:LlavaTower",
-        media={"llava": "cpuserve.media.families.llava:llava"},
+        media={"llava": "cpuserve.media.pictures.families.llava:llava"},
     ),
     Whole(
         ("LlavaNextForConditionalGeneration",),
@@ -19,7 +19,7 @@ FAMILIES = (
         DENSE,
         tied=False,
         tower="cpuserve.models.llava:LlavaNextTower",
-        media={"llava_next": "cpuserve.media.families.llava_next:llava_next"},
+        media={"llava_next": "cpuserve.media.pictures.families.llava_next:llava_next"},
     ),
     Whole(("LlavaNextVideoForConditionalGeneration",), "llama", DENSE, tied=False),
     Whole(
@@ -28,7 +28,9 @@ FAMILIES = (
         DENSE,
         tied=False,
         tower="cpuserve.models.llava:LlavaOnevisionTower",
-        media={"llava_onevision": "cpuserve.media.families.llava_onevision:llava_onevision"},
+        media={
+            "llava_onevision": "cpuserve.media.pictures.families.llava_onevision:llava_onevision"
+        },
     ),
     Whole(("VideoLlavaForConditionalGeneration",), "llama", tied=False),
     Whole(("VipLlavaForConditionalGeneration",), "llama", tied=False),

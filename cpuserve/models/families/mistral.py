@@ -40,13 +40,13 @@ FAMILIES = (
             r"^model\.vision_encoder\.": "vision_tower.",
             r"^model\.vision_projection\.": "multi_modal_projector.",
         },
-        media={"lighton_ocr": "cpuserve.media.families.pixtral:mistral3"},
+        media={"lighton_ocr": "cpuserve.media.pictures.families.pixtral:mistral3"},
     ),
     Whole(
         ("Mistral3ForConditionalGeneration",),
         "mistral",
         ("ministral3", "mistral4", "llama"),
         tower="cpuserve.models.pixtral:Mistral3Tower",
-        media={"mistral3": "cpuserve.media.families.pixtral:mistral3"},
+        media={"mistral3": "cpuserve.media.pictures.families.pixtral:mistral3"},
     ),
 )

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import ModelError
-from cpuserve.media.families.llava import read_square
-from cpuserve.media.families.preprocessing import (
+from cpuserve.media.pictures.families.llava import read_square
+from cpuserve.media.pictures.families.preprocessing import (
     DETAILS,
     in_merge_order,
     read_filter,
     refuse_setting,
 )
-from cpuserve.media.layout import OneMarker, PictureLayout, line_shape
+from cpuserve.media.pictures.layout import OneMarker, PictureLayout, line_shape
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import ModelError
-from cpuserve.media.families.llava import LlavaPictures, read_border
-from cpuserve.media.families.preprocessing import in_merge_order, read_filter, read_number
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.pictures.families.llava import LlavaPictures, read_border
+from cpuserve.media.pictures.families.preprocessing import in_merge_order, read_filter, read_number
+from cpuserve.media.pictures.layout import PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.families.pixtral import PixtralPictures, mistral3
-from cpuserve.media.families.preprocessing import (
+from cpuserve.media.pictures.families.pixtral import PixtralPictures, mistral3
+from cpuserve.media.pictures.families.preprocessing import (
     DETAILS,
     in_merge_order,
     read_filter,
     read_number,
     refuse_setting,
 )
-from cpuserve.media.layout import OneMarker, PictureLayout
+from cpuserve.media.pictures.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np

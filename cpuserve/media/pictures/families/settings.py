@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import ConfigError, InvalidRequest
-from cpuserve.media.families.preprocessing import MOST_NUMBER, refuse_setting
-from cpuserve.media.families.table import AnyFamily, family_of, family_with
+from cpuserve.media.pictures.families.preprocessing import MOST_NUMBER, refuse_setting
+from cpuserve.media.pictures.families.table import AnyFamily, family_of, family_with
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions

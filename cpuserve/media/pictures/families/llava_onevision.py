@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.families.llava import read_border
-from cpuserve.media.families.llava_next import LlavaNextPictures, read_canvases
-from cpuserve.media.families.preprocessing import in_merge_order, read_filter, read_number
-from cpuserve.media.layout import PictureLayout, line_shape
+from cpuserve.media.pictures.families.llava import read_border
+from cpuserve.media.pictures.families.llava_next import LlavaNextPictures, read_canvases
+from cpuserve.media.pictures.families.preprocessing import in_merge_order, read_filter, read_number
+from cpuserve.media.pictures.layout import PictureLayout, line_shape
 
 if TYPE_CHECKING:
     import numpy as np

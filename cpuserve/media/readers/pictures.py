@@ -22,9 +22,19 @@ from cpuserve.media.decoding.client import (
 )
 from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded
-from cpuserve.media.families.settings import changed, configured, family_at, server_settings
-from cpuserve.media.families.table import WRITTEN, AnyFamily, for_pictures, frame_of
 from cpuserve.media.kinds import Charge, KindRules, MarkerTexts, PartOfMessage
+from cpuserve.media.pictures.families.settings import (
+    changed,
+    configured,
+    family_at,
+    server_settings,
+)
+from cpuserve.media.pictures.families.table import (
+    WRITTEN,
+    AnyFamily,
+    for_pictures,
+    frame_of,
+)
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions

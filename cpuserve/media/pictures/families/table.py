@@ -11,18 +11,18 @@ import msgspec
 
 from cpuserve.base.errors import ModelError
 from cpuserve.base.fault_points import fault
-from cpuserve.media.families.canvas import CanvasTiles
-from cpuserve.media.families.deepseek_vl import DeepseekVLPictures
-from cpuserve.media.families.gemma3 import Gemma3Pictures
-from cpuserve.media.families.gemma4 import Gemma4Pictures
-from cpuserve.media.families.idefics3 import Idefics3
-from cpuserve.media.families.kimi_vl import KimiPictures
-from cpuserve.media.families.lfm2_vl import Lfm2Pictures
-from cpuserve.media.families.llava import LlavaPictures
-from cpuserve.media.families.llava_next import LlavaNextPictures
-from cpuserve.media.families.llava_onevision import OnevisionPictures
-from cpuserve.media.families.pixtral import PixtralPictures
-from cpuserve.media.families.qwen_vl import QwenVL
+from cpuserve.media.pictures.families.canvas import CanvasTiles
+from cpuserve.media.pictures.families.deepseek_vl import DeepseekVLPictures
+from cpuserve.media.pictures.families.gemma3 import Gemma3Pictures
+from cpuserve.media.pictures.families.gemma4 import Gemma4Pictures
+from cpuserve.media.pictures.families.idefics3 import Idefics3
+from cpuserve.media.pictures.families.kimi_vl import KimiPictures
+from cpuserve.media.pictures.families.lfm2_vl import Lfm2Pictures
+from cpuserve.media.pictures.families.llava import LlavaPictures
+from cpuserve.media.pictures.families.llava_next import LlavaNextPictures
+from cpuserve.media.pictures.families.llava_onevision import OnevisionPictures
+from cpuserve.media.pictures.families.pixtral import PixtralPictures
+from cpuserve.media.pictures.families.qwen_vl import QwenVL
 from cpuserve.models.families import FAMILIES
 
 AnyFamily: TypeAlias = (

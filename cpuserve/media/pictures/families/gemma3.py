@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import ModelError
-from cpuserve.media.families.preprocessing import (
+from cpuserve.media.pictures.families.preprocessing import (
     DETAILS,
     in_merge_order,
     read_filter,
     read_number,
     refuse_setting,
 )
-from cpuserve.media.layout import PictureLayout
+from cpuserve.media.pictures.layout import PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.base.errors import ModelError
-from cpuserve.media.families.preprocessing import (
+from cpuserve.media.pictures.families.preprocessing import (
     DETAILS,
     in_merge_order,
     read_filter,
     read_number,
     refuse_setting,
 )
-from cpuserve.media.layout import OneMarker, PictureLayout
+from cpuserve.media.pictures.layout import OneMarker, PictureLayout
 from cpuserve.program.pictures import MOST_PATCHES
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The reader of each kind of media (media/kinds.py)."""
