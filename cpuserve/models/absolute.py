@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 from cpuserve.models.config import (
     read_bool,
@@ -26,7 +26,7 @@ from cpuserve.models.opt import ACTIVATIONS, NORM_EPS, POSITION_OFFSET
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import columns
 from cpuserve.program.program import Use
 
@@ -109,7 +109,7 @@ class AbsoluteRow:
         b.linear(a, out, bias=True, add_to=x, use=self.out_use)
         if self.after:
             x = b.layer_norm(x, first, eps=eps)
-        h, then = x if self.after else b.layer_norm(x, second, eps=eps), cast("Then", s.activation)
+        h, then = x if self.after else b.layer_norm(x, second, eps=eps), s.activation
         up = self._matrix(s, f"{at}.{self.up}", s.intermediate)
         g = b.linear(h, up, features=s.intermediate, bias=True, then=then)
         b.linear(

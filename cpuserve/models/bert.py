@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import GGUF_HEAD
 from cpuserve.models.config import (
@@ -74,7 +74,7 @@ class Bert:
             x = encoder_layer(b, s, f"encoder.layer.{i}", x, _LAYER)
         leave_linears(b, POOLER, SPARSE, COLBERT, *HEAD, *GGUF_HEAD)
         head = MASKED_HEADS[s.architecture]
-        then = cast("Then", s.activation) if s.architecture == "BertModel" else "gelu"
+        then = s.activation if s.architecture == "BertModel" else "gelu"
         b.hidden(word_weights(b, s, x, head, then))
 
 
@@ -233,7 +233,7 @@ def encoder_layer(
     attend = attend or b.attend_both_sides
     b.linear(attend(qkv), f"{at}.{names.out}", bias=s.out_bias, add_to=x)
     x = b.layer_norm(x, f"{at}.{names.first_norm}")
-    then = cast("Then", s.activation)
+    then = s.activation
     g = b.linear(x, f"{at}.{names.up}", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.{names.down}", bias=s.mlp_bias, add_to=x)
     return b.layer_norm(x, f"{at}.{names.last_norm}")

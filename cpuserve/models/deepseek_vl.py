@@ -21,7 +21,6 @@ from cpuserve.models.siglip import HEAD, PATCHES, SIGLIP_AT, encoded, read_sigli
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
 
 _JOIN = "model.aligner"
 # The defaults of the classes.
@@ -86,7 +85,7 @@ class JanusTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x, then = encoded(b, s, SIGLIP_AT, "projection_layer"), cast("Then", s.activation)
+        x, then = encoded(b, s, SIGLIP_AT, "projection_layer"), s.activation
         names = ["fc1", *(f"hidden_layers.{i}" for i in range(cast("int", s.family["depth"]) - 1))]
         for name in names[:-1]:
             x = b.linear(x, f"{_JOIN}.{name}", features=s.out_width, bias=True, then=then)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.bert import (
     WORDS,
@@ -17,7 +17,6 @@ from cpuserve.models.config import read_bool, read_choice, read_dtype, read_int,
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
 
 HEAD = MaskedHead("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector")
 LAYER = LayerNames(
@@ -69,4 +68,4 @@ class DistilBert:
         for i in range(s.layers):
             x = encoder_layer(b, s, f"transformer.layer.{i}", x, LAYER)
         leave_linears(b, "pre_classifier", "classifier")
-        b.hidden(word_weights(b, s, x, HEAD, cast("Then", s.activation)))
+        b.hidden(word_weights(b, s, x, HEAD, s.activation))

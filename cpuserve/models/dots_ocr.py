@@ -6,7 +6,7 @@ Source: modeling_dots_vision of the published models.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -20,7 +20,6 @@ from cpuserve.models.qwen_vl import NORM_EPS, tower_attention
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
 
 _AT = "vision_tower"
 _PATCHES = f"{_AT}.patch_embed.patchifier"
@@ -61,7 +60,7 @@ class DotsOcrTower:
         """Append the operations of the tower to its builder `b`."""
         x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
         x = b.rms_norm(x, f"{_PATCHES}.norm")
-        then = cast("Then", s.activation)
+        then = s.activation
         for i in range(s.layers):
             at = f"{_AT}.blocks.{i}"
             tower_attention(b, s, at, x, b.rms_norm(x, f"{at}.norm1"), bias=s.biased)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.decoders import Llama
 from cpuserve.models.llama import finish_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
 
 # Keys of transformers, each with the key of published configs.
 _KEYS = {
@@ -69,7 +68,7 @@ class Exaone:
             b.linear(b.attention(qkv, layer=i), f"{at}.out_proj", bias=s.out_bias, add_to=x)
             h = b.rms_norm(x, f"{layer}.ln_2")
             both = [f"{layer}.mlp.c_fc_{part}" for part in range(2)]
-            then = cast("Then", f"{s.activation}_mul")
+            then = s.gated_activation
             g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
             b.linear(g, f"{layer}.mlp.c_proj", bias=s.mlp_bias, add_to=x, use="down")
         finish_decoder(b, s, b.rms_norm(x, "transformer.ln_f"), embedding="transformer.wte")

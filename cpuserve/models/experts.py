@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_float, read_int, read_kinds, refuse
 from cpuserve.models.llama import before_silu, dense_mlp, gated_mlp
@@ -129,7 +129,7 @@ def add_mixture(
         features=s.parts["expert_width"],
         chosen=s.parts["chosen"],
         to=x,
-        then=then or cast("Then", f"{s.activation}_mul"),
+        then=then or s.gated_activation,
         score=score,
         renormalize=renormalize,
         scale=scale,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, refuse
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
@@ -13,7 +13,7 @@ from cpuserve.models.parts import SpecParts
 from cpuserve.models.sizes import LayerFactors
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 from cpuserve.program.program import Use
 
@@ -119,7 +119,7 @@ def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return act(factor * gate(h)) * up(h) of the MLP."""
     factor = s.parts["factors"].gate
-    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", f"{s.activation}_mul")
+    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], s.gated_activation
     if factor == 1.0:
         return b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
     g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias)

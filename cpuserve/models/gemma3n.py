@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.gemma import embed_scale, read_cap
@@ -15,7 +15,7 @@ from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.columns import MOST_PARTS
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
 POSITIONS = 32768
@@ -190,7 +190,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         return gated_mlp(b, s, at, h, width)
     both = b.linear(h, [f"{at}.gate_proj", f"{at}.up_proj"], features=width)
     b.keep_top(both, width=width, deviations=deviations)
-    g = b.activation(both, cast("Then", f"{s.activation}_mul"))
+    g = b.activation(both, s.gated_activation)
     return b.linear(g, f"{at}.down_proj", features=s.width, use="down")
 
 

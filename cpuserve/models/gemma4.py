@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.experts import read_experts
@@ -14,7 +14,7 @@ from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 POSITIONS = 131072
 PATTERN = 6  # without layer_types in the config, every sixth layer is global
@@ -196,7 +196,7 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
 def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
     """Return norm(projection(the layer's embeddings, gated by x)): [T, width]."""
     at, width = f"model.layers.{layer}", s.parts["input_width"]
-    then = cast("Then", s.activation)
+    then = s.activation
     g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
     b.multiply(inputs, to=g, column=layer * width)
     out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
@@ -259,7 +259,7 @@ def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
         features=s.parts["expert_width"],
         chosen=s.parts["chosen"],
         to=None,
-        then=cast("Then", f"{s.activation}_mul"),
+        then=s.gated_activation,
         renormalize=True,
         routed_by=b.rms_norm(x, f"{at}.router.scale", bare=True, scale=s.width**-0.5),
         factors=f"{at}.router.per_expert_scale",

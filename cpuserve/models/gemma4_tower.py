@@ -227,7 +227,7 @@ def _mlp(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
     h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
     gate, up = (f"{at}.mlp.{name}_proj" for name in ("gate", "up"))
     if s.family["clipped"]:
-        g = b.activation(_product(b, s, h, gate, s.intermediate), cast("Then", s.activation))
+        g = b.activation(_product(b, s, h, gate, s.intermediate), s.activation)
         b.multiply(_product(b, s, h, up, s.intermediate), to=g)
     else:
         names = [f"{name}.linear" for name in (gate, up)]

@@ -23,7 +23,7 @@ from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 _AT = "model.visual"
 _MERGE = f"{_AT}.downsample"
@@ -131,6 +131,6 @@ def _merge(b: Builder, s: TowerSpec, x: ValueId, hidden: int) -> None:
     at = f"{_AT}.merger"
     h = b.linear(x, f"{at}.proj", features=s.out_width)
     h = b.activation(b.layer_norm(h, f"{at}.post_projection_norm", eps=_NORM_EPS), "gelu")
-    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", s.activation)
+    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], s.activation
     g = b.linear(h, both, features=hidden, then=then)
     b.hidden(b.linear(g, f"{at}.down_proj", features=s.out_width))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -30,7 +30,7 @@ from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import rows
 
 # The two kinds of layers, as published configs and transformers call them.
@@ -300,7 +300,7 @@ def _mlp(
 
     separate: each matrix of a chosen expert is a tensor of its own.
     """
-    at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
+    at, then = f"model.layers.{layer}", s.gated_activation
     split = s.parts["split"]  # as `separate`, for the shared expert too
     moe, shared = f"{at}.block_sparse_moe", s.parts["shared_width"]
     experts = s.parts["experts"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.bert import encoder_sizes, leave_linears
 from cpuserve.models.config import read_choice, read_float, read_int, refuse
@@ -73,7 +73,7 @@ class Gte:
             both = [
                 rows(f"{at}.mlp.up_gate_proj", n * s.intermediate, s.intermediate) for n in (1, 0)
             ]
-            g = b.linear(x, both, features=s.intermediate, then=cast("Then", s.activation))
+            g = b.linear(x, both, features=s.intermediate, then=s.activation)
             b.linear(g, f"{at}.mlp.down_proj", bias=True, add_to=x, use="down")
             x = b.layer_norm(x, f"{at}.mlp_ln")
         leave_linears(b, "pooler.dense", "classifier", *(f"lm_head.{n}" for n in _HEAD))
@@ -122,7 +122,7 @@ class JinaV3:
             a = b.attend_both_sides(qkv, rope=s.rope)
             b.linear(a, f"{at}.mixer.out_proj", bias=True, add_to=x)
             x = b.layer_norm(x, f"{at}.norm1")
-            then = cast("Then", s.activation)
+            then = s.activation
             g = b.linear(x, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
             b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x, use="down")
             x = b.layer_norm(x, f"{at}.norm2")
@@ -130,7 +130,7 @@ class JinaV3:
         b.hidden(x)
 
 
-def _spec(config: Mapping[str, Any], *, theta: float, activations: Mapping[str, str]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], *, theta: float, activations: Mapping[str, Then]) -> ModelSpec:
     """Return the hyperparameters of GTE or jina v3; theta: the base of the RoPE by default."""
     sizes = encoder_sizes(config)
     base = {} if config.get("rope_theta") else {"rope_theta": theta}

@@ -219,7 +219,7 @@ def _layer(b: Builder, s: TowerSpec, names: _Names, at: str, x: ValueId) -> None
             b.part_norm(qkv, f"{at}.{name}", width=s.width, column=column * s.width, eps=_QK_EPS)
     seen = b.linear(b.attend_both_sides(qkv), f"{at}.{names.out}", features=s.width, bias=True)
     _add(b, x, seen, f"{at}.{names.scales[0]}")
-    h, then = norm(x, f"{at}.{names.norms[1]}"), cast("Then", s.activation)
+    h, then = norm(x, f"{at}.{names.norms[1]}"), s.activation
     g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
     out = b.linear(g, f"{at}.mlp.fc2", features=s.width, bias=True)
     _add(b, x, out, f"{at}.{names.scales[1]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from cpuserve.models.bert import POOLER, TYPES, WORDS, encoder_sizes, leave_linears
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int
@@ -39,7 +39,7 @@ class JinaV2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a jina-embeddings v2 config."""
         read_choice(config, "position_embedding_type", "alibi", {"alibi": "alibi"})
-        gates = {"geglu": "gelu_mul"}
+        gates: dict[str, Then] = {"geglu": "gelu_mul"}
         return ModelSpec(
             **encoder_sizes(config),
             max_position=read_int(config, "max_position_embeddings", 8192),
@@ -71,7 +71,7 @@ class JinaV2:
                 y = b.layer_norm(y, f"{at}.layer_norm_1")
             n = s.intermediate
             both = [rows(f"{at}.mlp.{names.up}", half * n, n) for half in names.halves]
-            g = b.linear(y, both, features=n, then=cast("Then", s.activation))
+            g = b.linear(y, both, features=n, then=s.activation)
             b.linear(g, f"{at}.mlp.{names.down}", bias=True, add_to=y)
             x = b.layer_norm(y, f"{at}.{names.norm}")
         leave_linears(b, POOLER, "cls.predictions", *(f"cls.predictions.{n}" for n in _HEAD))

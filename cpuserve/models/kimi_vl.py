@@ -22,7 +22,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import rows
 
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
@@ -137,7 +137,7 @@ def _layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
         parts = {**unpaired(every, s.q_heads, d, d, begin=begin), **parts}
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=True)
     b.linear(b.attend_both_sides(qkv, rope=_rope(d)), f"{at}.wo", bias=True, add_to=x)
-    h, then = b.layer_norm(x, f"{at}.norm1"), cast("Then", s.activation)
+    h, then = b.layer_norm(x, f"{at}.norm1"), s.activation
     g = b.linear(h, f"{at}.mlp.fc0", features=s.intermediate, bias=True, then=then)
     b.linear(g, f"{at}.mlp.fc1", bias=True, add_to=x)
 

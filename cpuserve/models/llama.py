@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -37,7 +37,7 @@ NormFn = Callable[[Builder, ValueId, str], ValueId]
 SandwichNorms = tuple[str | None, str | None, str | None, str | None]
 
 # The activation of gated MLPs for each "hidden_act" in config.json.
-GATED_ACTIVATIONS = {
+GATED_ACTIVATIONS: dict[str, Then] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -146,7 +146,7 @@ def gated_mlp(
     both = [f"{at}.gate_proj", f"{at}.up_proj"]
     if fused:
         both = [rows(f"{at}.gate_up_proj", i * features, features) for i in range(2)]
-    then = cast("Then", f"{s.activation}_mul")
+    then = s.gated_activation
     if limit := silu_limit or s.parts.get("gate_limit", 0.0):
         values = b.linear(h, both, features=features, bias=s.mlp_bias)
         b.limit(values, limit, before_silu(silu_limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import GGUF_HEAD
 from cpuserve.models.bert import leave_linears, read_encoder_heads
@@ -23,7 +23,7 @@ from cpuserve.models.rope import read_rope, split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
 # Names outside of layers, in checkpoints without the prefix "model.".
@@ -166,6 +166,6 @@ def _add_mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> None:
     """Add the gated MLP of layer `at` to x."""
     h = b.layer_norm(x, f"{at}.mlp_norm", bias=s.parts["norm_bias"])
     wide = [rows(f"{at}.mlp.Wi", n * s.intermediate, s.intermediate) for n in (0, 1)]
-    then = cast("Then", s.activation)
+    then = s.activation
     g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.mlp.Wo", bias=s.mlp_bias, add_to=x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_layers, read_object
 from cpuserve.models.llama import finish_decoder, layer_rope, read_decoder
@@ -13,7 +13,7 @@ from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
 WORDS = "model.transformer.wte"
@@ -120,5 +120,5 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -
     """Return `to` plus the MLP of h; only the MLP if `to` is None."""
     at, n = f"model.transformer.blocks.{layer}.mlp", s.intermediate
     both = [rows(f"{at}.ff_proj", begin, n) for begin in (n, 0)]  # the gate is stored last
-    g = b.linear(h, both, features=n, then=cast("Then", f"{s.activation}_mul"))
+    g = b.linear(h, both, features=n, then=s.gated_activation)
     return b.linear(g, f"{at}.ff_out", features=s.width, add_to=to)

@@ -46,7 +46,7 @@ FIXED = {
 }
 # The activation of the MLP for each activation_function of a config.
 # For swiglu the MLP is gated, for gelu it is not.
-ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu"}
+ACTIVATIONS: dict[str, Then] = {"swiglu": "silu", "gelu": "gelu"}
 # The first norm of a layer plus the common bias of its experts; quant/bert_weights.py makes it.
 SHIFTED = "norm1_and_experts_bias"
 
@@ -150,7 +150,7 @@ def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
         names,
         features=s.intermediate,
         chosen=s.parts["chosen"],
-        then=cast("Then", s.activation),
+        then=s.activation,
         to=total,
     )
 

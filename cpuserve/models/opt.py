@@ -129,6 +129,6 @@ def _attention(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None
 
 def _mlp(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None:
     """Add fc2(act(fc1(h))) to x."""
-    at, then = f"model.decoder.layers.{i}", cast("Then", s.activation)
+    at, then = f"model.decoder.layers.{i}", s.activation
     g = b.linear(h, f"{at}.fc1", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.fc2", bias=s.mlp_bias, add_to=x, use="down")

@@ -101,7 +101,7 @@ def pixtral(b: Builder, s: TowerSpec) -> ValueId:
         qkv = b.linear(h, [f"{at}.attention.{name}" for name in names], features=s.width)
         b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.attention.o_proj", add_to=x)
         h, both = b.rms_norm(x, f"{at}.ffn_norm"), ("gate_proj", "up_proj")
-        then = cast("Then", s.activation)
+        then = s.activation
         names = [f"{at}.feed_forward.{name}" for name in both]
         g = b.linear(h, names, features=s.intermediate, then=then)
         b.linear(g, f"{at}.feed_forward.down_proj", add_to=x)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_choice, read_dtype, read_int, read_object, refuse
 from cpuserve.models.opt import ACTIVATIONS, GATED
@@ -15,7 +15,7 @@ from cpuserve.models.qwen_vl import MLX_NAMES, NORM_EPS, gated_mlp, read_section
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 _AT = "model.visual"
 _SECTIONS = (16, 24, 24)
@@ -45,7 +45,7 @@ class Qwen2VLTower:
             at = f"{_AT}.blocks.{i}"
             tower_attention(b, s, at, x, b.layer_norm(x, f"{at}.norm1"))
             h = b.layer_norm(x, f"{at}.norm2")
-            then = cast("Then", s.activation)
+            then = s.activation
             g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
             b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)
         _merge(b, s, b.layer_norm(x, f"{_AT}.merger.ln_q"))

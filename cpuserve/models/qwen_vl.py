@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_choice,
@@ -23,7 +23,7 @@ from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.text_parts import KEYS
 from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.ops import Rope, ValueId
 
 _AT = "model.visual"
 PATCHES = f"{_AT}.patch_embed.proj"
@@ -182,14 +182,14 @@ def tower_layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
     """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
     tower_attention(b, s, at, x, b.layer_norm(x, f"{at}.norm1"))
     h = b.layer_norm(x, f"{at}.norm2")
-    then = cast("Then", s.activation)
+    then = s.activation
     g = b.linear(h, f"{at}.mlp.linear_fc1", features=s.intermediate, bias=True, then=then)
     b.linear(g, f"{at}.mlp.linear_fc2", bias=True, add_to=x)
 
 
 def gated_mlp(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId, bias: bool = True) -> None:
     """Add to x the MLP of h, which has a gate."""
-    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", s.activation)
+    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], s.activation
     g = b.linear(h, both, features=s.intermediate, bias=bias, then=then)
     b.linear(g, f"{at}.down_proj", bias=bias, add_to=x)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -25,7 +25,7 @@ from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.towers import TURNED, read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import columns
 
 SIGLIP_AT = "model.vision_model"
@@ -209,6 +209,6 @@ def siglip_layer(
     qkv = b.linear(h, names, features=s.width, bias=True)
     b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.self_attn.{out}", bias=True, add_to=x)
     h = b.layer_norm(x, f"{at}.layer_norm2")
-    then = cast("Then", s.activation)
+    then = s.activation
     g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
     b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from cpuserve.models.parts import SpecParts
 from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
-from cpuserve.program.ops import Rope
+from cpuserve.program.ops import Rope, Then
 from cpuserve.program.pictures import MOST_PATCHES
 
 # One step of a tower has whole tiles of about this many patches: with fewer rows,
@@ -64,7 +64,7 @@ class TowerSpec:
     head_dim: int
     intermediate: int
     norm_eps: float
-    activation: str
+    activation: Then
     dtype: str
     patch: int
     merge: int
@@ -215,7 +215,7 @@ class ModelSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    activation: str = "silu"
+    activation: Then = "silu"
     embed_scale: float = 1.0
     attention_scale: float | None = None
     logit_scale: float = 1.0
@@ -228,6 +228,11 @@ class ModelSpec:
     tower: TowerSpec | None = None
     guesses: bool = False
     parts: SpecParts = field(default_factory=SpecParts)
+
+    @property
+    def gated_activation(self) -> Then:
+        """The activation of a gate, times the other half of the columns."""
+        return cast("Then", f"{self.activation}_mul")
 
     def sees_whole_pictures(self, window: int) -> bool:
         """Return whether tokens of a picture see its later tokens in layers with this window."""

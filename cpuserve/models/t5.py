@@ -21,7 +21,12 @@ from cpuserve.program.operations.relative import Distances
 from cpuserve.program.ops import Then
 
 _KINDS = ("relu", "gelu", "gelu_new", "silu", "gated-gelu", "gated-gelu_new", "gated-silu")
-_FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+_FUNCTIONS: dict[str, Then] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+}
 # Values that configs of mT5 and UMT5 may leave out, where T5 has other ones.
 _MULTILINGUAL = {
     "vocab_size": 250112,
@@ -32,7 +37,7 @@ _MULTILINGUAL = {
 }
 
 
-def _read_activation(config: Mapping[str, Any]) -> str:
+def _read_activation(config: Mapping[str, Any]) -> Then:
     """Return the activation of the MLPs; dense_act_fn and is_gated_act go before their usual key.
 
     "gated-gelu" is the approximation with tanh, as in transformers.
@@ -44,7 +49,7 @@ def _read_activation(config: Mapping[str, Any]) -> str:
         return function
     if function == "relu":
         refuse("dense_act_fn", function, "gelu, gelu_new or silu, because the MLPs have gates")
-    return f"{function}_mul"
+    return cast("Then", f"{function}_mul")
 
 
 class T5Encoder:
@@ -90,7 +95,7 @@ class T5Encoder:
         x = b.embed("shared")
         distances = s.parts["distances"]
         assert distances is not None, "spec() sets it"
-        inner, then = s.q_heads * s.head_dim, cast("Then", s.activation)
+        inner, then = s.q_heads * s.head_dim, s.activation
         for i in range(s.layers):
             at = f"encoder.block.{i}.layer.0"
             shared = "encoder.block.0.layer.0" if not s.parts["biases_by_layer"] else at

@@ -14,7 +14,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.zamba2 import HYBRID, MAMBA, has_own_blocks, read_wide_heads
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import ValueId
+from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
 KEYS = {
@@ -77,7 +77,7 @@ class Zamba:
             },
         )
         activation = read_choice(config, "hidden_act", "gelu", GATED).removesuffix("_mul")
-        return replace(spec, rope=None, activation=activation)
+        return replace(spec, rope=None, activation=cast("Then", activation))
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
