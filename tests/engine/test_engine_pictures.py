@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 from array import array
 
 import msgspec
@@ -78,11 +77,10 @@ def test_a_prompt_waits_for_its_picture_and_says_so():
     core, _ = make(FakeTower(rows_a_slice=1))
     ids, pictures = prompt_with(1, 2, 3, (5, 10), 4, 5)
     add(core, 0, ids, pictures)
-    began = time.monotonic()
     outputs = run(core)[0]
     (first,) = [output for output in outputs if output.scheduled]
     assert set(first.held) == {"media"}
-    assert 0 < first.held["media"] < time.monotonic() - began
+    assert first.held["media"] > 0
     assert set(first.queued) == {"step"}
     assert not any(output.held for output in outputs if output is not first)
 

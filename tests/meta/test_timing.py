@@ -17,6 +17,7 @@ MAY_READ_CLOCKS = {
     "engine/test_liveness.py": "tells the watch over an engine that it was asked a second ago",
     "fuzz/run.py": "no test: runs cases until the time is over",
     "api/kills.py": "kills processes and prints how long they are gone, and asserts no time",
+    "api/test_api_access_log.py": "writes when a scripted engine began a request",
     "soak/driver.py": "loads a server until the time is over, and asserts no time",
     "on_arm.py": "no test: prints how long each job takes on an emulated CPU",
     "helpers/vm_guest.py": "no test: prints how long an emulated machine takes",

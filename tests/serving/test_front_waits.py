@@ -6,8 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
 
 from cpuserve.api.request.body_budget import BodyBudget
+from cpuserve.serving import threads
+from cpuserve.serving import work as works
 from cpuserve.serving.threads import WORKS_FOR, TurnThreads, loop_turn
 from cpuserve.serving.work import CURRENT_WORK, RequestWork
 from tests.helpers.patience import PATIENCE_S, until
@@ -17,7 +22,7 @@ LONG_S = 0.05
 
 
 def waited(run: Callable[[], Awaitable[object]], ends: Callable[[], Awaitable[None]]) -> set[str]:
-    """Run a request, and `ends` beside it; return the causes of a wait of LONG_S or more."""
+    """Run a request, and `ends` after LONG_S beside it; return the causes of its waits."""
     work = RequestWork()
 
     async def request() -> None:
@@ -26,18 +31,16 @@ def waited(run: Callable[[], Awaitable[object]], ends: Callable[[], Awaitable[No
         await run()
 
     async def main() -> None:
-        began = time.monotonic()
         task = asyncio.create_task(request())
         await asyncio.sleep(LONG_S)
         await ends()
         await asyncio.wait_for(task, PATIENCE_S)
-        assert sum(work.waits.seconds().values()) <= time.monotonic() - began
 
     asyncio.run(main())
-    return {cause for cause, seconds in work.waits.seconds().items() if seconds >= 0.9 * LONG_S}
+    return {cause for cause, seconds in work.waits.seconds().items() if seconds > 0}
 
 
-def test_work_waits_for_a_thread_and_does_not_wait_while_it_runs() -> None:
+def test_work_waits_for_a_thread() -> None:
     pool, gate, begun = TurnThreads(1, "one"), threading.Event(), threading.Event()
     ran: list[bool] = []
 
@@ -50,16 +53,26 @@ def test_work_waits_for_a_thread_and_does_not_wait_while_it_runs() -> None:
     async def end() -> None:
         gate.set()
 
-    assert waited(run, end) == {"thread"}
+    assert "thread" in waited(run, end)
     assert ran
 
+
+def test_work_does_not_wait_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, clock = TurnThreads(1, "one"), SimpleNamespace(now=1.0)
+    for module in (threads, works):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def job() -> None:
+        clock.now += 5
+
     async def slow() -> None:
-        await pool.run(1, lambda: time.sleep(LONG_S))
+        await pool.run(1, job)
 
     async def nothing() -> None:
         pass
 
     assert waited(slow, nothing) == set()
+    assert clock.now == 6.0
 
 
 def test_a_request_waits_for_its_turn_on_the_event_loop() -> None:
@@ -71,7 +84,7 @@ def test_a_request_waits_for_its_turn_on_the_event_loop() -> None:
     async def nothing() -> None:
         pass
 
-    assert waited(run, nothing) == {"loop"}
+    assert "loop" in waited(run, nothing)
 
 
 def test_a_body_waits_for_the_memory_of_others() -> None:
@@ -84,7 +97,7 @@ def test_a_body_waits_for_the_memory_of_others() -> None:
     async def end() -> None:
         budget.give_back(90, "a")
 
-    assert waited(run, end) == {"body"}
+    assert "body" in waited(run, end)
 
 
 def test_a_request_waits_until_its_model_is_loaded() -> None:
@@ -99,4 +112,4 @@ def test_a_request_waits_until_its_model_is_loaded() -> None:
     async def end() -> None:
         gate.set()
 
-    assert waited(run, end) == {"model"}
+    assert "model" in waited(run, end)
