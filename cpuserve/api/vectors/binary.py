@@ -141,6 +141,11 @@ def vector_bytes(values: array[float], kind: str, order: str) -> bytes:
     kind: one of NUMBER_TYPES; numbers are rounded to the nearest, ties to even, as torch does.
     order: "big" or "little".
     """
+    if kind == "float32":  # clients of OpenAI ask for base64, and the front end has no numpy yet
+        if order != sys.byteorder:
+            values = array("f", values)
+            values.byteswap()
+        return values.tobytes()
     import numpy as np
 
     numbers = NUMBER_TYPES[kind](np.frombuffer(values, np.float32))
