@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import math
+import struct
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -16,20 +18,16 @@ from cpuserve.api.vectors.inputs import VectorInputs
 from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from cpuserve.api.request.context import RequestContext
 
-    Floats = npt.NDArray[np.float32]
-    Numbers = npt.NDArray[Any]
-
+Numbers: TypeAlias = "array[float] | array[int]"
 OCTETS = "application/octet-stream"
 FORMATS = ("float", "base64", "bytes", "bytes_only")
 BYTE_ORDERS = ("native", "big", "little")
 # The metadata of the format "bytes" are a header with about 130 bytes for each vector, and
 # clients in Python read at most 64 KiB of one header.
 MAX_DESCRIBED = 256
+_AT_ONCE = 1 << 14  # numbers
 
 
 class VectorEncoding(VectorInputs, kw_only=True):
@@ -141,73 +139,69 @@ def vector_bytes(values: array[float], kind: str, order: str) -> bytes:
     kind: one of NUMBER_TYPES; numbers are rounded to the nearest, ties to even, as torch does.
     order: "big" or "little".
     """
-    if kind == "float32":  # clients of OpenAI ask for base64, and the front end has no numpy yet
-        if order != sys.byteorder:
-            values = array("f", values)
-            values.byteswap()
-        return values.tobytes()
-    import numpy as np
-
-    numbers = NUMBER_TYPES[kind](np.frombuffer(values, np.float32))
-    return (numbers if order == sys.byteorder else numbers.byteswap()).tobytes()
+    numbers = NUMBER_TYPES[kind](values)
+    if order != sys.byteorder:
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
-def _as_they_are(values: Floats) -> Numbers:
+# The front end has no numpy, so the conversions are Python's own; a thread runs long ones.
+def _as_they_are(values: array[float]) -> Numbers:
     return values
 
 
-def _float16(values: Floats) -> Numbers:
-    import numpy as np
-
-    with np.errstate(over="ignore"):  # numbers above 65504 become infinite, as in torch
-        return values.astype(np.float16)
-
-
-def _bfloat16(values: Floats) -> Numbers:
-    import numpy as np
-
-    bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+def _float16(values: array[float]) -> Numbers:
+    numbers = array("H")
+    for begin in range(0, len(values), _AT_ONCE):  # a call of C keeps the GIL
+        part = values[begin : begin + _AT_ONCE]
+        try:
+            content = struct.pack(f"{len(part)}e", *part)
+        except OverflowError:  # numbers that round to more than 65504 become infinite, as in torch
+            shown = (math.copysign(math.inf, x) if abs(x) >= 65520 else x for x in part)
+            content = struct.pack(f"{len(part)}e", *shown)
+        numbers.frombytes(content)
+    return numbers
 
 
-@cache
-def _magnitudes(exponent_bits: int, last: int) -> npt.NDArray[np.float64]:
-    """Return the values of the codes 0 to `last` of an 8-bit float, which grow with the code."""
-    import numpy as np
-
-    mantissa_bits, bias = 7 - exponent_bits, (1 << (exponent_bits - 1)) - 1
-    codes = np.arange(last + 1)
-    exponents, mantissas = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
-    fractions = mantissas / (1 << mantissa_bits) + (exponents > 0)
-    values: npt.NDArray[np.float64] = np.ldexp(fractions, np.maximum(exponents, 1) - bias)
-    return values
+def _bfloat16(values: array[float]) -> Numbers:
+    """Return the upper 16 bits of each number, rounded; NaNs are those of torch."""
+    return array(
+        "H",
+        (
+            (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if bits & 0x7FFFFFFF <= 0x7F800000 else 0x7FC0
+            for bits in array("I", values.tobytes())
+        ),
+    )
 
 
-def _float8(exponent_bits: int, last: int) -> Callable[[Floats], Numbers]:
+def _float8(exponent_bits: int, last: int) -> Callable[[array[float]], Numbers]:
     """Return a function that converts to an 8-bit float.
 
     last: the code of numbers that are too large: infinity, or the largest if there is none.
     """
+    mantissa_bits, bias = 7 - exponent_bits, (1 << (exponent_bits - 1)) - 1
 
-    def convert(values: Floats) -> Numbers:
-        import numpy as np
+    def magnitude(code: int) -> float:
+        exponent, mantissa = code >> mantissa_bits, code & ((1 << mantissa_bits) - 1)
+        fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
+        return math.ldexp(fraction, max(exponent, 1) - bias)
 
-        table = _magnitudes(exponent_bits, last)
-        sizes = np.abs(values, dtype=np.float64, where=~np.isnan(values), out=np.zeros(len(values)))
-        above = np.minimum(np.searchsorted(table, sizes), last)
-        below = np.maximum(above - 1, 0)
-        middle = (table[below] + table[above]) / 2
-        up = (sizes > middle) | ((sizes == middle) & (above % 2 == 0))
-        codes = np.where(np.isnan(values), 0x7F, np.where(up, above, below))
-        converted: Numbers = (codes | (np.signbit(values) << 7)).astype(np.uint8)
-        return converted
+    # The middles between the values of a code and of the next one, which grow with the code.
+    middles = [(magnitude(code) + magnitude(code + 1)) / 2 for code in range(last)]
 
-    return convert
+    def code_of(value: float) -> int:
+        size = abs(value)
+        code = 0x7F if size != size else bisect_left(middles, size)
+        if code < last and middles[code] == size:
+            code += code & 1
+        return code | (math.copysign(1.0, value) < 0) << 7
+
+    return lambda values: array("B", map(code_of, values))
 
 
 # The types of numbers in bytes, each with a function that converts fp32 numbers to it.
-NUMBER_TYPES: dict[str, Callable[[Floats], Numbers]] = {
+NUMBER_TYPES: dict[str, Callable[[array[float]], Numbers]] = {
     "float32": _as_they_are,
     "float16": _float16,
     "bfloat16": _bfloat16,
