@@ -5,6 +5,7 @@ The checks are those of Lighthouse, made with the browser: contrast, names and r
 
 import pytest
 
+from tests.clients.scripted import scripted_server
 from tests.helpers.npm import npm_folder
 from tests.webui.visit import (
     BUSY,
@@ -14,10 +15,12 @@ from tests.webui.visit import (
     begin_long,
     browser,
     last_text,
+    open_page,
     page,
     say,
     server,
     shows,
+    write,
 )
 
 __all__ = ["browser", "page", "server"]  # fixtures
@@ -269,6 +272,26 @@ def test_axe_finds_nothing(page, dark, tmp_path):
     page.run("location.hash = '#chat'")
     page.emulate(size=(1280, 800))
     assert found == {}
+
+
+@pytest.mark.deep
+@pytest.mark.network
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_where_a_message_does_not_fit(browser, dark):
+    script = npm_folder("axe-core@4.10.3") / "node_modules/axe-core/axe.min.js"
+    with scripted_server(max_model_len=512) as small:
+        open_page(browser, small.url)
+        browser.run(script.read_text(encoding="utf-8") + "; 0")
+        for number in range(4):
+            say(browser, f"[[say Reply {number}.]] " + "word " * 80)
+        write(browser, "[[say Late.]] " + "word " * 120)
+        browser.until("document.querySelector('#fit-dialog').open")
+        for size in ((1280, 900), (390, 800)):
+            browser.emulate(dark=dark, size=size)
+            assert browser.run(AXE) == []
+            assert browser.run(CONTRAST)["bad"] == []
+        browser.press("Escape")
+    browser.emulate(size=(1280, 800))
 
 
 def test_the_menu_of_a_phone_is_closed_by_a_touch_beside_it(page):
