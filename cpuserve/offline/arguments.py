@@ -120,11 +120,14 @@ def without_media(
     ids = given.pop("multi_modal_uuids", None)
     if data is None and settings is None and ids is None:
         return prompt, [], None
-    if data is None and ids is not None:
-        msg = f"{where} has multi_modal_uuids without multi_modal_data: give the pictures as well"
-        raise InvalidRequest(msg, param="prompts")
     if isinstance(data, Mapping):
         data = {kind: items for kind, items in data.items() if not _is_empty(items)}
+    if not data and ids is not None:
+        msg = (
+            f"{where} has multi_modal_uuids without multi_modal_data, and no picture is kept by a "
+            "uuid: give the pictures again"
+        )
+        raise InvalidRequest(msg, param="prompts")
     if not isinstance(data, Mapping) or set(data) != {"image"}:
         msg = f'{where}.multi_modal_data must be {{"image": PICTURE or [PICTURE, ...]}}'
         raise InvalidRequest(msg, param="prompts")

@@ -140,6 +140,10 @@ def test_pictures_that_cannot_be_read_are_refused(llm, tmp_path):
         ({"multi_modal_data": {"audio": 1}}, "multi_modal_data must be"),
         ({"multi_modal_data": {"image": picture()}}, "a prompt has 0 markers for 1 pictures"),
         ({"multi_modal_uuids": {"image": "a"}}, "multi_modal_uuids"),
+        (
+            {"multi_modal_data": {"image": None}, "multi_modal_uuids": {"image": "a"}},
+            "no picture is kept by a uuid",
+        ),
     ):
         with pytest.raises(InvalidRequest, match=why):
             llm.generate({"prompt": "look", **more}, GREEDY)
