@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.config import read_dtype, read_float, read_int, read_object, refuse
-from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer, siglip_patches
+from cpuserve.models.config import read_dtype, read_float, read_int, refuse
+from cpuserve.models.siglip import (
+    HEAD,
+    features_of_siglip,
+    read_siglip,
+    siglip_layer,
+    siglip_patches,
+)
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 from cpuserve.program.parts import rows
 
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
-# The defaults of the class.
-_USUAL = {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384}
-_USUAL |= {"num_hidden_layers": 26, "num_attention_heads": 14}
 
 
 class AyaVisionTower:
@@ -31,7 +34,7 @@ class AyaVisionTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = {**_USUAL, **read_object(config, "vision_config")}
+        own = features_of_siglip(config)
         for key, fixed in (
             ("vision_feature_layer", -1),
             ("vision_feature_select_strategy", "full"),

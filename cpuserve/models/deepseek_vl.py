@@ -17,14 +17,13 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.siglip import HEAD, PATCHES, SIGLIP_AT, encoded, read_siglip
+from cpuserve.models.siglip import HEAD, PATCHES, SIGLIP_AT, SIGLIP_USUAL, encoded, read_siglip
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 
 _JOIN = "model.aligner"
-# The defaults of the classes.
-_USUAL = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16, "image_size": 224}
+# The defaults of the class.
 _JANUS: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16}
 _JANUS |= {"num_hidden_layers": 24, "patch_size": 16, "image_size": 384, "hidden_act": "gelu"}
 
@@ -35,7 +34,7 @@ class DeepseekVLTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = {**_USUAL, **read_object(config, "vision_config")}
+        own = {**SIGLIP_USUAL, **read_object(config, "vision_config")}
         patch = read_int(own, "patch_size", high=1024)
         side = read_int(own, "image_size", high=1 << 14) // patch
         if side < 1:

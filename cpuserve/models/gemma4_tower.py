@@ -24,7 +24,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_pixels, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Then, ValueId
@@ -44,7 +44,6 @@ class Gemma4Tower:
 
     clipped: whether inputs and outputs of the matrices of layers are limited.
     standardized: whether rows are standardized before the last norm.
-    theta: the base of the RoPE.
     """
 
     @staticmethod
@@ -56,8 +55,10 @@ class Gemma4Tower:
         if whole:  # a step has whole pictures, so requests cannot ask for more tokens
             most = read_int(pictures, "max_soft_tokens", 280, high=most)
         heads = read_int(own, "num_attention_heads", 12, high=65536)
-        kv_heads = read_int(own, "num_key_value_heads", heads, high=65536)
+        kv_heads = read_int(own, "num_key_value_heads", 12, high=65536)
         head_dim = read_int(own, "head_dim", 64, high=1024)
+        hidden = read_int(own, "hidden_size", 768, high=1 << 20)
+        _check_joined(own, hidden)
         if heads % kv_heads:
             refuse("vision_config.num_key_value_heads", kv_heads, f"a divisor of {heads}")
         if head_dim % 4:
@@ -67,7 +68,7 @@ class Gemma4Tower:
             least = f"at least {most * merge}, the patches of the longest side of a picture"
             refuse("vision_config.position_embedding_size", table, least)
         return TowerSpec(
-            width=read_int(own, "hidden_size", 768, high=1 << 20),
+            width=hidden,
             layers=read_int(own, "num_hidden_layers", 16, high=4096),
             q_heads=heads,
             kv_heads=kv_heads,
@@ -89,10 +90,10 @@ class Gemma4Tower:
             patch_axes="yxc",
             names=(f"{_AT}.", f"{_JOIN}."),
             gated=True,
+            theta=read_theta(own, 100.0),
             family={
                 "clipped": read_bool(own, "use_clipped_linears", False),
                 "standardized": read_bool(own, "standardize", False),
-                "theta": read_float(read_object(own, "rope_parameters"), "rope_theta", 100.0),
             },
         )
 
@@ -136,8 +137,7 @@ class Gemma4UnifiedTower:
         if both == "vision":  # a step has whole pictures, so requests cannot ask for more tokens
             most = read_int(pictures, "max_soft_tokens", 280, high=most)
         hidden = read_int(own, "mm_embed_dim", 3840, high=1 << 20)
-        if read_int(own, "output_proj_dims", hidden) != hidden:
-            refuse("vision_config.output_proj_dims", own["output_proj_dims"], f"{hidden}")
+        _check_joined(own, hidden)
         table = read_int(own, "mm_posemb_size", 1120, high=1 << 20)
         if table < most:
             least = f"at least {most}, the patches of the longest side of a picture"
@@ -186,6 +186,12 @@ class Gemma4UnifiedTower:
         b.hidden(b.linear(x, f"{_JOIN}.embedding_projection", features=s.out_width))
 
 
+def _check_joined(own: Mapping[str, Any], hidden: int) -> None:
+    """Raise ModelError if the projector does not take rows as wide as the tower's."""
+    if read_int(own, "output_proj_dims", hidden) != hidden:
+        refuse("vision_config.output_proj_dims", own["output_proj_dims"], f"{hidden}")
+
+
 def _twice(pixels: PixelScale) -> PixelScale:
     """Return how the model makes a number 2 (n - 0.5) of the image processor's number n."""
     pairs = zip(pixels.mean, pixels.deviation, strict=True)
@@ -204,7 +210,7 @@ def _attention(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
     qkv = _side_by_side(b, s, b.rms_norm(x, f"{at}.input_layernorm"), parts)
     b.part_norm(qkv, None, width=d, column=(s.q_heads + s.kv_heads) * d, parts=s.kv_heads)
     q_norm, k_norm = (tuple(_turned(f"{own}.{n}_norm", 1, d)) for n in "qk")
-    rope = axial_rope(d, cast("float", s.family["theta"]))
+    rope = axial_rope(d, s.theta)
     a = b.attend_both_sides(qkv, rope=rope, scale=1.0, q_norm=q_norm, k_norm=k_norm)
     out = _product(b, s, a, f"{own}.o_proj", s.width)
     b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)

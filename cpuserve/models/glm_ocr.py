@@ -21,7 +21,7 @@ from cpuserve.models.config import (
 from cpuserve.models.opt import GATED
 from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes
+from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -81,7 +81,7 @@ class Glm4vTower:
             at = f"{_AT}.blocks.{i}"
             h = b.rms_norm(x, f"{at}.norm1")
             qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=s.biased)
-            seen = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim))
+            seen = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim, s.theta))
             b.linear(seen, f"{at}.attn.proj", add_to=x)
             h = b.rms_norm(x, f"{at}.norm2")
             gated_mlp(b, s, f"{at}.mlp", h, x, bias=False)
@@ -121,6 +121,7 @@ def _spec(
         merge_weight=_MERGE,
         names=(f"{_AT}.",),
         sections=read_sections(config, (8, 12, 12)),
+        theta=read_theta(own),
     )
 
 

@@ -92,9 +92,9 @@ class InternVLTower:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
         ratio = read_float(config, "downsample_ratio", 0.5, low=1e-3)
-        merge, patch = int(1 / ratio), _side(own, "patch_size", 14)
+        merge, patch = round(1 / ratio), _side(own, "patch_size", 14)
         side = _side(own, "image_size", 448) // patch
-        if merge < 1 or side < 1 or side % merge:
+        if abs(merge * ratio - 1) > 1e-6 or side < 1 or side % merge:
             refuse("downsample_ratio", ratio, f"1 / n, with n a divisor of {side} patches")
         for key, fixed in (
             ("vision_feature_layer", -1),
@@ -106,7 +106,7 @@ class InternVLTower:
             refuse("vision_config.use_absolute_position_embeddings", False, "true")
         names = _NAMES
         return TowerSpec(
-            **read_sizes(own, (1024, 16, 24, 4096), channels=""),
+            **read_sizes(own, (1024, 16, 24, 4096)),
             norm_eps=read_float(own, "layer_norm_eps", 1e-6),
             activation=read_choice(own, "hidden_act", "gelu", ACTIVATIONS),
             biased=read_bool(own, "attention_bias", False),

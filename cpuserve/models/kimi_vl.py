@@ -20,7 +20,7 @@ from cpuserve.models.config import (
 from cpuserve.models.llama import unpaired
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import rows
@@ -28,7 +28,6 @@ from cpuserve.program.parts import rows
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
 _PATCHES, _PLACES = f"{_AT}.patch_embed.proj", f"{_AT}.patch_embed.pos_emb"
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for it
-_THETA = 1e4  # likewise of the RoPE
 _K25_JOIN = "mm_projector"
 # The place of a frame in a video, which follows from its number; a picture has one frame.
 _FRAMES = f"{_AT}.patch_embed.pos_emb.time_weight"
@@ -67,6 +66,7 @@ class KimiVLTower:
             pixels=read_pixels(pictures),
             patch_weight=_PATCHES,
             names=(f"{_AT}.", f"{_JOIN}."),
+            theta=read_theta(own),
             family={"places": (*_table(own, high), sizes["width"])},
         )
 
@@ -136,14 +136,14 @@ def _layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
     for begin in (s.width, 0):
         parts = {**unpaired(every, s.q_heads, d, d, begin=begin), **parts}
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=True)
-    b.linear(b.attend_both_sides(qkv, rope=_rope(d)), f"{at}.wo", bias=True, add_to=x)
+    b.linear(b.attend_both_sides(qkv, rope=_rope(d, s.theta)), f"{at}.wo", bias=True, add_to=x)
     h, then = b.layer_norm(x, f"{at}.norm1"), s.activation
     g = b.linear(h, f"{at}.mlp.fc0", features=s.intermediate, bias=True, then=then)
     b.linear(g, f"{at}.mlp.fc1", bias=True, add_to=x)
 
 
-def _rope(head_dim: int) -> Rope:
+def _rope(head_dim: int, theta: float) -> Rope:
     """Return the RoPE: each frequency turns a pair by the column of a patch, and one by its row."""
     quarter = head_dim // 4
-    freqs = [_THETA ** (-(i // 2) / quarter) for i in range(2 * quarter)]
+    freqs = [theta ** (-(i // 2) / quarter) for i in range(2 * quarter)]
     return Rope(head_dim, tuple(freqs), axes=(1, 0) * quarter)

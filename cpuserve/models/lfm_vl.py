@@ -21,10 +21,10 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
-from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer
+from cpuserve.models.siglip import HEAD, SIGLIP_USUAL, read_siglip, siglip_layer
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_pixels, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
@@ -52,7 +52,7 @@ class Lfm2VlTower:
         most = read_int(pictures, "max_image_tokens", 256, high=1 << 20) * merge**2
         tile = read_int(pictures, "tile_size", 512, high=1 << 14) // patch
         return TowerSpec(
-            **read_siglip({"hidden_size": 768, "num_attention_heads": 12, **own}),
+            **read_siglip({**SIGLIP_USUAL, **own}),
             dtype=read_dtype(config),
             patch=patch,
             merge=merge,
@@ -86,7 +86,7 @@ class Lfm3VlTower:
     """The vision model of LFM3-VL: gated convolutions over the picture, or attention.
 
     Keys of family: the keys of `_join`; kinds, the kind of each layer; size, the
-    places of a side of a convolution; theta, the base of the RoPE.
+    places of a side of a convolution.
     """
 
     stored = StoredNames(
@@ -114,7 +114,6 @@ class Lfm3VlTower:
             refuse("vision_config.in_channels", own["in_channels"], "3")
         counted = {"num_hidden_layers": 14, **own}
         kinds = read_kinds(counted, "layer_types", KINDS, lambda i: KINDS[i >= 2 and i % 2 == 0])
-        rope = read_object(own, "rope_parameters")
         return TowerSpec(
             width=hidden,
             layers=len(kinds),
@@ -135,8 +134,8 @@ class Lfm3VlTower:
             patch_axes="ctyx",
             names=(f"{_AT}.", f"{_JOIN}."),
             gated=True,
-            family=_join(config, 4096)
-            | {"kinds": kinds, "size": size, "theta": read_float(rope, "rope_theta", 1e6)},
+            theta=read_theta(own, 1e6),
+            family=_join(config, 4096) | {"kinds": kinds, "size": size},
         )
 
     @staticmethod
@@ -171,7 +170,7 @@ def _attention(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId) -> Non
     own, d = f"{at}.self_attn", s.head_dim
     features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     qkv = b.linear(h, [f"{own}.{n}_proj" for n in "qkv"], features=features)
-    rope = axial_rope(d, cast("float", s.family["theta"]))
+    rope = axial_rope(d, s.theta)
     a = b.attend_both_sides(
         qkv, rope=rope, q_norm=f"{own}.q_layernorm", k_norm=f"{own}.k_layernorm"
     )

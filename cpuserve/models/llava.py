@@ -24,7 +24,13 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.pixtral import pixtral, pixtral_spec, project
-from cpuserve.models.siglip import HEAD, read_siglip, siglip_layer, siglip_patches
+from cpuserve.models.siglip import (
+    HEAD,
+    features_of_siglip,
+    read_siglip,
+    siglip_layer,
+    siglip_patches,
+)
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels, read_sizes
 from cpuserve.program.builder import Builder
@@ -37,9 +43,6 @@ _USUAL = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "ima
 _USUAL |= {"num_hidden_layers": 24, "num_attention_heads": 16}
 _LINE_END = "image_newline"
 _KIND, _ONEVISION_KIND = "clip_vision_model", "siglip_vision_model"
-# The defaults of the class of OneVision.
-_ONEVISION = {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384}
-_ONEVISION |= {"num_hidden_layers": 26, "num_attention_heads": 16}
 
 
 class LlavaTower:
@@ -68,7 +71,7 @@ class LlavaTower:
         if side < 1:
             refuse("vision_config.image_size", own.get("image_size"), f"at least {patch}")
         return TowerSpec(
-            **{**read_sizes(own, (768, 12, 12, 3072), channels=""), "layers": layers},
+            **{**read_sizes(own, (768, 12, 12, 3072)), "layers": layers},
             norm_eps=read_float(own, "layer_norm_eps", 1e-5),
             activation=read_choice(own, "hidden_act", "quick_gelu", ACTIVATIONS),
             dtype=read_dtype(config),
@@ -142,7 +145,7 @@ class LlavaOnevisionTower:
 
         None: the model has another vision model than SigLIP, or takes features of several layers.
         """
-        own = {**_ONEVISION, **read_object(config, "vision_config")}
+        own = features_of_siglip(config)
         at = config.get("vision_feature_layer", -1)
         kept = config.get("vision_feature_select_strategy", "full")
         kind = own.get("model_type", _ONEVISION_KIND)

@@ -19,7 +19,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 
@@ -31,7 +31,7 @@ _NORM_EPS = 1e-5  # the config has no key for it
 class Mistral3Tower:
     """Pixtral's vision model, and the projector of Mistral 3 and LightOnOCR.
 
-    Keys of family: theta, the base of the RoPE; join_eps, the epsilon of the projector's norm;
+    Keys of family: join_eps, the epsilon of the projector's norm;
     joined_by, its activation; join_bias, whether its matrices have biases.
     """
 
@@ -65,14 +65,13 @@ def pixtral_spec(
     own, text = read_object(config, "vision_config"), read_object(config, "text_config")
     if config.get("vision_feature_layer", -1) != -1:
         refuse("vision_feature_layer", config["vision_feature_layer"], "-1")
-    usual = read_float(own, "rope_theta", 1e4)
     return TowerSpec(
         **read_sizes(own, (1024, 16, 24, 4096), TURNED),
         norm_eps=_NORM_EPS,
         activation=read_choice(own, "hidden_act", "gelu", GATED),
         gated=True,
         dtype=read_dtype(config),
-        patch=read_int(own, "patch_size", 14, high=1024),
+        patch=read_int(own, "patch_size", 16, high=1024),
         merge=merge,
         out_width=width,
         side=0,
@@ -81,8 +80,8 @@ def pixtral_spec(
         patch_weight=_PATCHES,
         merge_weight=merge_weight,
         names=(f"{_AT}.", f"{_JOIN}."),
+        theta=read_theta(own),
         family={
-            "theta": read_float(read_object(own, "rope_parameters"), "rope_theta", usual),
             "join_eps": read_float(text, "rms_norm_eps", 1e-5),
             "joined_by": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
             "join_bias": bias,
@@ -94,7 +93,7 @@ def pixtral(b: Builder, s: TowerSpec) -> ValueId:
     """Append the layers of a Pixtral to its builder `b`; return the patches after them."""
     x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
     x = b.rms_norm(x, f"{_AT}.ln_pre")
-    rope = _rope(s.head_dim, cast("float", s.family["theta"]))
+    rope = _rope(s.head_dim, s.theta)
     for i in range(s.layers):
         at = f"{_AT}.transformer.layers.{i}"
         h, names = b.rms_norm(x, f"{at}.attention_norm"), [f"{n}_proj" for n in "qkv"]

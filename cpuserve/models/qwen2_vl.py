@@ -13,7 +13,7 @@ from cpuserve.models.config import read_choice, read_dtype, read_int, read_objec
 from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.qwen_vl import MLX_NAMES, NORM_EPS, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_pixels, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -134,6 +134,7 @@ def _shared(
         "patch_weight": f"{_AT}.patch_embed.proj",
         "names": (f"{_AT}.",),
         "sections": read_sections(config, _SECTIONS),
+        "theta": read_theta(own),
     }
 
 

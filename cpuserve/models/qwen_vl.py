@@ -21,7 +21,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.text_parts import KEYS
-from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes
+from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 
@@ -114,6 +114,7 @@ def _spec(
         level_layers=level_layers,
         sections=read_sections(config, sections),
         interleaved=True,
+        theta=read_theta(own),
     )
 
 
@@ -174,7 +175,7 @@ def tower_attention(
         qkv = b.linear(h, names, features=s.width, bias=bias)
     else:
         qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=bias)
-    out = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim), **how)
+    out = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim, s.theta), **how)
     b.linear(out, f"{at}.attn.proj", bias=bias, add_to=x)
 
 

@@ -23,7 +23,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope, read_sections
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes
+from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import columns
@@ -41,6 +41,8 @@ HEAD = (
     ),
 )
 _PADDLE = "visual.vision_model"
+# The defaults of SigLIP's class; read_siglip has the others.
+SIGLIP_USUAL = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16, "image_size": 224}
 
 
 class Idefics3Tower:
@@ -98,7 +100,7 @@ class Gemma3Tower:
         if not read_bool(pictures, "do_resize", True):
             refuse("do_resize", False, f"true: a picture must have {image} x {image} pixels")
         return TowerSpec(
-            **read_siglip({"hidden_size": 768, "num_attention_heads": 12, **own}),
+            **read_siglip({**SIGLIP_USUAL, **own}),
             dtype=read_dtype(config),
             patch=patch,
             merge=side // across,
@@ -154,6 +156,7 @@ class PaddleOcrTower:
                 "mlp_AR.",
             ),
             sections=read_sections(config, (16, 24, 24)),
+            theta=read_theta(own),
         )
 
     @staticmethod
@@ -162,8 +165,9 @@ class PaddleOcrTower:
         at = f"{_PADDLE}.embeddings"
         x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
         b.grid_embed(x, f"{at}.position_embedding", side=s.table, corners=False)
+        rope = axial_rope(s.head_dim, s.theta)
         for i in range(s.layers):
-            siglip_layer(b, s, f"{_PADDLE}.encoder.layers.{i}", x, axial_rope(s.head_dim))
+            siglip_layer(b, s, f"{_PADDLE}.encoder.layers.{i}", x, rope)
         x = b.layer_norm(x, f"{_PADDLE}.post_layernorm")
         x = b.fold(b.layer_norm(x, "mlp_AR.pre_norm", eps=1e-5), s.merge**2)
         folded = s.merge**2 * s.width
@@ -178,6 +182,18 @@ def read_siglip(own: Mapping[str, Any]) -> dict[str, Any]:
         "norm_eps": read_float(own, "layer_norm_eps", 1e-6),
         "activation": read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
     }
+
+
+def features_of_siglip(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a SigLIP whose last layer's rows are used before its last norm.
+
+    ModelError if it says that they are normed.
+    """
+    own = {**SIGLIP_USUAL, **read_object(config, "vision_config")}
+    if own.get("tie_last_hidden_states") not in (None, False):
+        key = "tie_last_hidden_states"
+        refuse(f"vision_config.{key}", own[key], "false: the last norm is not used")
+    return own
 
 
 def siglip_patches(b: Builder, s: TowerSpec, at: str) -> ValueId:

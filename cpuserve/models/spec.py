@@ -35,6 +35,7 @@ class TowerSpec:
     `sections`: how many frequencies of the text part's RoPE turn a row by each of three places, its
       place in the text, its row and its column; () = all turn it by its position in the text.
     `interleaved`: whether the axes take turns, instead of one section after another.
+    `theta`: the base of the tower's own RoPE.
     `gated`: whether the MLP has a gate. `biased`: whether the layers' matrices have biases.
     `mean`: whether a block becomes the mean of its patches, and not all of them side by side.
     `window`: in layers other than `whole_layers`, a patch sees only the patches of its window, of
@@ -80,6 +81,7 @@ class TowerSpec:
     level_scale: float = 1.0
     sections: tuple[int, ...] = ()
     interleaved: bool = False
+    theta: float = 10000.0
     gated: bool = False
     biased: bool = True
     mean: bool = False

@@ -89,6 +89,18 @@ def read_sizes(
     }
 
 
+def read_theta(own: Mapping[str, Any], usual: float = 1e4) -> float:
+    """Return the base of the RoPE in a tower's config `own`; ModelError if it is scaled.
+
+    usual: the base if the config has none.
+    """
+    rope = read_object(own, "rope_scaling") or read_object(own, "rope_parameters")
+    kind = rope.get("rope_type") or rope.get("type") or "axial"
+    if kind not in ("axial", "default"):
+        refuse("vision_config.rope_parameters: rope_type", kind, "'axial' or 'default'")
+    return read_float(rope, "rope_theta", read_float(own, "rope_theta", usual))
+
+
 class TowerDef(Protocol):
     """One family of towers: it reads hyperparameters from a config and builds a Program."""
 
@@ -127,7 +139,32 @@ def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
     if family is None or not pictures or config.get("vision_config") is None:
         return None
     found = family.spec(config, pictures, width)
-    return None if found is None else replace(found, architecture=name)
+    if found is None:
+        return None
+    _check_shared(config, found)
+    return replace(found, architecture=name)
+
+
+def _check_shared(config: Mapping[str, Any], spec: TowerSpec) -> None:
+    """Raise ModelError for a key that transformers reads in all towers, and this one does not.
+
+    Such a key would change the rows of pictures without notice.
+    """
+    own = read_object(config, "vision_config")
+    # transformers gives what the whole config says to its parts.
+    wholes = config if read_object(config, "text_config") else {}
+    for name, part in (("vision_config.is_causal", own), ("is_causal", wholes)):
+        if part.get("is_causal") not in (None, False):
+            refuse(name, part["is_causal"], "false: patches see all patches")
+    if not spec.layers:
+        return
+    for key, known in (("num_attention_heads", spec.q_heads), ("head_dim", spec.head_dim)):
+        if own.get(key) not in (None, known):
+            refuse(f"vision_config.{key}", own[key], f"{known}, as other keys say")
+    # The second names that Qwen and GLM have for keys.
+    depth, second = own.get("depth"), own.get("num_hidden_layers")
+    if "num_heads" in own and None not in (depth, second) and depth != second:
+        refuse("vision_config.num_hidden_layers", second, f"{depth}, as depth says")
 
 
 def build_tower(spec: TowerSpec) -> Program:

@@ -58,11 +58,15 @@ ACTS = ("gelu", "relu", "silu", "gelu_pytorch_tanh")
 
 
 @contextmanager
-def recorded_reads(names: set[str]) -> Iterator[None]:
-    """Add to `names` the attributes of config objects that are read meanwhile."""
+def recorded_reads(names: set[str], kind: Any = None) -> Iterator[None]:
+    """Add to `names` the attributes of config objects that are read meanwhile.
+
+    kind: the class of these objects; None = all.
+    """
     from transformers import PreTrainedConfig
 
-    plain = PreTrainedConfig.__getattribute__
+    kind = kind or PreTrainedConfig
+    plain = kind.__getattribute__
 
     def read(self, key):
         value_is_missing = False
@@ -77,11 +81,11 @@ def recorded_reads(names: set[str]) -> Iterator[None]:
         return value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PreTrainedConfig, "__getattribute__", read)
+        patch.setattr(kind, "__getattribute__", read)
         yield
 
 
-def _other_values(value: Any, hint: str = "") -> list[Any]:
+def other_values(value: Any, hint: str = "") -> list[Any]:
     """Return some values of the type of `value` that differ from it."""
     if isinstance(value, bool):
         return [not value]
@@ -186,14 +190,14 @@ class Walk:
                     yield f"{key}.{inner}", MISSING, {**self.config, key: rest}
                 if isinstance(before, Mapping):
                     for part, old in before.items():
-                        for new in _other_values(old):
+                        for new in other_values(old):
                             changed = {**value, inner: {**before, part: new}}
                             yield f"{key}.{inner}.{part}", new, {**self.config, key: changed}
                     continue
-                for new in _other_values(before):
+                for new in other_values(before):
                     yield f"{key}.{inner}", new, {**self.config, key: {**value, inner: new}}
             return
-        for new in _other_values(value, self.hints.get(key, "")):
+        for new in other_values(value, self.hints.get(key, "")):
             yield key, new, {**self.config, key: new}
 
     def outcome(self, key: str, config: dict[str, Any], *, ignored: bool = False) -> str:

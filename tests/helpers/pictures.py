@@ -828,30 +828,39 @@ def name_of(model: torch.nn.Module) -> str:
     return PIXTRAL_12B if pixtral else found
 
 
-def random_grid(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+def random_grid(rows: int, columns: int, seed: int = 0, patch: int = PATCH) -> np.ndarray:
     """Return the bytes of a picture of rows x columns patches, as an array of one tile."""
     stream = np.random.default_rng(seed)
-    return stream.integers(0, 256, (1, rows * PATCH, columns * PATCH, 3), np.uint8)
+    return stream.integers(0, 256, (1, rows * patch, columns * patch, 3), np.uint8)
 
 
-def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, torch.Tensor]:
+def grid_inputs(
+    grids: list[np.ndarray],
+    architecture: str = "",
+    patch: int = PATCH,
+    merge: int = 2,
+    frames: int = 2,
+) -> dict[str, torch.Tensor]:
     """Return what the image processor makes of pictures of any size: arguments of the model.
 
     The patches are in merge order, but row after row for PaddleOCR-VL and Kimi-VL.
+
+    patch: pixels of a side of a patch. merge: patches of a side of a block.
+    frames: how often a still picture is repeated.
     """
     if architecture.partition(" ")[0] in (GEMMA4, UNIFIED, LFM2):
-        return _padded_inputs(grids, architecture)
+        return _padded_inputs(grids, architecture, patch)
     if architecture in PIXTRALS:
         return _padded_pictures(grids)
     found, plain = [], architecture.startswith(("Paddle", "Kimi"))
     for grid in grids:
-        patches = torch.from_numpy(patches_of(grid, 1 if plain else 2)).float() * SCALE
-        patches = (patches.reshape(-1, PATCH, PATCH, 3) - torch.tensor(MEAN)) / torch.tensor(
+        patches = torch.from_numpy(patches_of(grid, 1 if plain else merge, patch)).float() * SCALE
+        patches = (patches.reshape(-1, patch, patch, 3) - torch.tensor(MEAN)) / torch.tensor(
             DEVIATION
         )
-        frames = patches.permute(0, 3, 1, 2)[:, :, None].expand(-1, -1, 2, -1, -1)
-        found.append(frames[:, :, 0] if plain else frames.reshape(len(patches), -1))
-    shapes = [(1, g.shape[1] // PATCH, g.shape[2] // PATCH) for g in grids]
+        still = patches.permute(0, 3, 1, 2)[:, :, None].expand(-1, -1, frames, -1, -1)
+        found.append(still[:, :, 0] if plain else still.reshape(len(patches), -1))
+    shapes = [(1, g.shape[1] // patch, g.shape[2] // patch) for g in grids]
     return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(shapes)}
 
 
@@ -867,15 +876,18 @@ def _padded_pictures(grids: list[np.ndarray]) -> dict[str, torch.Tensor]:
     return {"pixel_values": pixels, "image_sizes": sizes}
 
 
-def _padded_inputs(grids: list[np.ndarray], architecture: str) -> dict[str, torch.Tensor]:
+def _padded_inputs(
+    grids: list[np.ndarray], architecture: str, patch: int
+) -> dict[str, torch.Tensor]:
     """Return what the image processor of Gemma 4 or LFM2-VL makes: patches by row, and padding."""
-    sizes = [(grid.shape[1] // PATCH, grid.shape[2] // PATCH) for grid in grids]
+    sizes = [(grid.shape[1] // patch, grid.shape[2] // patch) for grid in grids]
     most = max(rows * columns for rows, columns in sizes)
-    pixels = torch.zeros(len(grids), most, 3 * PATCH**2)
+    pixels = torch.zeros(len(grids), most, 3 * patch**2)
     places = torch.full((len(grids), most, 2), -1)
     for index, (grid, (rows, columns)) in enumerate(zip(grids, sizes, strict=True)):
         count = rows * columns
-        numbers = torch.from_numpy(patches_of(grid, 1)).float().reshape(count, -1, 3) * SCALE
+        numbers = torch.from_numpy(patches_of(grid, 1, patch)).float()
+        numbers = numbers.reshape(count, -1, 3) * SCALE
         if architecture != UNIFIED:
             numbers = (numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
         pixels[index, :count] = numbers.reshape(count, -1)
@@ -888,18 +900,18 @@ def _padded_inputs(grids: list[np.ndarray], architecture: str) -> dict[str, torc
     return {"pixel_values": pixels, "spatial_shapes": shapes, "pixel_attention_mask": mask}
 
 
-def random_tiles(count: int, side: int, seed: int = 0) -> np.ndarray:
-    """Return tiles of bytes: uint8 [count, side * PATCH, side * PATCH, 3]."""
+def random_tiles(count: int, side: int, seed: int = 0, patch: int = PATCH) -> np.ndarray:
+    """Return tiles of bytes: uint8 [count, side * patch, side * patch, 3]."""
     stream = np.random.default_rng(seed)
-    return stream.integers(0, 256, (count, side * PATCH, side * PATCH, 3), np.uint8)
+    return stream.integers(0, 256, (count, side * patch, side * patch, 3), np.uint8)
 
 
-def patches_of(tiles: np.ndarray, merge: int) -> np.ndarray:
-    """Return the patches of tiles, in merge order: uint8 [patches, PATCH * PATCH * 3]."""
+def patches_of(tiles: np.ndarray, merge: int, patch: int = PATCH) -> np.ndarray:
+    """Return the patches of tiles, in merge order: uint8 [patches, patch * patch * 3]."""
     count, height, width, _ = tiles.shape
-    rows, columns = height // PATCH // merge, width // PATCH // merge
-    cut = tiles.reshape(count, rows, merge, PATCH, columns, merge, PATCH, 3)
-    return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1, PATCH * PATCH * 3)
+    rows, columns = height // patch // merge, width // patch // merge
+    cut = tiles.reshape(count, rows, merge, patch, columns, merge, patch, 3)
+    return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1, patch * patch * 3)
 
 
 def pixels_of(tiles: np.ndarray, architecture: str = "") -> dict[str, torch.Tensor]:

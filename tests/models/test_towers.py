@@ -555,6 +555,7 @@ PUBLISHED = {
             "hidden_size": 1152,
             "intermediate_size": 4304,
             "num_attention_heads": 16,
+            "num_key_value_heads": 16,
             "head_dim": 72,
             "standardize": True,
         },

@@ -297,8 +297,8 @@ def aya_vision(
     vision = vision if isinstance(vision, Mapping) else {}
     made = _tiles(
         processor,
-        tile=read_number(vision.get("image_size", 384), "vision_config.image_size"),
-        patch=read_number(vision.get("patch_size", 14), "vision_config.patch_size"),
+        tile=read_number(vision.get("image_size", 224), "vision_config.image_size"),
+        patch=read_number(vision.get("patch_size", 16), "vision_config.patch_size"),
         merge=read_number(config.get("downsample_factor", 2), "downsample_factor"),
         most=12,
         crops=False,

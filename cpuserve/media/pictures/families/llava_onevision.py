@@ -105,8 +105,8 @@ def llava_onevision(
     """
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
-    side = read_number(vision.get("image_size", 384), "vision_config.image_size")
-    patch = read_number(vision.get("patch_size", 14), "vision_config.patch_size")
+    side = read_number(vision.get("image_size", 224), "vision_config.image_size")
+    patch = read_number(vision.get("patch_size", 16), "vision_config.patch_size")
     for name in ("size", "crop_size"):  # tiles are cut as crop_size says
         size = processor.get(name)
         found = [size, size]

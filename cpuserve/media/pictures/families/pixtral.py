@@ -129,7 +129,7 @@ def mistral3(
     """
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
-    patch = read_number(vision.get("patch_size", 14), "vision_config.patch_size")
+    patch = read_number(vision.get("patch_size", 16), "vision_config.patch_size")
     merge = read_number(config.get("spatial_merge_size", 2), "spatial_merge_size")
     size = processor.get("size")
     given = size if isinstance(size, Mapping) else {}
