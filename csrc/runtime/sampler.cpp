@@ -49,8 +49,8 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   for (int32_t id : r.output) add_recent(fresh, id);
   if (r.banned_ngram_size > 0) {
     const int64_t room = r.output.size() + max_outputs_;
-    fresh.repeats = std::make_unique<RepeatBan>(r.banned_ngram_size, r.banned_ngram_window,
-                                                r.exempt_ids, room);
+    fresh.repeats =
+        std::make_unique<RepeatBan>(r.banned_ngram_size, r.banned_ngram_window, r.exempt_ids, room);
     for (int32_t id : r.output) fresh.repeats->append(id);
     fresh.banned.resize(fresh.banned.size() + static_cast<size_t>(room));
   }

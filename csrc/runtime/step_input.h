@@ -16,17 +16,17 @@ constexpr int32_t kSampledRow = -1, kHiddenRow = -2;
 // The counts of a step, and pointers to arrays in `words`, which must outlive this object.
 struct StepInput {
   int64_t tokens, seqs, rows, groups;
-  const int32_t *token_ids, *positions;                        // [tokens]
-  const int32_t* query_start;                                  // [seqs + 1]
-  const int32_t* kv_len;                                       // [seqs] keys, new ones included
-  const int32_t* seq_slot;                                     // [seqs] distinct request slots
-  const int32_t *table_first, *table_start;                    // [seqs * groups] (table_start: + 1)
-  const int32_t* table_entries;                                // new entries of all tables
-  const int32_t* adapters;                                     // [seqs], or null without adapters
-  const int32_t* adapter_scales;                               // [seqs] bits of floats, or null
-  const int32_t* media_rows;                                   // [tokens], or null without media
-  const int32_t* angles;                                       // [axes, tokens], or null
-  const int32_t* ends;                                         // see StepContext::find_ends, or null
+  const int32_t *token_ids, *positions;      // [tokens]
+  const int32_t* query_start;                // [seqs + 1]
+  const int32_t* kv_len;                     // [seqs] keys, new ones included
+  const int32_t* seq_slot;                   // [seqs] distinct request slots
+  const int32_t *table_first, *table_start;  // [seqs * groups] (table_start: + 1)
+  const int32_t* table_entries;              // new entries of all tables
+  const int32_t* adapters;                   // [seqs], or null without adapters
+  const int32_t* adapter_scales;             // [seqs] bits of floats, or null
+  const int32_t* media_rows;                 // [tokens], or null without media
+  const int32_t* angles;                     // [axes, tokens], or null
+  const int32_t* ends;                       // see StepContext::find_ends, or null
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
   const int32_t* row_mask;                                     // [rows], or null without masks
