@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuserve.api.vectors.binary import BYTE_ORDERS, MAX_DESCRIBED, NUMBER_TYPES, vector_bytes
+from cpuserve.api.vectors.binary import BYTE_ORDERS, MAX_DESCRIBED, binary_body
+from cpuserve.api.vectors.numbers import NUMBER_TYPES, vector_bytes
+from cpuserve.api.vectors.openai import EmbeddingRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS
 from tests.contract.table import server
 
@@ -84,6 +86,15 @@ def test_the_metadata_of_many_vectors_fit_no_header():
         assert "bytes_only" in refused.json()["error"]["message"]
     most = ["a"] * MAX_PROMPTS
     assert api.post(EMBED, input=most, encoding_format="bytes_only").status_code == 200
+
+
+def test_the_metadata_are_json_in_ascii_whatever_the_name_of_the_model_is():
+    body = EmbeddingRequest(input="a", encoding_format="bytes")
+    name = "mod\u00e8le \U0001f600 \x7f"
+    headers = binary_body(body, [(array("f", [1.0]), (1,))], {"model": name}).headers
+    assert headers["metadata"].isascii()
+    assert headers["metadata"].isprintable()
+    assert json.loads(headers["metadata"])["model"] == name
 
 
 @pytest.mark.parametrize("fields", [{"embed_dtype": "float16"}, {"encoding_format": "bytes"}])

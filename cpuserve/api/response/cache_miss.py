@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from cpuserve.api.response.header_values import header_json
 
 if TYPE_CHECKING:
     from cpuserve.serving.generation.generate import Generation
@@ -31,5 +32,4 @@ CACHE_MISS = "x-cache-miss"
 def cache_headers(generation: Generation) -> dict[str, str]:
     """Return a header that explains why cached tokens could not be reused; {} if none is needed."""
     miss = generation.cache_miss()
-    # Headers must not contain DEL, the only ASCII control character that JSON does not escape.
-    return {} if miss is None else {CACHE_MISS: json.dumps(miss).replace("\x7f", "\\u007f")}
+    return {} if miss is None else {CACHE_MISS: header_json(miss)}

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-import math
-import struct
 import sys
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.api.response.header_values import header_json
 from cpuserve.api.vectors.inputs import VectorInputs
+from cpuserve.api.vectors.numbers import NUMBER_TYPES, base64_of, vector_bytes
 from cpuserve.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
-Numbers: TypeAlias = "array[float] | array[int]"
 OCTETS = "application/octet-stream"
 FORMATS = ("float", "base64", "bytes", "bytes_only")
 BYTE_ORDERS = ("native", "big", "little")
 # The metadata of the format "bytes" are a header with about 130 bytes for each vector, and
 # clients in Python read at most 64 KiB of one header.
 MAX_DESCRIBED = 256
-_AT_ONCE = 1 << 14  # numbers
 
 
 class VectorEncoding(VectorInputs, kw_only=True):
@@ -56,7 +52,7 @@ class VectorEncoding(VectorInputs, kw_only=True):
     def base64_of(self, values: array[float]) -> str:
         """Return the base64 text of the bytes of a vector; they are little-endian by default."""
         order = self.byte_order(unset="little")
-        return base64.b64encode(vector_bytes(values, self.embed_dtype or "float32", order)).decode()
+        return base64_of(values, self.embed_dtype or "float32", order)
 
     def byte_order(self, *, unset: str) -> str:
         """Return "big" or "little"; unset: the order if the request does not say one."""
@@ -117,9 +113,7 @@ def binary_body(
         start = end
     headers = {"content-type": OCTETS}
     if body.encoding_format == "bytes":
-        text = msgspec.json.encode({**facts, "data": items}).decode()
-        # A header has ASCII only, and the name of a model may have more.
-        headers["metadata"] = text.encode("ascii", "backslashreplace").decode()
+        headers["metadata"] = header_json({**facts, "data": items})
     return BinaryBody(b"".join(parts), headers)
 
 
@@ -131,80 +125,3 @@ def facts_of(request: RequestContext, usage: msgspec.Struct) -> dict[str, Any]:
         "model": request.served.name,
         "usage": msgspec.structs.asdict(usage),
     }
-
-
-def vector_bytes(values: array[float], kind: str, order: str) -> bytes:
-    """Return the bytes of fp32 `values` as numbers of the type `kind`, in a byte order.
-
-    kind: one of NUMBER_TYPES; numbers are rounded to the nearest, ties to even, as torch does.
-    order: "big" or "little".
-    """
-    numbers = NUMBER_TYPES[kind](values)
-    if order != sys.byteorder:
-        numbers = numbers[:]
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-# The front end has no numpy, so the conversions are Python's own; a thread runs long ones.
-def _as_they_are(values: array[float]) -> Numbers:
-    return values
-
-
-def _float16(values: array[float]) -> Numbers:
-    numbers = array("H")
-    for begin in range(0, len(values), _AT_ONCE):  # a call of C keeps the GIL
-        part = values[begin : begin + _AT_ONCE]
-        try:
-            content = struct.pack(f"{len(part)}e", *part)
-        except OverflowError:  # numbers that round to more than 65504 become infinite, as in torch
-            shown = (math.copysign(math.inf, x) if abs(x) >= 65520 else x for x in part)
-            content = struct.pack(f"{len(part)}e", *shown)
-        numbers.frombytes(content)
-    return numbers
-
-
-def _bfloat16(values: array[float]) -> Numbers:
-    """Return the upper 16 bits of each number, rounded; NaNs are those of torch."""
-    return array(
-        "H",
-        (
-            (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if bits & 0x7FFFFFFF <= 0x7F800000 else 0x7FC0
-            for bits in array("I", values.tobytes())
-        ),
-    )
-
-
-def _float8(exponent_bits: int, last: int) -> Callable[[array[float]], Numbers]:
-    """Return a function that converts to an 8-bit float.
-
-    last: the code of numbers that are too large: infinity, or the largest if there is none.
-    """
-    mantissa_bits, bias = 7 - exponent_bits, (1 << (exponent_bits - 1)) - 1
-
-    def magnitude(code: int) -> float:
-        exponent, mantissa = code >> mantissa_bits, code & ((1 << mantissa_bits) - 1)
-        fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
-        return math.ldexp(fraction, max(exponent, 1) - bias)
-
-    # The middles between the values of a code and of the next one, which grow with the code.
-    middles = [(magnitude(code) + magnitude(code + 1)) / 2 for code in range(last)]
-
-    def code_of(value: float) -> int:
-        size = abs(value)
-        code = 0x7F if size != size else bisect_left(middles, size)
-        if code < last and middles[code] == size:
-            code += code & 1
-        return code | (math.copysign(1.0, value) < 0) << 7
-
-    return lambda values: array("B", map(code_of, values))
-
-
-# The types of numbers in bytes, each with a function that converts fp32 numbers to it.
-NUMBER_TYPES: dict[str, Callable[[array[float]], Numbers]] = {
-    "float32": _as_they_are,
-    "float16": _float16,
-    "bfloat16": _bfloat16,
-    "fp8_e4m3": _float8(4, 0x7E),
-    "fp8_e5m2": _float8(5, 0x7C),
-}
