@@ -30,7 +30,7 @@ def taken(chances, *, rows=1, step_s=0.01, draft_s=0.002, tokens=100, seconds=1.
     cost.draft = draft_s / cost.draft_seconds(rows, 0, 1) * cost.base / 2
     budget = DraftBudget(cost, tokens, seconds, rows, 0, rows, step_s)
     count = budget.take(chances)
-    assert budget.spent == count
+    assert budget.num_drafts == count
     assert budget.tokens == tokens - count
     return count
 

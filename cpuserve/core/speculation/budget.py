@@ -59,9 +59,9 @@ class DraftBudget:
 
     rows: number of decode rows of the step, with the tokens that are sure.
     keys: number of keys that the decode rows read.
-    given: number of tokens that the step is expected to generate, with the drafts so far.
+    num_tokens: number of tokens that the step is expected to generate, with the drafts so far.
     base_s: seconds that the step is expected to take without drafts.
-    spent: number of draft tokens in the step so far.
+    num_drafts: number of draft tokens in the step so far.
     slow: whether some of the drafts so far are slow to sample (Request.samples_slowly).
     refused: whether a likely draft was left out because of its time.
     grows: whether a sequence may take new blocks for draft tokens.
@@ -72,9 +72,9 @@ class DraftBudget:
     seconds: float
     rows: int
     keys: int
-    given: float
+    num_tokens: float
     base_s: float
-    spent: int = 0
+    num_drafts: int = 0
     slow: bool = False
     refused: bool = False
     grows: bool = True
@@ -89,14 +89,14 @@ class DraftBudget:
             seconds=limits.seconds(work.rows, work.keys),
             rows=rows,
             keys=work.keys,
-            given=rows,
+            num_tokens=rows,
             base_s=cost.decode_seconds(work.rows, work.keys, work.drafts),
         )
 
     @property
     def took_s(self) -> float:
         """The seconds that the step is expected to take, with the drafts so far."""
-        return self.base_s + self._seconds_of(self.spent)
+        return self.base_s + self._seconds_of(self.num_drafts)
 
     @property
     def draft_s(self) -> float:
@@ -111,11 +111,13 @@ class DraftBudget:
     @property
     def is_worth(self) -> bool:
         """Whether a draft that is certainly right would be worth its time in the step."""
-        return any(n * self.base_s > self.given * CAUTION * self._seconds_of(n) for n in CERTAIN)
+        return any(
+            n * self.base_s > self.num_tokens * CAUTION * self._seconds_of(n) for n in CERTAIN
+        )
 
     def seconds_for(self, drafts: int) -> float:
         """Return the seconds that this number of further draft tokens adds to the step."""
-        return self._seconds_of(self.spent + drafts) - self._seconds_of(self.spent)
+        return self._seconds_of(self.num_drafts + drafts) - self._seconds_of(self.num_drafts)
 
     def share_with_prompts(self) -> None:
         """Leave most of the step to its prompts, which may also need the free blocks."""
@@ -128,18 +130,18 @@ class DraftBudget:
 
         chances: the probability of each draft token, if the draft tokens before it are right.
         """
-        before = self._seconds_of(self.spent)
-        given, chance, longest = self.given, 1.0, 0.0
-        best, best_given, best_s = 0, given, self.base_s + before
+        before = self._seconds_of(self.num_drafts)
+        num_tokens, chance, longest = self.num_tokens, 1.0, 0.0
+        best, best_tokens, best_s = 0, num_tokens, self.base_s + before
         for count, right in enumerate(chances[: max(self.tokens, 0)], 1):
             chance *= right
-            given += chance
-            longest = max(longest, self._seconds_of(self.spent + count) - before)
+            num_tokens += chance
+            longest = max(longest, self._seconds_of(self.num_drafts + count) - before)
             if longest > self.seconds:
                 break
             seconds = self.base_s + before + CAUTION * longest
-            if given * best_s > best_given * seconds:
-                best, best_given, best_s = count, given, seconds
+            if num_tokens * best_s > best_tokens * seconds:
+                best, best_tokens, best_s = count, num_tokens, seconds
         return best
 
     def take(self, chances: Sequence[float], *, slow: bool = False) -> int:
@@ -147,7 +149,7 @@ class DraftBudget:
 
         slow: whether their rows are slow to sample.
         """
-        was_slow, before = self.slow, self._seconds_of(self.spent)
+        was_slow, before = self.slow, self._seconds_of(self.num_drafts)
         self.slow |= slow
         count = self.count(chances)
         if not count:
@@ -155,19 +157,19 @@ class DraftBudget:
             self.refused |= self.grows and self.tokens > 0 and chances[0] >= LIKELY
             return 0
         self.tokens -= count
-        self.spent += count
-        self.seconds -= self._seconds_of(self.spent) - before
+        self.num_drafts += count
+        self.seconds -= self._seconds_of(self.num_drafts) - before
         chance = 1.0
         for right in chances[:count]:
             chance *= right
-            self.given += chance
+            self.num_tokens += chance
         return count
 
     def close(self) -> int:
         """Return the number of draft tokens in the step, after all rows have had their turn."""
-        if self.refused and not self.spent:
+        if self.refused and not self.num_drafts:
             self.cost.forgive_drafts()
-        return self.spent
+        return self.num_drafts
 
     def _seconds_of(self, drafts: int) -> float:
         return self.cost.draft_seconds(self.rows, self.keys, drafts, slow=self.slow)

@@ -208,8 +208,7 @@ class Drafter:
         None of them can be the last token of the response, because the row after the last draft
         token samples one more token, which may end the response.
         """
-        left = request.max_tokens - request.num_output
-        most = min(self._num_tokens, left - 1)
+        most = min(self._num_tokens, request.max_tokens - request.num_output - 1)
         if self._kv.has_states:  # a state cannot be undone, so drafts must not fill a state chunk
             chunk = self._kv.state_chunk
             most = min(most, chunk - 2 - (len(request.token_ids) - 1) % chunk)

@@ -263,7 +263,7 @@ class DraftModel(Proposer):
         """Return the turns that pay; now and then one that does not, to learn whether it would."""
         if not turns or not self._trained:
             return turns[:1]
-        given, took = budget.given, budget.took_s
+        given, took = budget.num_tokens, budget.took_s
         paying = self._paying(turns, budget)
         if paying:
             self._rests, self._try_after = 0, TRY_AFTER
@@ -291,7 +291,7 @@ class DraftModel(Proposer):
     def _paying(self, turns: list[Draft], budget: DraftBudget) -> list[Draft]:
         """Return the turns that get another guess, so that the tokens per second are the most."""
         turns.sort(key=lambda turn: -turn.expected)
-        best, best_rate, took_s = 0, budget.given / budget.took_s, 0.0
+        best, best_rate, took_s = 0, budget.num_tokens / budget.took_s, 0.0
         gain, keys = 0.0, 0
         for count, turn in enumerate(turns, 1):
             gain += turn.expected
@@ -300,9 +300,9 @@ class DraftModel(Proposer):
             rate = self._best_rate(gain, turn.sequence.chances.mean, count, seconds, budget)
             if rate > best_rate:
                 best, best_rate, took_s = count, rate, seconds
-        budget.given += sum(turn.expected for turn in turns[:best])
+        budget.num_tokens += sum(turn.expected for turn in turns[:best])
         budget.base_s += took_s
-        budget.spent += best
+        budget.num_drafts += best
         return turns[:best]
 
     def _best_rate(
@@ -316,7 +316,7 @@ class DraftModel(Proposer):
         gain: the tokens that the next guesses are expected to give; later ones, `mean` times as
           many each. seconds: the time of a step of the draft model.
         """
-        given, took, best = budget.given, budget.took_s, 0.0
+        given, took, best = budget.num_tokens, budget.took_s, 0.0
         for guesses in range(1, FARTHEST + 1):
             given += gain
             gain *= mean
