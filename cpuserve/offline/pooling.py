@@ -14,7 +14,6 @@ from cpuserve.offline.arguments import (
     Tokenization,
     as_list,
     one_each,
-    text_and_ids,
     tokenization_of,
     without_media,
 )
@@ -425,11 +424,8 @@ class PoolingMethods(RequestMethods):
             msg = "truncation is not possible with pictures: omit it"
             raise InvalidRequest(msg, param="tokenization_kwargs")
         requests = [
-            self._request(self._processed(prompt, parts), before, how, cut)
-            for prompt, parts, _ in split
+            self._media_request(prompt, parts, before, how, cut) for prompt, parts, _ in split
         ]
-        for request, (prompt, _, _) in zip(requests, split, strict=True):
-            request.prompt, _ = text_and_ids(prompt)
         return PoolingBatch(requests, given, adapters, media)
 
     def _pooled(

@@ -18,7 +18,6 @@ from cpuserve.offline.arguments import (
     conversations_of,
     one_each,
     priorities_of,
-    text_and_ids,
     tokenization_of,
     with_salts,
     without_media,
@@ -161,12 +160,7 @@ class QueueMethods(PoolingMethods):
         listed = [prompt for prompt, _, _ in split]
         adapters = self._adapters_of(lora_request, len(listed))
         params = with_salts(self._params(sampling_params, len(listed), adapters), listed)
-        requests = [
-            self._request(self._processed(prompt, pictures), how=how)
-            for prompt, pictures, _ in split
-        ]
-        for request, prompt in zip(requests, listed, strict=True):
-            request.prompt, _ = text_and_ids(prompt)
+        requests = [self._media_request(prompt, parts, how=how) for prompt, parts, _ in split]
         for request, own, adapter in zip(requests, params, adapters, strict=True):
             if own.thinking_token_budget not in (None, -1):
                 msg = "thinking_token_budget is only possible in chat()"

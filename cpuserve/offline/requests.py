@@ -292,6 +292,22 @@ class RequestMethods(AdapterMethods, ControlMethods):
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
 
+    def _media_request(
+        self,
+        prompt: PromptInput,
+        parts: Sequence[MediaPart],
+        before: str = "",
+        how: Tokenization | None = None,
+        cut: Cut | None = None,
+    ) -> RequestOutput:
+        """Return the request of a prompt with one marker for each part; see `_request`.
+
+        Its `prompt` is the text as it was given.
+        """
+        request = self._request(self._processed(prompt, parts), before, how, cut)
+        request.prompt, _ = text_and_ids(prompt)
+        return request
+
     def _processed(self, prompt: PromptInput, parts: Sequence[MediaPart]) -> PromptInput:
         """Return a prompt with these items as the processor of the model's family reads it."""
         reader = self._context.media
