@@ -23,7 +23,7 @@ from cpuserve.serving import threads
 from cpuserve.serving.calls import bad_words
 from cpuserve.serving.decisions import questions
 from cpuserve.serving.decisions.questions import content_text
-from cpuserve.serving.generation import generate
+from cpuserve.serving.generation import prepare
 from cpuserve.serving.prompts import chat_prompt
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
@@ -69,7 +69,7 @@ def test_templates_are_never_waited_for_on_the_loop(watch, count):
 @pytest.mark.parametrize("prompt", [[5] * (MAX_LEN + 1), ["text", [5] * (MAX_LEN + 1)]])
 def test_too_many_ids_are_refused_before_anything_else_is_done(watch, monkeypatch, prompt):
     encoded = watch(Tokenizer, "encode")
-    checked = watch(generate, "sampling_params")
+    checked = watch(prepare, "sampling_params")
     error = error_of(Api().complete(prompt))
     assert error["param"] == "prompt"
     assert f"{MAX_LEN + 1} tokens" in error["message"]
@@ -77,8 +77,8 @@ def test_too_many_ids_are_refused_before_anything_else_is_done(watch, monkeypatc
 
 
 def test_ids_of_many_prompts_are_checked_in_a_thread(watch, monkeypatch):
-    monkeypatch.setattr(generate, "_IDS_PER_US", 1)
-    where = watch(generate, "sampling_params")
+    monkeypatch.setattr(prepare, "_IDS_PER_US", 1)
+    where = watch(prepare, "sampling_params")
     assert Api().complete([[5] * 120] * 40, max_tokens=1).status_code == 200
     assert where == ["thread"]
 
