@@ -20,7 +20,7 @@ from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.loader.speculation.guess_heads import GuessHead, head_facts
 from cpuserve.models import FAMILIES, spec_from_config
 from cpuserve.models.config import read_architectures, read_int, read_object
-from cpuserve.models.gemma4 import feed_forward, shared_attention
+from cpuserve.models.gemma4.text import feed_forward, shared_attention
 
 if TYPE_CHECKING:
     from cpuserve.models.parts import SpecParts

@@ -1,6 +1,7 @@
-"""All model families: the records in the modules here, and those of plug-ins.
+"""All model families: the records of `cpuserve.models`, and those of plug-ins.
 
-A module of this package declares related families as FAMILIES. To add one, add a record.
+A module of this package, or a folder beside it, declares related families as FAMILIES. A folder has
+all code of its families as well. To add a family, add a record.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cpuserve.models.family import ModelFamily, TextType, Whole
 
@@ -84,8 +86,13 @@ def names_in_files(record: ModelFamily | Whole) -> set[str]:
 
 def declared() -> Iterator[ModelFamily | Whole]:
     """Return the records of all built-in families; none of their code is imported."""
-    for module in pkgutil.iter_modules(__path__):
-        yield from importlib.import_module(f"{__name__}.{module.name}").FAMILIES
+    above = __name__.rpartition(".")[0]
+    beside = pkgutil.iter_modules([str(Path(folder).parent) for folder in __path__])
+    folders = [m.name for m in beside if m.ispkg and f"{above}.{m.name}" != __name__]
+    modules = {name: f"{above}.{name}" for name in folders}
+    modules |= {m.name: f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__)}
+    for _, module in sorted(modules.items()):
+        yield from importlib.import_module(module).FAMILIES
 
 
 def _of(records: Iterable[ModelFamily | Whole]) -> Families:

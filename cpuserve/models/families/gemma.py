@@ -32,36 +32,6 @@ FAMILIES = (
         wholes=(Whole(("Gemma3nForConditionalGeneration",), "gemma3n_text"),),
     ),
     ModelFamily(("Gemma3TextModel",), "cpuserve.models.gemma:Gemma3Embedding"),
-    ModelFamily(
-        ("Gemma4ForCausalLM",),
-        "cpuserve.models.gemma4:Gemma4",
-        text_types={"gemma4_text": TextType()},
-        wholes=(
-            Whole(
-                ("Gemma4ForConditionalGeneration",),
-                "gemma4_text",
-                tower="cpuserve.models.gemma4_tower:Gemma4Tower",
-                media={"gemma4": "cpuserve.media.pictures.families.gemma4:gemma4"},
-            ),
-        ),
-        assistants={"Gemma4AssistantForCausalLM": 1536},
-    ),
-    ModelFamily(
-        ("Gemma4UnifiedForCausalLM",),
-        "cpuserve.models.gemma4:Gemma4Unified",
-        text_types={"gemma4_unified_text": TextType()},
-        wholes=(
-            Whole(
-                ("Gemma4UnifiedForConditionalGeneration",),
-                "gemma4_unified_text",
-                # GGUF files of the unified model have a text part of the other kind.
-                ("gemma4_text",),
-                tower="cpuserve.models.gemma4_tower:Gemma4UnifiedTower",
-                media={"gemma4_unified": "cpuserve.media.pictures.families.gemma4:gemma4_unified"},
-            ),
-        ),
-        assistants={"Gemma4UnifiedAssistantForCausalLM": 3840},
-    ),
     ModelFamily(("GemmaForCausalLM",), "cpuserve.models.gemma:Gemma"),
     ModelFamily(("VaultGemmaForCausalLM",), "cpuserve.models.gemma:VaultGemma"),
 )

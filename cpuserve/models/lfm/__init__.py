@@ -1,4 +1,4 @@
-"""Families: LFM."""
+"""Families: LFM, with short convolutions; its models of images and text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cpuserve.models.family import ModelFamily, TextType, Whole, sizes
 FAMILIES = (
     ModelFamily(
         ("Lfm2ForCausalLM", "LFM2ForCausalLM"),
-        "cpuserve.models.lfm:Lfm2",
+        "cpuserve.models.lfm.text:Lfm2",
         text_types={
             "lfm2": TextType(sizes(65536, 2560, 12288, 32, 32, 128000, num_key_value_heads=8))
         },
@@ -17,26 +17,26 @@ FAMILIES = (
                 "lfm2",
                 ("lfm2_moe",),
                 tied=True,
-                tower="cpuserve.models.lfm_vl:Lfm2VlTower",
+                tower="cpuserve.models.lfm.tower:Lfm2VlTower",
                 media={"lfm2_vl": "cpuserve.media.pictures.families.lfm2_vl:lfm2_vl"},
             ),
         ),
     ),
     ModelFamily(
         ("Lfm2MoeForCausalLM",),
-        "cpuserve.models.lfm:Lfm2Moe",
+        "cpuserve.models.lfm.text:Lfm2Moe",
         text_types={"lfm2_moe": TextType()},
     ),
     ModelFamily(
         ("Lfm3ForCausalLM",),
-        "cpuserve.models.lfm:Lfm3",
+        "cpuserve.models.lfm.text:Lfm3",
         text_types={"lfm3": TextType()},
         wholes=(
             Whole(
                 ("Lfm3VlForConditionalGeneration",),
                 "lfm3",
                 tied=True,
-                tower="cpuserve.models.lfm_vl:Lfm3VlTower",
+                tower="cpuserve.models.lfm.tower:Lfm3VlTower",
                 media={"lfm3_vl": "cpuserve.media.pictures.families.qwen_vl:qwen_vl"},
             ),
         ),

@@ -1,0 +1,38 @@
+"""Families: Gemma 4, with its models of images and text, and its assistants."""
+
+from __future__ import annotations
+
+from cpuserve.models.family import ModelFamily, TextType, Whole
+
+FAMILIES = (
+    ModelFamily(
+        ("Gemma4ForCausalLM",),
+        "cpuserve.models.gemma4.text:Gemma4",
+        text_types={"gemma4_text": TextType()},
+        wholes=(
+            Whole(
+                ("Gemma4ForConditionalGeneration",),
+                "gemma4_text",
+                tower="cpuserve.models.gemma4.tower:Gemma4Tower",
+                media={"gemma4": "cpuserve.media.pictures.families.gemma4:gemma4"},
+            ),
+        ),
+        assistants={"Gemma4AssistantForCausalLM": 1536},
+    ),
+    ModelFamily(
+        ("Gemma4UnifiedForCausalLM",),
+        "cpuserve.models.gemma4.text:Gemma4Unified",
+        text_types={"gemma4_unified_text": TextType()},
+        wholes=(
+            Whole(
+                ("Gemma4UnifiedForConditionalGeneration",),
+                "gemma4_unified_text",
+                # GGUF files of the unified model have a text part of the other kind.
+                ("gemma4_text",),
+                tower="cpuserve.models.gemma4.tower:Gemma4UnifiedTower",
+                media={"gemma4_unified": "cpuserve.media.pictures.families.gemma4:gemma4_unified"},
+            ),
+        ),
+        assistants={"Gemma4UnifiedAssistantForCausalLM": 3840},
+    ),
+)
