@@ -6,7 +6,7 @@ Source: transformers modeling_aya_vision and modeling_siglip.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import read_dtype, read_float, read_int, refuse
 from cpuserve.models.siglip import (
@@ -75,7 +75,7 @@ class AyaVisionTower:
         for i in range(s.layers):
             siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
         eps, half = s.family["join_eps"], s.family["join_width"] // 2
-        x = b.layer_norm(b.fold(x, s.merge**2), f"{_JOIN}.layernorm", eps=cast("float", eps))
+        x = b.layer_norm(b.fold(x, s.merge**2), f"{_JOIN}.layernorm", eps=eps)
         # The gate is the second half.
         both = [rows(f"{_JOIN}.linear_1", first, half) for first in (half, 0)]
         x = b.linear(x, both, features=half, bias=True, then="silu_mul")

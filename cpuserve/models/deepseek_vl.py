@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -85,7 +85,7 @@ class JanusTower:
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         x, then = encoded(b, s, SIGLIP_AT, "projection_layer"), s.activation
-        names = ["fc1", *(f"hidden_layers.{i}" for i in range(cast("int", s.family["depth"]) - 1))]
+        names = ["fc1", *(f"hidden_layers.{i}" for i in range(s.family["depth"] - 1))]
         for name in names[:-1]:
             x = b.linear(x, f"{_JOIN}.{name}", features=s.out_width, bias=True, then=then)
         b.hidden(b.linear(x, f"{_JOIN}.{names[-1]}", features=s.out_width, bias=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -19,6 +19,7 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.opt import GATED
+from cpuserve.models.parts import TowerParts
 from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes, read_theta
@@ -67,7 +68,7 @@ class Glm4vTower:
         if image < found.patch:
             refuse("vision_config.image_size", image, f"at least {found.patch}")
         # A layer has as many hidden values as a result has numbers; the config's are the merger's.
-        merged = {"merged": found.intermediate}
+        merged: TowerParts = {"merged": found.intermediate}
         table = image // found.patch
         return replace(found, table=table, intermediate=found.out_width, family=merged)
 
@@ -85,7 +86,7 @@ class Glm4vTower:
             b.linear(seen, f"{at}.attn.proj", add_to=x)
             h = b.rms_norm(x, f"{at}.norm2")
             gated_mlp(b, s, f"{at}.mlp", h, x, bias=False)
-        _merge(b, s, x, cast("int", s.family["merged"]))
+        _merge(b, s, x, s.family["merged"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -23,7 +23,7 @@ from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 _JOIN = "multi_modal_projector"
 # The defaults of InternVLChatModel's own code.
@@ -121,7 +121,7 @@ class InternVLTower:
             patch_weight=names.patches,
             names=(names.at, f"{_JOIN}."),
             family={
-                "norm": read_choice(own, "norm_type", "layer_norm", _NORMS),
+                "norm_kind": read_choice(own, "norm_type", "layer_norm", _NORMS),
                 "qk_norm": read_bool(own, "use_qk_norm", False),
                 "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
                 "final_norm": not read_bool(own, "use_mean_pooling", True),
@@ -193,7 +193,7 @@ def _build(b: Builder, s: TowerSpec, names: _Names) -> None:
     x = b.layer_norm(x, f"{names.at}layernorm") if s.family["final_norm"] else x
     norm, first, second = names.projector
     x = b.layer_norm(b.fold(x, s.merge**2), norm, eps=_EPS)
-    then = cast("Then", s.family["projector"])
+    then = s.family["projector"]
     x = b.linear(x, first, features=s.out_width, bias=True, then=then)
     b.hidden(b.linear(x, second, features=s.out_width, bias=True))
 
@@ -210,7 +210,7 @@ def _side(own: Mapping[str, Any], key: str, usual: int) -> int:
 
 def _layer(b: Builder, s: TowerSpec, names: _Names, at: str, x: ValueId) -> None:
     """Change x in place: x + l1 attention(norm(x)), then x + l2 mlp(norm(x)), with l by column."""
-    norm = b.layer_norm if s.family["norm"] == "layer_norm" else b.rms_norm
+    norm = b.layer_norm if s.family["norm_kind"] == "layer_norm" else b.rms_norm
     h = norm(x, f"{at}.{names.norms[0]}")
     features = 3 * s.width // len(names.qkv)
     qkv = b.linear(h, [f"{at}.{name}" for name in names.qkv], features=features, bias=s.biased)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_choice,
@@ -102,7 +102,7 @@ class KimiK25Tower:
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         b.leave([_FRAMES])
-        eps = cast("float", s.family["join_eps"])
+        eps = s.family["join_eps"]
         x = b.layer_norm(_encoded(b, s), f"{_K25_JOIN}.pre_norm", eps=eps)
         _project(b, s, x, f"{_K25_JOIN}.proj.0", f"{_K25_JOIN}.proj.2")
 
@@ -110,7 +110,7 @@ class KimiK25Tower:
 def _encoded(b: Builder, s: TowerSpec) -> ValueId:
     """Return the rows of all patches of the step after the last layer and its norm: [T, width]."""
     x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
-    shape = cast("tuple[int, ...]", s.family["places"])
+    shape = s.family["places"]
     b.grid_embed(x, _PLACES, side=s.table, shape=shape, cubic=True)
     for i in range(s.layers):
         _layer(b, s, f"{_AT}.encoder.blocks.{i}", x)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -34,7 +34,7 @@ from cpuserve.models.siglip import (
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels, read_sizes
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 _AT, _PROJECTOR = "vision_tower", "multi_modal_projector"
 _PATCHES = f"{_AT}.embeddings.patch_embedding"
@@ -211,7 +211,7 @@ def _with_lines(
 
 def _project(b: Builder, s: TowerSpec, x: ValueId) -> None:
     """Append the projector, which makes rows of x, to the builder `b`."""
-    then, bias = cast("Then", s.family["projector"]), cast("bool", s.family["biased"])
+    then, bias = s.family["projector"], s.family["biased"]
     h = b.linear(x, f"{_PROJECTOR}.linear_1", features=s.out_width, bias=bias, then=then)
     b.leave(_unread(s.family["unread"]))
     b.hidden(b.linear(h, f"{_PROJECTOR}.linear_2", features=s.out_width, bias=bias))

@@ -282,3 +282,34 @@ class SpecParts(
     fixed_positions: bool
     guess: SpecParts
     hidden_first: bool
+
+
+class TowerParts(TypedDict, total=False):
+    """What not every tower has: its MLPs, norms and matrices, and those of its projector.
+
+    The docstring of a family says what its keys mean.
+    """
+
+    apart: bool
+    biased: bool
+    clipped: bool
+    depth: int
+    eps: float
+    final_norm: bool
+    join: int
+    join_bias: bool
+    join_eps: float
+    join_width: int
+    joined_by: Then
+    kinds: tuple[str, ...]
+    merged: int
+    norm: bool
+    norm_kind: str
+    other: str
+    path: str
+    places: tuple[int, ...]
+    projector: Then
+    qk_norm: bool
+    size: int
+    standardized: bool
+    unread: list[str]

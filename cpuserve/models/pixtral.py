@@ -6,7 +6,7 @@ Source: transformers modeling_pixtral, modeling_mistral3 and modeling_lighton_oc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -21,7 +21,7 @@ from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.ops import Rope, ValueId
 
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
 _PATCHES, _MERGE = f"{_AT}.patch_conv", f"{_JOIN}.patch_merger.merging_layer"
@@ -45,7 +45,7 @@ class Mistral3Tower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.rms_norm(pixtral(b, s), f"{_JOIN}.norm", eps=cast("float", s.family["join_eps"]))
+        x = b.rms_norm(pixtral(b, s), f"{_JOIN}.norm", eps=s.family["join_eps"])
         project(b, s, b.linear(b.fold(x, s.merge**2), _MERGE, features=s.width))
 
 
@@ -109,7 +109,7 @@ def pixtral(b: Builder, s: TowerSpec) -> ValueId:
 
 def project(b: Builder, s: TowerSpec, x: ValueId) -> None:
     """Append the projector, which makes rows of x, to the builder `b`."""
-    bias, then = cast("bool", s.family["join_bias"]), cast("Then", s.family["joined_by"])
+    bias, then = s.family["join_bias"], s.family["joined_by"]
     h = b.linear(x, f"{_JOIN}.linear_1", features=s.out_width, bias=bias, then=then)
     b.hidden(b.linear(h, f"{_JOIN}.linear_2", features=s.out_width, bias=bias))
 

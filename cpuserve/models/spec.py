@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-from cpuserve.models.parts import SpecParts
+from cpuserve.models.parts import SpecParts, TowerParts
 from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Rope, Then
@@ -54,7 +54,7 @@ class TowerSpec:
     `line_end`: the vector that is the row after each line of rows (PictureForm.lines); "" = none.
     `canvas_patches`: the most patches of a picture with lines; all of its rows are in memory before
       they become lines.
-    `family`: values that only one family has.
+    `family`: what not every tower has (models/parts.py).
     The other fields have the same meaning as in ModelSpec.
     """
 
@@ -93,7 +93,7 @@ class TowerSpec:
     extra: int = 0
     line_end: str = ""
     canvas_patches: int = 0
-    family: dict[str, Any] = field(default_factory=dict)
+    family: TowerParts = field(default_factory=TowerParts)
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0
     pooled: bool = True

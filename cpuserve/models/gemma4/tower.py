@@ -174,8 +174,8 @@ class Gemma4UnifiedTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        eps = cast("float", s.family["eps"])
-        x = b.layer_norm(b.patches(s.patch_width), f"{_UNIFIED}.patch_ln1", eps=eps)
+        patches, eps = b.patches(s.patch_width), s.family["eps"]
+        x = b.layer_norm(patches, f"{_UNIFIED}.patch_ln1", eps=eps)
         x = b.linear(x, f"{_UNIFIED}.patch_dense", features=s.width, bias=True)
         x = b.layer_norm(x, f"{_UNIFIED}.patch_ln2", eps=_EPS)
         for index, axis in enumerate((1, 0)):  # the first row of a place is for columns

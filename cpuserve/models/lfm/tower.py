@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
@@ -20,13 +20,14 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.parts import TowerParts
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.siglip import HEAD, SIGLIP_USUAL, read_siglip, siglip_layer
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.towers import read_pixels, read_theta
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
 _AT, _JOIN = "vision_tower", "multi_modal_projector"
@@ -143,7 +144,7 @@ class Lfm3VlTower:
         """Append the operations of the tower to its builder `b`."""
         x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
         x = b.rms_norm(x, f"{_AT}.embedding_norm")
-        for i, kind in enumerate(cast("tuple[str, ...]", s.family["kinds"])):
+        for i, kind in enumerate(s.family["kinds"]):
             at = f"{_AT}.layers.{i}"
             h = b.rms_norm(x, f"{at}.operator_norm")
             mix = _convolution if kind == "conv" else _attention
@@ -156,7 +157,7 @@ class Lfm3VlTower:
 
 def _convolution(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId) -> None:
     """Add out_proj(C * conv(B * v)) to x; B, C and v are three equal parts of in_proj(h)."""
-    name, size = f"{at}.conv.in_proj", cast("int", s.family["size"])
+    name, size = f"{at}.conv.in_proj", s.family["size"]
     gates = b.linear(h, rows(name, 0, 2 * s.width), features=2 * s.width)
     inner = b.linear(h, rows(name, 2 * s.width, s.width), features=s.width)
     b.multiply(gates, to=inner)
@@ -177,7 +178,7 @@ def _attention(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId) -> Non
     b.linear(a, f"{own}.out_proj", add_to=x)
 
 
-def _join(config: Mapping[str, Any], usual: int) -> dict[str, object]:
+def _join(config: Mapping[str, Any], usual: int) -> TowerParts:
     """Return the keys of family for the projector: its width and activation, and if it has biases.
 
     usual: the width if the config has none.
@@ -191,7 +192,7 @@ def _join(config: Mapping[str, Any], usual: int) -> dict[str, object]:
 
 def _joined(b: Builder, s: TowerSpec, x: ValueId) -> None:
     """Append the two matrices of the projector, and end the program."""
-    bias, then = cast("bool", s.family["join_bias"]), cast("Then", s.family["joined_by"])
-    width = cast("int", s.family["join"])
+    bias, then = s.family["join_bias"], s.family["joined_by"]
+    width = s.family["join"]
     g = b.linear(x, f"{_JOIN}.linear_1", features=width, bias=bias, then=then)
     b.hidden(b.linear(g, f"{_JOIN}.linear_2", features=s.out_width, bias=bias))
