@@ -26,7 +26,6 @@ from cpuserve.models.experts import (
     read_groups,
     read_limits,
 )
-from cpuserve.models.kimi_linear import KINDS, gated_rows, read_row_delta, with_keys
 from cpuserve.models.llama import (
     dense_mlp,
     finish_decoder,
@@ -35,6 +34,7 @@ from cpuserve.models.llama import (
     rms_norm,
 )
 from cpuserve.models.parts import SpecParts
+from cpuserve.models.row_delta import KINDS, gated_rows, read_row_delta, with_keys
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder

@@ -16,9 +16,9 @@ from cpuserve.models.indexers import (
     read_index_types,
     read_indexer,
 )
-from cpuserve.models.kimi_linear import CONVOLUTIONS, read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.parts import SpecParts
+from cpuserve.models.row_delta import CONVOLUTIONS, read_row_delta, row_delta
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams, enter_streams

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds
+from cpuserve.models.delta_nets import read_delta
 from cpuserve.models.experts import qwen_mlp, read_shared_experts
 from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder, self_attention
 from cpuserve.models.parts import SpecParts
-from cpuserve.models.qwen3_next import read_delta
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder

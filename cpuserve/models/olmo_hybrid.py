@@ -14,8 +14,8 @@ from cpuserve.models.config import (
     read_kinds,
     read_object,
 )
+from cpuserve.models.delta_nets import read_delta
 from cpuserve.models.llama import attend, dense_mlp, finish_decoder, plain_mlp, read_decoder
-from cpuserve.models.qwen3_next import read_delta
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from cpuserve.models.sizes import LayerFactors, Mamba1Sizes, Mamba2Sizes, Rwkv6Sizes, Rwkv7Sizes
+    from cpuserve.models.sizes import LayerFactors, Mamba1Sizes, Mamba2Sizes, Wkv6Sizes, Wkv7Sizes
     from cpuserve.program.operations.mixture import Groups
     from cpuserve.program.operations.recurrent import DeltaSizes
     from cpuserve.program.operations.relative import Distances
@@ -189,8 +189,8 @@ class RecurrentLayers(TypedDict, total=False):
     mamba_heads: int
     mamba_norm: bool
     factors: LayerFactors
-    rwkv6: Rwkv6Sizes
-    rwkv7: Rwkv7Sizes
+    wkv6: Wkv6Sizes
+    wkv7: Wkv7Sizes
     inner: int
     rescale_every: int
     taps: int

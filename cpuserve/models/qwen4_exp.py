@@ -9,11 +9,11 @@ from math import isqrt
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
+from cpuserve.models.delta_nets import gated_attention, project_parts, read_delta
 from cpuserve.models.experts import add_mixture, add_shared_expert, read_experts
 from cpuserve.models.indexers import leave_indexer, select_blocks, selects_all
 from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.parts import Indexer, Ngrams, SpecParts
-from cpuserve.models.qwen3_next import gated_attention, project_parts, read_delta
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.streams import embed_streams

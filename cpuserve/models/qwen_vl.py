@@ -1,6 +1,6 @@
-"""The towers of Qwen3-VL, Qwen3-Omni, and Qwen3.5, 3.6 and 3.8: any size, 2-D RoPE.
+"""The towers of Qwen3-VL and Qwen3-Omni, and those like them: any size, 2-D RoPE.
 
-Source: transformers modeling_qwen3_vl, modeling_qwen3_omni_moe and modeling_qwen3_5.
+Source: transformers modeling_qwen3_vl and modeling_qwen3_omni_moe.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Qwen3VLTower:
         own = read_object(config, "vision_config")
         most = read_int(own, "depth", 27, high=4096)
         layers = read_layers(own, "deepstack_visual_indexes", (8, 16, 24), most)
-        return _spec(config, pictures, width, (24, 20, 20), layers)
+        return read_tower(config, pictures, width, (24, 20, 20), layers)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -68,30 +68,18 @@ class Qwen3OmniTower:
         build_tower(b, s, _OMNI_LEVELS, _OMNI_MERGER)
 
 
-class Qwen35Tower:
-    """The vision model of Qwen3.5: as in Qwen3-VL, without DeepStack."""
-
-    stored = MLX_NAMES
-
-    @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower (TowerDef)."""
-        return _spec(config, pictures, width, (11, 11, 10), ())
-
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
-        """Append the operations of the tower to its builder `b`."""
-        build_tower(b, s)
-
-
-def _spec(
+def read_tower(
     config: Mapping[str, Any],
     pictures: Mapping[str, Any],
     width: int,
     sections: tuple[int, ...],
     level_layers: tuple[int, ...],
 ) -> TowerSpec:
-    """sections: the default of mrope_section. level_layers: the layers that make the levels."""
+    """Return the hyperparameters of a tower; ModelError for invalid ones.
+
+    width: that of the text part. sections: the default of mrope_section.
+    level_layers: the layers that make the levels.
+    """
     own = read_object(config, "vision_config")
     places = read_int(own, "num_position_embeddings", 2304, high=1 << 24)
     if isqrt(places) ** 2 != places:

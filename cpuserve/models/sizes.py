@@ -76,7 +76,7 @@ class LayerFactors:
 
 
 @dataclass(frozen=True, slots=True)
-class Rwkv6Sizes:
+class Wkv6Sizes:
     """The sizes of RWKV 6.
 
     A head has a state of key_width x value_width floats, and kv_heads have keys and values.
@@ -105,7 +105,7 @@ class Rwkv6Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rwkv7Sizes:
+class Wkv7Sizes:
     """The sizes of RWKV 7.
 
     A head has a state of head_dim x value_dim floats. A rank is the number of columns between

@@ -60,9 +60,6 @@ FAMILIES = (
         tower="cpuserve.models.deepseek_vl:JanusTower",
         media={"janus": "cpuserve.media.pictures.families.deepseek_vl:janus"},
     ),
-    Whole(("MiniCPMOcrForConditionalGeneration",), "qwen3_5_text", tied=True),
-    Whole(("MiniCPMV4_6ForConditionalGeneration",), "qwen3_5_text", tied=False),
-    Whole(("MiniCPMV4_7ForConditionalGeneration",), "qwen3_5_text", tied=False),
     Whole(("Ovis2ForConditionalGeneration",), "qwen2", tied=True),
     Whole(
         ("PaddleOCRVLForConditionalGeneration",),

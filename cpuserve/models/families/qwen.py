@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuserve.models.family import MTP, Guesses, HeadNames, ModelFamily, TextType, Whole, sizes
+from cpuserve.models.family import Guesses, HeadNames, ModelFamily, TextType, Whole, sizes
 
 # MiMo 7B is a Qwen2 with a head.
 _MIMO_7B = HeadNames(
@@ -70,34 +70,6 @@ FAMILIES = (
         guesses=Guesses(_MIMO_7B, hidden_first=True),
     ),
     ModelFamily(("Qwen2MoeForCausalLM",), "cpuserve.models.mixtures:Qwen2Moe"),
-    ModelFamily(
-        ("Qwen3_5ForCausalLM",),
-        "cpuserve.models.qwen3_next:Qwen35",
-        text_types={"qwen3_5_text": TextType()},
-        wholes=(
-            Whole(
-                ("Qwen3_5ForConditionalGeneration",),
-                "qwen3_5_text",
-                tower="cpuserve.models.qwen_vl:Qwen35Tower",
-                media={"qwen3_5": "cpuserve.media.pictures.families.qwen_vl:qwen_vl"},
-            ),
-        ),
-        guesses=Guesses(MTP),
-    ),
-    ModelFamily(
-        ("Qwen3_5MoeForCausalLM",),
-        "cpuserve.models.qwen3_next:Qwen35Moe",
-        text_types={"qwen3_5_moe_text": TextType()},
-        wholes=(
-            Whole(
-                ("Qwen3_5MoeForConditionalGeneration",),
-                "qwen3_5_moe_text",
-                tower="cpuserve.models.qwen_vl:Qwen35Tower",
-                media={"qwen3_5_moe": "cpuserve.media.pictures.families.qwen_vl:qwen_vl"},
-            ),
-        ),
-        guesses=Guesses(MTP),
-    ),
     ModelFamily(
         ("Qwen3ForCausalLM",),
         "cpuserve.models.decoders:Qwen3",
@@ -177,11 +149,6 @@ FAMILIES = (
                 media={"qwen3_vl_moe": "cpuserve.media.pictures.families.qwen_vl:qwen_vl"},
             ),
         ),
-    ),
-    ModelFamily(
-        ("Qwen3NextForCausalLM",),
-        "cpuserve.models.qwen3_next:Qwen3Next",
-        guesses=Guesses(MTP),
     ),
     ModelFamily(
         ("Qwen4ExpForCausalLM",),

@@ -8,8 +8,8 @@ from typing import Any
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
 from cpuserve.models.llama import dense_mlp, finish_decoder
 from cpuserve.models.parts import SpecParts
-from cpuserve.models.rwkv import read_inner, states_alone, states_in_qwen
-from cpuserve.models.sizes import Rwkv6Sizes
+from cpuserve.models.rwkv.rwkv7 import read_inner, states_alone, states_in_qwen
+from cpuserve.models.sizes import Wkv6Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.program.builder import Builder
@@ -39,7 +39,7 @@ class Rwkv6:
         width = read_int(config, "hidden_size", high=1 << 20)
         inner = read_inner(config, width, 3.5)
         parts: SpecParts = {
-            "rwkv6": _read_sizes(config, width),
+            "wkv6": _read_sizes(config, width),
             "inner": inner,
             "rescale_every": read_int(config, RESCALE, 0, low=0, high=4096),
         }
@@ -48,7 +48,7 @@ class Rwkv6:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = s.parts["rwkv6"]
+        sizes = s.parts["wkv6"]
         bias, every = sizes.norm_bias, s.parts["rescale_every"]
         x = b.embed("model.embeddings")
         if sizes.norm_first:
@@ -121,12 +121,12 @@ class Rwkv6Qwen2(Rwkv6):
         if ORDER not in config:
             refuse(ORDER, None, "wkvrg, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        return states_in_qwen(config, {"rwkv6": _read_sizes(config, width)})
+        return states_in_qwen(config, {"wkv6": _read_sizes(config, width)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = s.parts["rwkv6"]
+        sizes = s.parts["wkv6"]
         x = b.embed("model.embed_tokens")
         for i in range(s.layers):
             at = f"model.layers.{i}"
@@ -135,7 +135,7 @@ class Rwkv6Qwen2(Rwkv6):
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
-def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:
+def _read_sizes(config: Mapping[str, Any], width: int) -> Wkv6Sizes:
     """Return the sizes in a config; ModelError if heads do not divide them."""
     heads = read_int(config, "num_heads", 4, high=65536)
     kv_heads = read_int(config, "num_kv_heads", heads, high=65536)
@@ -148,7 +148,7 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:
     if heads % kv_heads:
         refuse("num_kv_heads", kv_heads, f"a divisor of num_heads ({heads})")
     eps = read_float(config, "head_norm_eps", read_float(config, "norm_eps", 1e-5))
-    return Rwkv6Sizes(
+    return Wkv6Sizes(
         width=width,
         heads=heads,
         kv_heads=kv_heads,
@@ -165,7 +165,7 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv6Sizes:
     )
 
 
-def add_rwkv6(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, x: ValueId) -> None:
+def add_rwkv6(b: Builder, s: Wkv6Sizes, at: str, h: ValueId, x: ValueId) -> None:
     """Add the RWKV 6 layer `at` (the name of its module) of h to x."""
     before = b.row_before(h)
     mixed = dict(zip(s.order, _mixtures(b, s, at, h, before), strict=True))
@@ -194,7 +194,7 @@ def add_rwkv6(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, x: ValueId) -> Non
     b.linear(out, f"{at}.o_proj", add_to=x, use="output")
 
 
-def _mixtures(b: Builder, s: Rwkv6Sizes, at: str, h: ValueId, before: ValueId) -> list[ValueId]:
+def _mixtures(b: Builder, s: Wkv6Sizes, at: str, h: ValueId, before: ValueId) -> list[ValueId]:
     """Return the mixtures of h and the rows before it, in the order of their matrices.
 
     The factors of a mixture are made of another mixture, of fixed factors, by two small matrices.

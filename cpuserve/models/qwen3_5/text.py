@@ -11,9 +11,8 @@ from cpuserve.models.config import (
     read_choice,
     read_int,
     read_kinds,
-    read_taps,
-    refuse,
 )
+from cpuserve.models.delta_nets import gated_attention, inputs_of, project_parts, read_delta
 from cpuserve.models.experts import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
 from cpuserve.models.parts import SpecParts
@@ -121,31 +120,6 @@ def _attends(config: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(kind == "full_attention" for kind in kinds)
 
 
-def read_delta(
-    config: Mapping[str, Any],
-    *,
-    key_heads: int = 16,
-    value_heads: int = 32,
-    key_width: int = 128,
-    value_width: int = 128,
-) -> DeltaSizes:
-    """Return the sizes of the gated delta nets in a config; the arguments are defaults."""
-    size = partial(read_int, config, high=65536)
-    keys, values = (
-        size("linear_num_key_heads", key_heads),
-        size("linear_num_value_heads", value_heads),
-    )
-    if values % keys:
-        refuse("linear_num_value_heads", values, f"a multiple of linear_num_key_heads ({keys})")
-    return {
-        "key_heads": keys,
-        "value_heads": values,
-        "key_width": size("linear_key_head_dim", key_width),
-        "value_width": size("linear_value_head_dim", value_width),
-        "taps": read_taps(config, "linear_conv_kernel_dim", 4),
-    }
-
-
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:
     """Add attention or a gated delta net of h to x; project: computes the inputs of the net."""
     attends = s.parts["attends"]
@@ -160,38 +134,6 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
         b.linear(out, f"{at}.out_proj", add_to=x)
 
 
-def gated_attention(
-    b: Builder,
-    s: ModelSpec,
-    at: str,
-    layer: int,
-    h: ValueId,
-    *,
-    selection: ValueId | None = None,
-) -> ValueId:
-    """Return attention of h, multiplied by the sigmoid of gates, before the output matrix.
-
-    layer: the number of this layer among those with a KV cache. selection: as in `attention`.
-    """
-    d = s.head_dim
-    features = [2 * s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
-    qkv = b.linear(
-        h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias, use="qkv"
-    )
-    qkv = b.split_gates(qkv)
-    b.rope_store_kv(
-        qkv,
-        layer=layer,
-        rope=s.rope,
-        q_norm=f"{at}.q_norm",
-        k_norm=f"{at}.k_norm",
-        plus_one=True,
-    )
-    a = b.attention(qkv, layer=layer, selection=selection)
-    b.gate(qkv, to=a)
-    return a
-
-
 def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Return (inputs, gates) of a delta net, from matrices with their rows grouped by key head."""
     key, count = sizes["key_width"], sizes["key_heads"]
@@ -202,7 +144,7 @@ def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueI
 
 def _project_half(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Do the same as `_project`, where only the rows of b and a are grouped by key head."""
-    return _inputs(b, sizes, at, h), _gates(b, sizes, at, h)
+    return inputs_of(b, sizes, at, h), _gates(b, sizes, at, h)
 
 
 def _gates(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
@@ -220,16 +162,3 @@ def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int,
         for head in range(count):
             found[rows(name, head * sum(widths) + sum(widths[:i]), width)] = width
     return b.linear(h, list(found), features=list(found.values()))
-
-
-def project_parts(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """Do the same as `_project`, where q, k and v are one matrix, and z, b and a are three."""
-    gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
-    return _inputs(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])
-
-
-def _inputs(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
-    values = sizes["value_heads"] * sizes["value_width"]
-    channels = 2 * sizes["key_heads"] * sizes["key_width"] + values
-    parts = [f"{at}.in_proj_{n}" for n in ("qkv", "z")]
-    return b.linear(h, parts, features=[channels, values])

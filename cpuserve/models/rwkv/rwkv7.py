@@ -18,7 +18,7 @@ from cpuserve.models.config import (
 from cpuserve.models.llama import dense_mlp, finish_decoder
 from cpuserve.models.mamba import MOST_TOKENS
 from cpuserve.models.parts import SpecParts
-from cpuserve.models.sizes import Rwkv7Sizes
+from cpuserve.models.sizes import Wkv7Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
@@ -44,12 +44,12 @@ class Rwkv7:
         """Return the hyperparameters in an RWKV 7 config of flash-linear-attention."""
         width = read_int(config, "hidden_size", high=1 << 20)
         inner = read_inner(config, width, 4.0)
-        return states_alone(config, {"rwkv7": _read_sizes(config, width), "inner": inner})
+        return states_alone(config, {"wkv7": _read_sizes(config, width), "inner": inner})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = s.parts["rwkv7"]
+        sizes = s.parts["wkv7"]
         bias = sizes.norm_bias
         x = b.embed("model.embeddings")
         if sizes.norm_first:
@@ -80,12 +80,12 @@ class Arwkv7(Rwkv7):
         if not read_bool(config, STACKED, False):
             refuse(STACKED, None, "true, as in GGUF files, which run; directories are not read")
         width = read_int(config, "hidden_size", high=1 << 20)
-        return states_in_qwen(config, {"rwkv7": _read_sizes(config, width)})
+        return states_in_qwen(config, {"wkv7": _read_sizes(config, width)})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        sizes = s.parts["rwkv7"]
+        sizes = s.parts["wkv7"]
         x, first = b.embed("model.embed_tokens"), None
         for i in range(s.layers):
             at = f"model.layers.{i}"
@@ -95,7 +95,7 @@ class Arwkv7(Rwkv7):
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
-def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv7Sizes:
+def _read_sizes(config: Mapping[str, Any], width: int) -> Wkv7Sizes:
     """Return the sizes in a config; ModelError if they do not fit the width of the model."""
     if config.get("head_dim") is None and config.get("num_heads") is not None:
         heads = read_int(config, "num_heads", high=65536)
@@ -122,7 +122,7 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Rwkv7Sizes:
             refuse(f"{key}_low_rank_dim", 0, "a positive integer")
     head_dim = width // heads
     eps = read_float(config, "head_norm_eps", head_dim * read_float(config, "norm_eps", 1e-5))
-    return Rwkv7Sizes(
+    return Wkv7Sizes(
         heads=heads,
         head_dim=head_dim,
         value_dim=wide,
@@ -182,7 +182,7 @@ def states_alone(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
 
 
 def add_rwkv7(
-    b: Builder, s: Rwkv7Sizes, at: str, h: ValueId, x: ValueId, first: ValueId | None
+    b: Builder, s: Wkv7Sizes, at: str, h: ValueId, x: ValueId, first: ValueId | None
 ) -> ValueId:
     """Add the RWKV 7 layer `at` (the name of its module) of h to x; return its first values.
 
@@ -216,7 +216,7 @@ def add_rwkv7(
 
 
 def _mixture(
-    b: Builder, s: Rwkv7Sizes, at: str, h: ValueId, before: ValueId, part: str, parts: str
+    b: Builder, s: Wkv7Sizes, at: str, h: ValueId, before: ValueId, part: str, parts: str
 ) -> ValueId:
     """Return the mixture of h and the rows before it that an input of the layer is made of."""
     if not s.stacked:
