@@ -37,6 +37,7 @@ __all__ = [
     "fitted",
     "gguf_of_plugin",
     "has_no_head",
+    "media_reader",
     "names_of",
     "plugin_notes",
     "spec_from_config",
@@ -86,6 +87,17 @@ def gguf_of_plugin(name: str) -> str | None:
     if name not in FAMILIES.gguf:
         _look_up(name)
     return FAMILIES.gguf.get(name)
+
+
+def media_reader(config: Mapping[str, Any]) -> str | None:
+    """Return where the reader of pictures of the model with this config is; None if it has none.
+
+    Raises ModelError if plug-ins claim the model but none of them can serve it.
+    """
+    kind, names = str(config.get("model_type")), read_architectures(config)
+    if kind not in FAMILIES.media and names and names[0] not in FAMILIES.builtin:
+        _look_up(names[0])
+    return FAMILIES.media.get(kind)
 
 
 def _claims() -> plugins.Claims:

@@ -165,7 +165,7 @@ class TowerWalk:
 
     def _media_problem(self, config: Mapping[str, Any]) -> str:
         """Return why the preprocessing of pictures refuses the config; "" if it does not."""
-        reader = reader_of(str(config.get("model_type")))
+        reader = reader_of(config)
         processor = self.path / "processor_config.json"
         whole = json.loads(processor.read_text()) if processor.exists() else {}
         try:

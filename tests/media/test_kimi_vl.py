@@ -17,7 +17,7 @@ from PIL import Image
 from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.pictures.families.kimi_vl import KimiPictures
 from cpuserve.media.pictures.families.preprocessing import in_merge_order
-from cpuserve.media.pictures.families.table import family_of, frame_of
+from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [
@@ -67,14 +67,14 @@ def navit_resize():
 def test_pixels_and_prompts_are_those_of_transformers(tmp_path, navit_resize):
     family = family_of(written(tmp_path))
     assert family == FAMILY
-    assert frame_of(family) == ("<|media_start|>image<|media_content|>", "<|media_end|>")
+    assert family.frame == ("<|media_start|>image<|media_content|>", "<|media_end|>")
     compare(family, lambda width, height: navit_resize(height, width, 8, 2, 256, 512))
 
 
 @pytest.mark.parametrize("name", K25)
 def test_kimi_k25_has_limits_and_a_frame_of_its_own(name, tmp_path, navit_resize):
     family = family_of(write(tmp_path, "kimi_k25", K25[name]))
-    assert frame_of(family) == ("<|media_begin|>image<|media_content|>", "<|media_end|>")
+    assert family.frame == ("<|media_begin|>image<|media_content|>", "<|media_end|>")
     compare(family, lambda width, height: navit_resize(height, width, 8, 2, 100, 20))
     assert family.changed({name: 64}).limit == 64
     with pytest.raises(InvalidRequest, match=name):

@@ -53,7 +53,7 @@ WHOLES = {"aya_vision": {"img_size": 64, "patch_size": 16}}
 def read(kind, whole=None, **changes):
     config, processor = USUAL[kind]
     config = {"model_type": kind, **VISION, **config}
-    return reader_of(kind)(config, {**processor, **changes}, whole or WHOLES.get(kind, {}), {})
+    return reader_of(config)(config, {**processor, **changes}, whole or WHOLES.get(kind, {}), {})
 
 
 @pytest.mark.parametrize("kind", USUAL)

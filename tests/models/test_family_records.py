@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import json
 from importlib import import_module
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from cpuserve import models
@@ -14,6 +16,9 @@ from cpuserve.loader.gguf.archs import table as archs
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.load import with_built
 from cpuserve.loader.speculation.guess_heads import guesses_of
+from cpuserve.media.decoding.wire import PackedFamily
+from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.layout import OneMarker
 from cpuserve.models.base import MODELS
 from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared
@@ -39,6 +44,16 @@ class Sample:
         return {**config, "biased": "lm_head.bias" in names}
 
 
+class SamplePictures(OneMarker, frozen=True, kw_only=True):
+    """Pictures of one row."""
+
+    page_side = 64
+
+
+def read_pictures(_config, processor, _whole, _tokens):
+    return SamplePictures(patch=processor["patch_size"], marker="<picture>")
+
+
 GGUF = GgufArch("SampleForCausalLM", "sample")
 SAMPLE = ModelFamily(
     ("SampleForCausalLM", "OldSampleForCausalLM"),
@@ -50,6 +65,7 @@ SAMPLE = ModelFamily(
             "sample_text",
             tied=True,
             tower="cpuserve.models.llava:LlavaTower",
+            media={"sample": f"{__name__}:read_pictures"},
         ),
     ),
     rerankers=("SampleForSequenceClassification",),
@@ -111,6 +127,17 @@ def test_a_plug_in_reads_gguf_files_of_its_architecture(plugged, monkeypatch):
     plugged(SAMPLE, ["sample"])
     assert archs.find("sample") is GGUF
     assert models.find_model(GGUF.family) is Sample
+
+
+def test_a_plug_in_reads_pictures_with_a_class_of_its_own(plugged, tmp_path):
+    plugged(SAMPLE)
+    config = {"architectures": ["SampleForConditionalGeneration"], "model_type": "sample"}
+    for name, content in (("config", config), ("preprocessor_config", {"patch_size": 14})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    family = family_of(tmp_path)
+    assert family == SamplePictures(patch=14, marker="<picture>")
+    sent = msgspec.msgpack.encode(PackedFamily.of(family))
+    assert msgspec.msgpack.decode(sent, type=PackedFamily).family() == family
 
 
 def test_a_plug_in_builds_tensors_and_keys_from_those_of_its_files(plugged):

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cpuserve.loader.load import check_weights, open_checkpoint
-from cpuserve.media.pictures.families.table import family_of, frame_of
+from cpuserve.media.pictures.families.table import family_of
 from cpuserve.models import build_program, build_tower, spec_from_config
 from tests.helpers.pictures import OMNI, OMNI3, write_grid_model
 
@@ -58,7 +58,7 @@ def test_published_files_have_the_tower_and_the_family_of_the_thinker(name, tmp_
     assert {need: weights.get(need).data.tobytes() for need in needs} == values
     assert family_of(tmp_path) == family
     assert family.marker == marker
-    assert frame_of(family) == (f"<|vision_{start}|>", f"<|vision_{end}|>")
+    assert family.frame == (f"<|vision_{start}|>", f"<|vision_{end}|>")
     config = json.loads((tmp_path / "config.json").read_text())
     del config["thinker_config"]["vision_config"]
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -30,8 +30,9 @@ from cpuserve.media.decoding.wire import (
     USED_BYTES,
     DecodedFile,
     DecodeJob,
+    PackedFamily,
 )
-from cpuserve.media.pictures.families.table import AnyFamily
+from cpuserve.media.pictures.layout import Family
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ class Decoder:
     def decode(
         self,
         data: bytes,
-        family: AnyFamily,
+        family: Family,
         *,
         document: bool,
         most_pages: int,
@@ -127,7 +128,7 @@ class Decoder:
         """
         pages = most_pages if document and page < 0 and not measures and is_document(data) else 0
         job = DecodeJob(
-            family,
+            PackedFamily.of(family),
             measures,
             document,
             page,

@@ -43,7 +43,8 @@ from cpuserve.media.decoding.wire import (
     DecodedFile,
     DecodeJob,
 )
-from cpuserve.media.pictures.families.table import AnyFamily, for_pictures
+from cpuserve.media.pictures.layout import Family
+from cpuserve.models.families import FAMILIES
 
 
 def main() -> int:
@@ -59,6 +60,8 @@ def main() -> int:
 
 def _import() -> None:
     """Import the libraries before any file is read, so that forks need not."""
+    for module in {place.partition(":")[0] for place in FAMILIES.media.values()}:
+        import_module(module)
     with suppress(ImportError):
         import pypdfium2  # noqa: F401
     try:
@@ -95,7 +98,7 @@ def _serve(sock: socket.socket) -> None:
         if job.family is None:
             found = text_of_document(data).encode("utf-8", "replace")
         else:
-            file, descriptor = _decoded(job, job.family, data, tell)
+            file, descriptor = _decoded(job, job.family.family(), data, tell)
             found = msgspec.msgpack.encode(file)
         kind, text = DECODED, found
     except InvalidRequest as error:
@@ -111,7 +114,7 @@ def _serve(sock: socket.socket) -> None:
 
 
 def _decoded(
-    job: DecodeJob, family: AnyFamily, data: bytes, tell: Callable[[int], None]
+    job: DecodeJob, family: Family, data: bytes, tell: Callable[[int], None]
 ) -> tuple[DecodedFile, int]:
     """Return the pictures of a file, and the descriptor of a file with their patches or -1.
 
@@ -123,7 +126,7 @@ def _decoded(
             msg = "is a PDF document: send it as a document or a file"
             raise InvalidRequest(msg)
         document = PdfDocument(data, job.most_pages, family.page_side)
-        family = for_pictures(family, len(document))
+        family = family.of_count(len(document))
         if job.measures:
             return DecodedFile([_measured(family, size) for size in document.sizes()]), -1
         tell(sum(width * height for width, height in document.sizes(job.page)))
@@ -136,11 +139,11 @@ def _decoded(
     return _written(family, map(partial(rgb), [image]))
 
 
-def _measured(family: AnyFamily, size: tuple[int, int]) -> Decoded:
+def _measured(family: Family, size: tuple[int, int]) -> Decoded:
     return Decoded(*size, family.layout(*size))
 
 
-def _written(family: AnyFamily, images: Iterator[object]) -> tuple[DecodedFile, int]:
+def _written(family: Family, images: Iterator[object]) -> tuple[DecodedFile, int]:
     """Write the patches of each picture, one after another."""
     descriptor = _anonymous_file()
     found = []

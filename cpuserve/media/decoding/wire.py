@@ -9,13 +9,38 @@ document as UTF-8.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import msgspec
 
-from cpuserve.media.pictures.families.table import AnyFamily
-from cpuserve.media.pictures.layout import PictureLayout, ShownPicture
+from cpuserve.media.pictures.layout import Family, PictureLayout, ShownPicture
 
 USED_BYTES = 8
 READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"
+
+
+class PackedFamily(msgspec.Struct, frozen=True, array_like=True):
+    """A family of any class, of cpuserve or of a plug-in.
+
+    module, name: where its class is. numbers: its values.
+    """
+
+    module: str
+    name: str
+    numbers: msgspec.Raw
+
+    @staticmethod
+    def of(family: Family) -> PackedFamily:
+        """Return a family as a part of a message."""
+        numbers = msgspec.Raw(msgspec.msgpack.encode(family))
+        return PackedFamily(type(family).__module__, type(family).__qualname__, numbers)
+
+    def family(self) -> Family:
+        """Return the family."""
+        family: Family = msgspec.msgpack.decode(
+            self.numbers, type=getattr(import_module(self.module), self.name)
+        )
+        return family
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +55,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     cpu_s, wall_s, memory_bytes: the limits of the job.
     """
 
-    family: AnyFamily | None
+    family: PackedFamily | None
     measures: bool
     document: bool
     page: int

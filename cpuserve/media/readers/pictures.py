@@ -29,12 +29,7 @@ from cpuserve.media.pictures.families.settings import (
     family_at,
     server_settings,
 )
-from cpuserve.media.pictures.families.table import (
-    WRITTEN,
-    AnyFamily,
-    for_pictures,
-    frame_of,
-)
+from cpuserve.media.pictures.layout import Family
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
@@ -87,28 +82,27 @@ class PixelBudget:
 class PictureReader:
     """Reads the pictures of one model (KindReader). most: the most pages of a document."""
 
-    family: AnyFamily
+    family: Family
     most: int
 
     @property
     def texts(self) -> MarkerTexts:
         """The texts of a picture in prompts."""
         family = self.family
-        before, after = frame_of(family)
-        written = WRITTEN.get(family.marker)
-        return MarkerTexts(family.marker, family.placeholder, family.gap, before, after, written)
+        marker, gap = family.marker, family.gap
+        return MarkerTexts(marker, family.placeholder, gap, *family.frame, family.written)
 
     def of_request(self, settings: Mapping[str, Any], count: int) -> PicturesOfRequest:
         """Return the reader of a request's pictures; InvalidRequest: a setting is impossible."""
         family = changed(self.family, settings) if settings else self.family
-        return PicturesOfRequest(for_pictures(family, count), self.most, PixelBudget(MOST_PIXELS))
+        return PicturesOfRequest(family.of_count(count), self.most, PixelBudget(MOST_PIXELS))
 
 
 @dataclass(frozen=True, slots=True)
 class PicturesOfRequest:
     """Reads the pictures of one request, which share a budget (ItemsOfRequest)."""
 
-    family: AnyFamily
+    family: Family
     most: int
     budget: PixelBudget
 
@@ -124,7 +118,7 @@ class PicturesOfRequest:
 class PicturesOfPart:
     """Reads the picture of a part, or the pages of a document (PartReader)."""
 
-    family: AnyFamily
+    family: Family
     document: bool
     most: int
     budget: PixelBudget

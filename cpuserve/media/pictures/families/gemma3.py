@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.base.errors import ModelError
 from cpuserve.media.pictures.families.preprocessing import (
     DETAILS,
@@ -19,35 +17,29 @@ from cpuserve.media.pictures.families.preprocessing import (
     read_number,
     refuse_setting,
 )
-from cpuserve.media.pictures.layout import PictureLayout
+from cpuserve.media.pictures.layout import PictureLayout, WithMarker
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
 
-class Gemma3Pictures(msgspec.Struct, frozen=True, kw_only=True, tag="gemma3"):
+class Gemma3Pictures(WithMarker, frozen=True, kw_only=True, tag="gemma3"):
     """The numbers of one checkpoint.
 
     side: the pixels of a side of the square.
-    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
+    merge: the side of a block that becomes one row.
     resample: Pillow's number of the filter.
     marker, placeholder, after: the texts of the tokens before, for and after the rows.
     """
 
     side: int
-    patch: int
     merge: int
     resample: int = 2
     marker: str = "<start_of_image>"
     placeholder: str = "<image_soft_token>"
     after: str = "<end_of_image>"
     gap: str = "\n\n"
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return 3 * self.patch**2
 
     @property
     def page_side(self) -> int:

@@ -75,9 +75,9 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True, tag="llava
         scaled = np.asarray(square.resize((self.side, self.side), filter_))
         return in_merge_order(scaled[None, :kept, :kept], self.patch, 1)
 
-    def among_others(self) -> OnevisionPictures:
-        """Return the family for pictures that are not alone in their request."""
-        return msgspec.structs.replace(self, alone=False)
+    def of_count(self, count: int) -> OnevisionPictures:
+        """Return the family for a request with so many pictures, pages of documents included."""
+        return msgspec.structs.replace(self, alone=False) if count > 1 else self
 
     def _lines(self, width: int, height: int) -> tuple[int, ...]:
         lines = super()._lines(width, height)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import ConfigError, InvalidRequest
 from cpuserve.media.pictures.families.preprocessing import MOST_NUMBER, refuse_setting
-from cpuserve.media.pictures.families.table import AnyFamily, family_of, family_with
+from cpuserve.media.pictures.families.table import family_of, family_with
+from cpuserve.media.pictures.layout import Family
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _OPTIONS = {"max_tokens": "--image-max-tokens", "min_tokens": "--image-min-tokens"}
 
 
-def family_at(path: Path, mmproj: str | None) -> AnyFamily | None:
+def family_at(path: Path, mmproj: str | None) -> Family | None:
     """Return the family of a model; None if pictures are nothing to it.
 
     path, mmproj: the files of the model (EngineConfig.model_path and mmproj).
@@ -42,7 +43,7 @@ def server_settings(options: ServerOptions, most_tokens: int) -> dict[str, Any]:
     return settings
 
 
-def changed(family: AnyFamily, settings: Mapping[str, Any]) -> AnyFamily:
+def changed(family: Family, settings: Mapping[str, Any]) -> Family:
     """Return the family with settings of a request.
 
     Raises InvalidRequest if the family cannot follow one, or a number has more than 63 bits.
@@ -54,7 +55,7 @@ def changed(family: AnyFamily, settings: Mapping[str, Any]) -> AnyFamily:
     return family.changed(settings)
 
 
-def configured(family: AnyFamily, settings: Mapping[str, Any]) -> AnyFamily:
+def configured(family: Family, settings: Mapping[str, Any]) -> Family:
     """Return the family with the settings of the server.
 
     Raises ConfigError, with the options, if the family cannot follow one.

@@ -11,44 +11,20 @@ import msgspec
 
 from cpuserve.base.errors import ModelError
 from cpuserve.base.fault_points import fault
-from cpuserve.media.pictures.families.canvas import CanvasTiles
-from cpuserve.media.pictures.families.deepseek_vl import DeepseekVLPictures
-from cpuserve.media.pictures.families.gemma3 import Gemma3Pictures
-from cpuserve.media.pictures.families.gemma4 import Gemma4Pictures
-from cpuserve.media.pictures.families.idefics3 import Idefics3
-from cpuserve.media.pictures.families.kimi_vl import KimiPictures
-from cpuserve.media.pictures.families.lfm2_vl import Lfm2Pictures
-from cpuserve.media.pictures.families.llava import LlavaPictures
-from cpuserve.media.pictures.families.llava_next import LlavaNextPictures
-from cpuserve.media.pictures.families.llava_onevision import OnevisionPictures
-from cpuserve.media.pictures.families.pixtral import PixtralPictures
-from cpuserve.media.pictures.families.qwen_vl import QwenVL
-from cpuserve.models.families import FAMILIES
+from cpuserve.media.pictures.layout import Family
+from cpuserve.models import media_reader
 
-AnyFamily: TypeAlias = (
-    Idefics3
-    | QwenVL
-    | Gemma3Pictures
-    | Gemma4Pictures
-    | Lfm2Pictures
-    | CanvasTiles
-    | LlavaPictures
-    | LlavaNextPictures
-    | OnevisionPictures
-    | DeepseekVLPictures
-    | KimiPictures
-    | PixtralPictures
-)
+MAX_SETTINGS_BYTES = 10_000_000  # of a file with the settings of pictures
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
-    [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily
+    [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], Family
 ]
 
 
-def reader_of(model_type: str) -> FamilyReader | None:
-    """Return the function that reads the family of a `model_type`; None if it has no pictures."""
-    place = FAMILIES.media.get(model_type)
+def reader_of(config: Mapping[str, Any]) -> FamilyReader | None:
+    """Return what reads the family of the model with this config; None if it has no pictures."""
+    place = media_reader(config)
     if place is None:
         return None
     module, _, name = place.partition(":")
@@ -56,51 +32,24 @@ def reader_of(model_type: str) -> FamilyReader | None:
     return reader
 
 
-# By the marker of a picture: the texts that chat templates write before and after it.
-FRAMES = {
-    "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
-    "<|IMAGE_PLACEHOLDER|>": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
-    "<|IMAGE|>": ("<|vision_bos|>", "<|vision_eos|>"),
-    "<|imgpad|>": ("<|img|>", "<|endofimg|>"),
-}
-# By the same: the text, which may be no token, that chat templates write instead of the marker
-# (Aya Vision, Qianfan-OCR).
-MAX_SETTINGS_BYTES = 10_000_000  # of a file with the settings of pictures
-WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_CONTEXT>": "<image>"}
-
-
-def frame_of(family: AnyFamily) -> tuple[str, str]:
-    """Return the texts that chat templates write before and after the marker of a picture."""
-    if isinstance(family, KimiPictures):
-        return family.frame
-    return FRAMES.get(family.marker, ("", ""))
-
-
-def for_pictures(family: AnyFamily, count: int) -> AnyFamily:
-    """Return the family for a request with so many pictures, pages of documents included."""
-    if count > 1 and isinstance(family, OnevisionPictures):
-        return family.among_others()
-    return family
-
-
-def family_with(config: Mapping[str, Any]) -> AnyFamily | None:
+def family_with(config: Mapping[str, Any]) -> Family | None:
     """Return the family of a model in GGUF files; None if pictures are nothing to it.
 
     config: the config of its mmproj file (`mmproj_config`).
 
     Raises ModelError if numbers are missing.
     """
-    reader = reader_of(str(config.get("model_type")))
+    reader = reader_of(config)
     return None if reader is None else reader(config, config["image_processor"], {}, {})
 
 
-def family_of(folder: Path) -> AnyFamily | None:
+def family_of(folder: Path) -> Family | None:
     """Return the family of a checkpoint in a folder; None if pictures are nothing to its model.
 
     Raises ModelError if files or numbers are missing.
     """
     config = _read(folder / "config.json")
-    reader = reader_of(str(config.get("model_type")))
+    reader = reader_of(config)
     if reader is None:
         return None
     whole = _read(folder / "processor_config.json")
