@@ -64,6 +64,8 @@ class HeadNames:
     own: Mapping[str, str] = field(default_factory=dict)
 
 
+# How the Program of an assistant calls the embedding of its model.
+MODEL_TABLE = "guess.embed_tokens.weight"
 # As the layer after the last one of the model.
 AFTER = {
     "model.layers.0.": "model.layers.{}.",
@@ -131,7 +133,9 @@ class ModelFamily:
     gguf: the entries of its GGUF architectures (GgufArch) as "module:attribute", by the name of the
       architecture; those of built-in families are in cpuserve/loader/gguf/archs.
     guesses: the head that guesses the token after the next one.
-    assistants: small models that guess for it, each with the default of its width.
+    assistants: the classes of small models that guess for it (AssistantDef), as "module:class", by
+      architecture.
+    label: its name in texts for users; "": its architecture.
     """
 
     architectures: tuple[str, ...]
@@ -148,7 +152,8 @@ class ModelFamily:
     shared_gguf: Mapping[str, str] = field(default_factory=dict)
     gguf: Mapping[str, str] = field(default_factory=dict)
     guesses: Guesses | None = None
-    assistants: Mapping[str, int] = field(default_factory=dict)
+    assistants: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
 
     @property
     def name(self) -> str:

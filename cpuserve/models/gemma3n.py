@@ -9,9 +9,10 @@ from typing import Any
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.gemma import embed_scale, read_cap
-from cpuserve.models.gemma4.text import gated_input, layer_inputs, read_caches, shared_attention
+from cpuserve.models.layer_inputs import gated_input, layer_inputs
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
 from cpuserve.models.rope import split_ropes
+from cpuserve.models.shared_caches import read_caches, shared_attention
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.columns import MOST_PARTS

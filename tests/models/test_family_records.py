@@ -15,6 +15,7 @@ from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.archs import table as archs
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.load import with_built
+from cpuserve.loader.speculation import assistants
 from cpuserve.loader.speculation.guess_heads import guesses_of
 from cpuserve.media.decoding.wire import PackedFamily
 from cpuserve.media.pictures.families.table import family_of
@@ -27,6 +28,7 @@ from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.models.text_parts import text_config
 from cpuserve.models.towers import TOWERS
 from cpuserve.quant.first_rows import FirstRows
+from tests.helpers.tiny import tiny_config
 
 
 class Sample:
@@ -54,6 +56,14 @@ def read_pictures(_config, processor, _whole, _tokens):
     return SamplePictures(patch=processor["patch_size"], marker="<picture>")
 
 
+class SampleAssistant:
+    """An assistant that fits no model."""
+
+    @staticmethod
+    def build(_config, target, refuse):
+        refuse(f"{target.architecture} has no layers for it")
+
+
 GGUF = GgufArch("SampleForCausalLM", "sample")
 SAMPLE = ModelFamily(
     ("SampleForCausalLM", "OldSampleForCausalLM"),
@@ -71,6 +81,7 @@ SAMPLE = ModelFamily(
     rerankers=("SampleForSequenceClassification",),
     gguf={"sample": f"{__name__}:GGUF"},
     guesses=Guesses(NEXTN),
+    assistants={"SampleAssistantForCausalLM": f"{__name__}:SampleAssistant"},
 )
 NAMES = sorted({*SAMPLE.architectures, *SAMPLE.rerankers, *SAMPLE.wholes[0].architectures})
 
@@ -140,6 +151,20 @@ def test_a_plug_in_reads_pictures_with_a_class_of_its_own(plugged, tmp_path):
     assert msgspec.msgpack.decode(sent, type=PackedFamily).family() == family
 
 
+def test_a_plug_in_has_assistants_of_its_own(plugged, monkeypatch, tmp_path):
+    plugged(SAMPLE)
+    model = {**tiny_config("llama"), "architectures": ["SampleForCausalLM"]}
+    models.find_model("SampleForCausalLM")
+    config = {"architectures": ["SampleAssistantForCausalLM"]}
+    monkeypatch.setattr(assistants, "read_config", lambda _path: model)
+    monkeypatch.setattr(assistants, "open_checkpoint", lambda _: SimpleNamespace(config=config))
+    with pytest.raises(ModelError, match="SampleForCausalLM has no layers for it"):
+        assistants.open_assistant(tmp_path, tmp_path)
+    monkeypatch.setitem(model, "architectures", ["LlamaForCausalLM"])
+    with pytest.raises(ModelError, match="is LlamaForCausalLM, not a model"):
+        assistants.open_assistant(tmp_path, tmp_path)
+
+
 def test_a_plug_in_builds_tensors_and_keys_from_those_of_its_files(plugged):
     plugged(SAMPLE)
     config = {"architectures": ["SampleForCausalLM"]}
@@ -163,6 +188,7 @@ def test_no_name_is_declared_twice():
 def test_the_code_that_records_name_exists():
     places = {whole.tower for whole in FAMILIES.wholes.values() if whole.tower}
     places |= {family.text for family in FAMILIES.texts.values()} | {*FAMILIES.media.values()}
+    places |= {place for family in FAMILIES.texts.values() for place in family.assistants.values()}
     for place in sorted(places):
         module, _, name = place.partition(":")
         assert hasattr(import_module(module), name), place

@@ -17,7 +17,10 @@ FAMILIES = (
                 media={"gemma4": "cpuserve.media.pictures.families.gemma4:gemma4"},
             ),
         ),
-        assistants={"Gemma4AssistantForCausalLM": 1536},
+        assistants={
+            "Gemma4AssistantForCausalLM": "cpuserve.models.gemma4.assistant:Gemma4Assistant"
+        },
+        label="Gemma 4",
     ),
     ModelFamily(
         ("Gemma4UnifiedForCausalLM",),
@@ -33,6 +36,11 @@ FAMILIES = (
                 media={"gemma4_unified": "cpuserve.media.pictures.families.gemma4:gemma4_unified"},
             ),
         ),
-        assistants={"Gemma4UnifiedAssistantForCausalLM": 3840},
+        assistants={
+            "Gemma4UnifiedAssistantForCausalLM": (
+                "cpuserve.models.gemma4.assistant:Gemma4UnifiedAssistant"
+            )
+        },
+        label="Gemma 4",
     ),
 )

@@ -9,9 +9,11 @@ from typing import Any
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.experts import read_experts
 from cpuserve.models.gemma import embed_scale, read_cap
-from cpuserve.models.llama import finish_decoder, gated_mlp, layer_rope, layer_window, read_decoder
+from cpuserve.models.layer_inputs import gated_input, layer_inputs
+from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
+from cpuserve.models.shared_caches import first_shared, read_caches, shared_attention
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -145,96 +147,12 @@ def _heads(
     return (kv, head_dim), (wide_kv, wide_dim), one_kv
 
 
-def _first_shared(config: Mapping[str, Any]) -> int:
-    """Return the number of the first layer that reads the KV cache of an earlier layer."""
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    return layers - read_int(config, "num_kv_shared_layers", 0, low=0, high=layers - 1)
-
-
-def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
-    """Return for each layer the number of the layer with the KV cache that it reads.
-
-    A layer reads its own cache, but the last num_kv_shared_layers layers read the cache
-    of the last layer before them with the same window.
-    """
-    first = _first_shared(config)
-    last = {window: layer for layer, window in enumerate(windows[:first])}
-    if missing := {*windows} - {*last}:
-        kind = "a window" if missing.pop() else "full attention"
-        shared = config.get("num_kv_shared_layers")
-        refuse("num_kv_shared_layers", shared, f"fewer: no layer before them has {kind}")
-    return (*range(first), *(last[window] for window in windows[first:]))
-
-
 def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the width of each layer's MLP; layers that share caches may be twice as wide."""
-    layers, first = read_int(config, "num_hidden_layers", high=4096), _first_shared(config)
+    layers, first = read_int(config, "num_hidden_layers", high=4096), first_shared(config)
     width = read_int(config, "intermediate_size", high=1 << 23)
     twice = width * (2 if read_bool(config, "use_double_wide_mlp", False) else 1)
     return (width,) * first + (twice,) * (layers - first)
-
-
-def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
-    """Return the per-layer embeddings of all layers, side by side: [T, layers * input_width].
-
-    Each is the sum of a projection of the token's embedding x and of a row looked up by token id.
-    The sums are sqrt(2) times the values in the source; `gated_input` corrects this factor.
-    """
-    width, vocab = s.parts["input_width"], s.parts["input_vocab"]
-    inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)
-    # The source divides by sqrt(s.width) before this norm.
-    # Epsilon times s.width has the same result.
-    norm = "model.per_layer_projection_norm"
-    b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
-    name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
-    pad = None if s.tower is None else s.parts["pad"]
-    own = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers")
-    b.add(own, to=inputs)
-    return inputs
-
-
-def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
-    """Return norm(projection(the layer's embeddings, gated by x)): [T, width]."""
-    at, width = f"model.layers.{layer}", s.parts["input_width"]
-    then = s.activation
-    g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
-    b.multiply(inputs, to=g, column=layer * width)
-    out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
-    # The RMS norm of sqrt(2) times the values has the same result if epsilon is doubled.
-    return b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps)
-
-
-def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add norm(the layer's attention of h) to x."""
-    at, window = f"model.layers.{layer}", layer_window(s, layer)
-    kv_heads, d = s.kv_heads, s.head_dim
-    if window:
-        kv_heads, d = s.parts["local_heads"]
-    q, k, v, o = (f"{at}.self_attn.{part}_proj" for part in "qkvo")
-    cache = s.parts["caches"][layer]
-    own = cache == layer and not s.guesses
-    names, sizes = [q], [s.q_heads * d]
-    if own:
-        # With one_kv, values of global layers are the keys before their norm: k is used twice.
-        names += [k, k if s.parts["one_kv"] and not window else v]
-        sizes += [kv_heads * d] * 2
-    else:
-        b.leave(f"{at}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
-    qkv = b.linear(h, names, features=sizes, bias=s.qkv_bias, use="qkv" if v in names else "linear")
-    if own:
-        b.part_norm(qkv, None, width=d, column=(s.q_heads + kv_heads) * d, parts=kv_heads)
-    b.rope_store_kv(
-        qkv,
-        layer=cache,
-        rope=layer_rope(s, layer),
-        q_norm=f"{at}.self_attn.q_norm",
-        k_norm=f"{at}.self_attn.k_norm" if own else None,
-        heads=(kv_heads, d),
-        stores=own,
-    )
-    a = b.attention(qkv, layer=cache, window=window, scale=s.attention_scale)
-    out = b.linear(a, o, features=s.width, bias=s.out_bias, use="output")
-    b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
 
 
 def feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
