@@ -10,8 +10,6 @@ KIND = "image"  # of MediaItem
 # The most patches of a picture for a tower that reads pictures of any size; larger pictures are
 # scaled. A page of 1275 x 1650 pixels has 8,320 patches of 16 x 16.
 MOST_PATCHES = 8448
-# The numbers that the most rows of a picture of Gemma 4 (`max_soft_tokens`) can be.
-GEMMA4_BUDGETS = (70, 140, 280, 560, 1120)
 
 
 class PictureForm(msgspec.Struct, array_like=True, frozen=True):

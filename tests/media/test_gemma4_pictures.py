@@ -18,9 +18,9 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.pictures.families.gemma4 import Gemma4Pictures
 from cpuserve.media.pictures.families.table import family_of
-from cpuserve.program.pictures import GEMMA4_BUDGETS
+from cpuserve.models.gemma4 import BUDGETS
+from cpuserve.models.gemma4.pictures import Gemma4Pictures
 from tests.helpers.drawn import picture
 
 FAMILY = Gemma4Pictures(budget=70, limit=1120, patch=16, merge=3)
@@ -53,7 +53,7 @@ def test_every_size_has_the_rows_of_the_processor_at_every_budget():
     from transformers.models.gemma4.processing_gemma4 import get_aspect_ratio_preserving_size
 
     stream = np.random.default_rng(0)
-    for budget in GEMMA4_BUDGETS:
+    for budget in BUDGETS:
         family = FAMILY.changed({"max_soft_tokens": budget})
         for width, height in np.exp(stream.uniform(0, 10, (500, 2))).astype(int).tolist():
             want = get_aspect_ratio_preserving_size(height, width, 16, 9 * budget, 3)
@@ -95,7 +95,7 @@ def test_the_pixels_of_gemma_4_unified_are_large_patches_of_the_processor(unifie
 
 def test_pictures_of_gemma_4_unified_are_whole_unless_its_config_says_no(tmp_path):
     write_files(tmp_path, kind="gemma4_unified", text={"use_bidirectional_attention": None})
-    assert family_of(tmp_path).limit == GEMMA4_BUDGETS[-1]
+    assert family_of(tmp_path).limit == BUDGETS[-1]
 
 
 def write_files(folder, *, text=None, kind="gemma4", **processor):

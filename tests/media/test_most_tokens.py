@@ -6,10 +6,10 @@ import pytest
 
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.pictures.families.canvas import CanvasTiles
-from cpuserve.media.pictures.families.gemma4 import Gemma4Pictures
-from cpuserve.media.pictures.families.lfm2_vl import Lfm2Pictures
 from cpuserve.media.pictures.families.pixtral import PixtralPictures
 from cpuserve.media.pictures.families.qwen_vl import QwenVL
+from cpuserve.models.gemma4.pictures import Gemma4Pictures
+from cpuserve.models.lfm.pictures import Lfm2Pictures
 from tests.helpers.drawn import SMALL
 
 LFM2 = Lfm2Pictures(

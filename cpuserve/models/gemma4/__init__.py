@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cpuserve.models.family import ModelFamily, TextType, Whole
 
+# What the most rows of a picture (`max_soft_tokens`) can be.
+BUDGETS = (70, 140, 280, 560, 1120)
 FAMILIES = (
     ModelFamily(
         ("Gemma4ForCausalLM",),
@@ -14,7 +16,7 @@ FAMILIES = (
                 ("Gemma4ForConditionalGeneration",),
                 "gemma4_text",
                 tower="cpuserve.models.gemma4.tower:Gemma4Tower",
-                media={"gemma4": "cpuserve.media.pictures.families.gemma4:gemma4"},
+                media={"gemma4": "cpuserve.models.gemma4.pictures:gemma4"},
             ),
         ),
         assistants={
@@ -33,7 +35,7 @@ FAMILIES = (
                 # GGUF files of the unified model have a text part of the other kind.
                 ("gemma4_text",),
                 tower="cpuserve.models.gemma4.tower:Gemma4UnifiedTower",
-                media={"gemma4_unified": "cpuserve.media.pictures.families.gemma4:gemma4_unified"},
+                media={"gemma4_unified": "cpuserve.models.gemma4.pictures:gemma4_unified"},
             ),
         ),
         assistants={

@@ -20,6 +20,7 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
+from cpuserve.models.gemma4 import BUDGETS
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.spec import TowerSpec
@@ -29,7 +30,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
-from cpuserve.program.pictures import GEMMA4_BUDGETS
 
 _AT, _JOIN = "vision_tower", "model.embed_vision"
 _EMBEDDER = f"{_AT}.patch_embedder"
@@ -50,7 +50,7 @@ class Gemma4Tower:
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
-        merge, most = read_int(own, "pooling_kernel_size", 3, high=64), GEMMA4_BUDGETS[-1]
+        merge, most = read_int(own, "pooling_kernel_size", 3, high=64), BUDGETS[-1]
         whole = read_object(config, "text_config").get("use_bidirectional_attention") == "vision"
         if whole:  # a step has whole pictures, so requests cannot ask for more tokens
             most = read_int(pictures, "max_soft_tokens", 280, high=most)
@@ -132,7 +132,7 @@ class Gemma4UnifiedTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own, most = read_object(config, "vision_config"), GEMMA4_BUDGETS[-1]
+        own, most = read_object(config, "vision_config"), BUDGETS[-1]
         both = read_object(config, "text_config").get("use_bidirectional_attention", "vision")
         if both == "vision":  # a step has whole pictures, so requests cannot ask for more tokens
             most = read_int(pictures, "max_soft_tokens", 280, high=most)

@@ -18,7 +18,7 @@ FAMILIES = (
                 ("lfm2_moe",),
                 tied=True,
                 tower="cpuserve.models.lfm.tower:Lfm2VlTower",
-                media={"lfm2_vl": "cpuserve.media.pictures.families.lfm2_vl:lfm2_vl"},
+                media={"lfm2_vl": "cpuserve.models.lfm.pictures:lfm2_vl"},
             ),
         ),
     ),

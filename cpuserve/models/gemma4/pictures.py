@@ -20,7 +20,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     refuse_setting,
 )
 from cpuserve.media.pictures.layout import OneMarker, PictureLayout
-from cpuserve.program.pictures import GEMMA4_BUDGETS as BUDGETS
+from cpuserve.models.gemma4 import BUDGETS
 
 if TYPE_CHECKING:
     import numpy as np
