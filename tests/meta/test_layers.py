@@ -71,8 +71,6 @@ FAMILY_FOLDERS = {
     for path in (ROOT / "cpuserve/models").glob("*/__init__.py")
     if path.parent.name != "families"
 }
-# Modules outside a folder that import a part of it all the same; the list only gets shorter.
-IMPORT_A_PART = {"loader/speculation/assistants.py", "models/gemma3n.py"}
 HIGHEST_PART = "serving"  # a part of a family may import this package and those below it
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
@@ -146,7 +144,7 @@ def floor_fault(path: str, module: str) -> str | None:
     """What is wrong with an import of `module`, a part of cpuserve, in `path`; None = nothing."""
     package, target = package_of(path), module.split(".")[1]
     own = family_of("cpuserve." + path.removesuffix(".py").replace("/", "."))
-    if (family := family_of(module)) not in (None, own) and path not in IMPORT_A_PART:
+    if (family := family_of(module)) not in (None, own):
         return f"{module} is a part of the family {family}, which only its record names"
     is_part = own is not None and not path.endswith("__init__.py")
     if is_part and (target == HIGHEST_PART or may_import(HIGHEST_PART, target)):
