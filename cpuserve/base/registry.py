@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """Maps names to values. A value given as "module:attribute" is imported at its first use."""
+def imported(place: str) -> Any:
+    """Return the value that `place` names as "module:attribute"."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
-    def __init__(self, kind: str, builtin: Mapping[str, str] | None = None) -> None:
+
+class Registry(Generic[T]):
+    """Maps names to values.
+
+    A value given as "module:attribute" is imported at its first use, and one given as a function is
+    its result.
+    """
+
+    def __init__(
+        self, kind: str, builtin: Mapping[str, str | Callable[[], T]] | None = None
+    ) -> None:
         self.kind = kind
-        self._lazy: dict[str, str] = dict(builtin or {})
+        self._lazy: dict[str, str | Callable[[], T]] = dict(builtin or {})
         self._values: dict[str, T] = {}
 
     def register(self, *names: str) -> Callable[[T], T]:
@@ -30,15 +42,16 @@ class Registry(Generic[T]):
 
         return add
 
-    def declare(self, places: Mapping[str, str]) -> None:
-        """Add values that are imported at their first use: "module:attribute", by name."""
+    def declare(self, places: Mapping[str, str | Callable[[], T]]) -> None:
+        """Add values that are imported at their first use, by name."""
         self._lazy |= places
 
     def get(self, name: str) -> T | None:
         """Return the value registered under `name`, or None."""
         if name not in self._values and name in self._lazy:
-            module, _, attribute = self._lazy[name].partition(":")
-            self._values.setdefault(name, getattr(importlib.import_module(module), attribute))
+            place = self._lazy[name]
+            value: T = imported(place) if isinstance(place, str) else place()
+            self._values.setdefault(name, value)
         return self._values.get(name)
 
     def names(self) -> list[str]:

@@ -11,7 +11,7 @@ from msgspec import structs
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
 from cpuserve.config.nearest import nearest_and_all
-from cpuserve.models.base import MODELS
+from cpuserve.models.base import MODELS, definition
 from cpuserve.models.config import read_architectures, read_object, refuse
 from cpuserve.models.families import FAMILIES, names_in_files
 from cpuserve.models.family import ModelFamily, Whole
@@ -113,7 +113,7 @@ def _add(name: str, family: ModelFamily | Whole | ModelDef) -> None:
     for whole in wholes:
         TOWERS.declare(dict.fromkeys(whole.architectures, whole.tower) if whole.tower else {})
     if isinstance(family, ModelFamily):
-        MODELS.declare(dict.fromkeys(family.architectures, family.text))
+        MODELS.declare(dict.fromkeys(family.architectures, definition(family)))
 
 
 def has_no_head(architecture: str) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cpuserve.base.registry import Registry
+from cpuserve.base.registry import Registry, imported
 from cpuserve.models.families import FAMILIES
 
 if TYPE_CHECKING:
+    from cpuserve.models.family import ModelFamily
     from cpuserve.models.spec import ModelSpec
     from cpuserve.program.builder import Builder
 
@@ -36,6 +38,17 @@ class ModelDef(Protocol):
         """Append the operations of a model with hyperparameters `s` to its builder `b`."""
 
 
+def definition(family: ModelFamily) -> Callable[[], ModelDef]:
+    """Return a function that imports what reads the configs of a family and builds its Programs."""
+
+    def defined() -> ModelDef:
+        row: Any = imported(family.text)
+        model: ModelDef = replace(row, **family.differs) if family.differs else row
+        return model
+
+    return defined
+
+
 MODELS: Registry[ModelDef] = Registry(
-    "model architecture", {name: family.text for name, family in FAMILIES.texts.items()}
+    "model architecture", {name: definition(family) for name, family in FAMILIES.texts.items()}
 )

@@ -69,12 +69,6 @@ EuroBert = replace(
     finish=_encoder,
 )
 
-LlamaBidirectional = replace(
-    EuroBert,
-    about="Llama without a causal mask (llama-embed-nemotron, NV-EmbedQA). Source: modeling_llama.",
-    defaults={},
-)
-
 
 # A missing sliding_window is 4096, and null means that layers have no window.
 Mistral = DecoderRow(

@@ -117,6 +117,8 @@ class ModelFamily:
 
     architectures: its names in config.json; messages and reports show the first one.
     text: the class that reads a config and builds a Program (ModelDef).
+    differs: the fields of the row that `text` names (DecoderRow) which this family has otherwise:
+      a decoder that differs in its configuration alone is a record, and has no code.
     text_types: the `model_type` of configs in which it is the text part.
     wholes: its models of images and text. One with a text part of another family is declared alone.
     saved_as: the classes of transformers that run it, and so are the architecture in the files that
@@ -141,6 +143,7 @@ class ModelFamily:
     architectures: tuple[str, ...]
     text: str
     text_types: Mapping[str, TextType] = field(default_factory=dict)
+    differs: Mapping[str, Any] = field(default_factory=dict)
     wholes: tuple[Whole, ...] = ()
     saved_as: tuple[tuple[str, str], ...] = ()
     rerankers: tuple[str, ...] = ()

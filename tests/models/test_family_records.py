@@ -175,6 +175,20 @@ def test_a_plug_in_builds_tensors_and_keys_from_those_of_its_files(plugged):
     assert not models.fitted(config, set())["biased"]
 
 
+def test_a_decoder_that_differs_in_configuration_is_its_record(plugged):
+    differs = {"positions": 100, "bias": ("with_biases", True), "defaults": {"rms_norm_eps": 1e-3}}
+    record = ModelFamily(("SampleForCausalLM",), "cpuserve.models.decoders:Llama", differs=differs)
+    plugged(record, ["SampleForCausalLM"])
+    sizes = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 64}
+    config = {**sizes, "num_hidden_layers": 1, "num_attention_heads": 2}
+    spec = models.spec_from_config({"architectures": ["SampleForCausalLM"], **config})
+    assert (spec.max_position, spec.qkv_bias, spec.norm_eps) == (100, True, 1e-3)
+    assert {need.name for need in models.build_program(spec).weights if "bias" in need.name}
+    with_keys = {"max_position_embeddings": 200, "with_biases": False, "rms_norm_eps": 1e-4}
+    spec = models.spec_from_config({"architectures": ["SampleForCausalLM"], **config, **with_keys})
+    assert (spec.max_position, spec.qkv_bias, spec.norm_eps) == (200, False, 1e-4)
+
+
 def test_no_name_is_declared_twice():
     names = [
         name

@@ -36,7 +36,15 @@ FAMILIES = (
     ModelFamily(("JinaBertModel", "JinaBertForMaskedLM"), "cpuserve.models.jina_v2:JinaV2"),
     ModelFamily(("JinaEmbeddingsV3Model",), "cpuserve.models.gte:JinaV3"),
     ModelFamily(("JinaEmbeddingsV5Model",), "cpuserve.models.decoders:JinaV5"),
-    ModelFamily(("LlamaBidirectionalModel",), "cpuserve.models.decoders:LlamaBidirectional"),
+    ModelFamily(
+        ("LlamaBidirectionalModel",),
+        "cpuserve.models.decoders:EuroBert",
+        differs={
+            "about": "Llama without a causal mask (llama-embed-nemotron, NV-EmbedQA). "
+            "Source: transformers modeling_llama.",
+            "defaults": {},
+        },
+    ),
     ModelFamily(("ModernBertDecoderForCausalLM",), "cpuserve.models.modernbert:ModernBertDecoder"),
     ModelFamily(
         ("ModernBertModel",),
