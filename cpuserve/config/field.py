@@ -6,13 +6,13 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from cpuserve.base.registry import imported
 from cpuserve.config.values import SIZE_EXAMPLES, parse_count, parse_size
 
 MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
@@ -109,8 +109,7 @@ class Field:
         """The values that the option accepts; () = any value of its kind."""
         if not self.more_choices:
             return self.choices
-        module, _, function = self.more_choices.partition(":")
-        return (*self.choices, *getattr(import_module(module), function)())
+        return (*self.choices, *imported(self.more_choices)())
 
     def convert(self, name: str, text: str) -> str:
         """Translate `text` from the alias `name` to the text that the main flag accepts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import ModelError
+from cpuserve.base.registry import imported
 from cpuserve.loader.gguf.parts import first_part, model_files
 from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.loader.names import is_ignored
@@ -126,8 +126,7 @@ def with_built(weights: Weights, config: dict[str, Any], *, gguf: bool = False) 
     how = built(config)
     if how is None or (gguf and not how.gguf):
         return weights
-    module, _, name = how.weights.partition(":")
-    whole: Weights = getattr(importlib.import_module(module), name)(weights, *how.arguments)
+    whole: Weights = imported(how.weights)(weights, *how.arguments)
     if not how.parts:
         return whole
     from cpuserve.quant.parts import PartWeights

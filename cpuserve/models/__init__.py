@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAMILIES",
     "MODELS",
+    "add_plugins",
     "architecture_of",
     "build_program",
     "build_tower",
@@ -98,6 +100,19 @@ def media_reader(config: Mapping[str, Any]) -> str | None:
     if kind not in FAMILIES.media and names and names[0] not in FAMILIES.builtin:
         _look_up(names[0])
     return FAMILIES.media.get(kind)
+
+
+@cache
+def add_plugins() -> None:
+    """Add the families of all plug-ins, for a name that no entry point has.
+
+    This is for tool formats and tokenizers. A plug-in that does not load is left out here:
+    `find_model` says why.
+    """
+    for name, point in _claims().accepted.items():
+        family, _ = plugins.load(point, _faults)
+        if family is not None:
+            _add(name, family)
 
 
 def _claims() -> plugins.Claims:

@@ -7,8 +7,8 @@ records needs neither numpy nor the modules of the families (`cpuserve.models.fa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,44 @@ class Guesses:
     described: bool = False
 
 
+Tables = TypeVar("Tables", "TokenizerTables", "ToolTables")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerTables:
+    """What only the tokenizers of a family have; code as "module:attribute".
+
+    files: what reads the tokenizer in a file of a directory (TokenizerReader), by the name of the
+      file, which may have wildcards.
+    gguf: the kinds of tokenizers in GGUF files (GgufTokenizer), by `tokenizer.ggml.model`.
+    splits: how texts are cut into pieces (PreTokenizer), by `tokenizer.ggml.pre`.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    gguf: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTables:
+    """How models of a family write tool calls and thoughts.
+
+    calls: formats of tool calls (ToolFormat) as "module:attribute", by --tool-call-parser.
+    hints: the texts of a template, or the special tokens, that only a model with the format has.
+    thoughts: the texts before and after a thought, by --reasoning-parser.
+    """
+
+    calls: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    thoughts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def joined(first: Tables, second: Tables) -> Tables:
+    """Return the tables with the rows of both; where both have a row, that of `first` counts."""
+    pairs = ((getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
+    return type(first)(*({**rows, **further, **rows} for rows, further in pairs))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
     """One model family: where its code is, and what files call it and its parts.
@@ -138,6 +176,8 @@ class ModelFamily:
     assistants: the classes of small models that guess for it (AssistantDef), as "module:class", by
       architecture.
     label: its name in texts for users; "": its architecture.
+    tokenizer: what its tokenizers have and no others.
+    tools: how it writes tool calls and thoughts, if its templates do not show it.
     """
 
     architectures: tuple[str, ...]
@@ -157,6 +197,8 @@ class ModelFamily:
     guesses: Guesses | None = None
     assistants: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
+    tokenizer: TokenizerTables = field(default_factory=TokenizerTables)
+    tools: ToolTables = field(default_factory=ToolTables)
 
     @property
     def name(self) -> str:

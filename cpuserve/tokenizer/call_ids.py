@@ -1,7 +1,7 @@
 """Rewrites the ids of calls in a conversation to the ids that a template accepts.
 
 A conversation may have ids of another server. Templates of Mistral refuse ids that are not nine
-letters and digits. Templates of Kimi write the id in place of the function's name, so an id
+letters and digits. Other templates write the id in place of the function's name, so an id
 of another server would hide the function. Some templates write an id of their own in the call,
 and the client's id only in the result. A new id depends only on the messages before its call,
 so that the prompt of a conversation stays the same when the conversation grows.

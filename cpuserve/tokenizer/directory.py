@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cpuserve.base.errors import ModelError
+from cpuserve.base.registry import imported
 from cpuserve.loader.load import find_model, read_json
 from cpuserve.loader.mapped import most_values, read_small
 from cpuserve.loader.pooling import lowers_case, prompts_of
+from cpuserve.models import FAMILIES, add_plugins
 from cpuserve.tokenizer.parts import (
     Parts,
     Scheme,
@@ -32,9 +35,10 @@ MAX_LINES = 1 << 21  # of merges and of tokens: Gemma has 514,906 merges
 MAX_TEMPLATE_BYTES = 1_000_000
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TEMPLATES = 64
-RANKS = "tiktoken.model"  # of Kimi
 PIECES = "tokenizer.model"  # of SentencePiece
 ADDED = "added_tokens.json"  # {text: id}, of directories of 2023 and before
+# Reads the tokenizer in a file that only some families have; settings: as in `_settings`.
+TokenizerReader: TypeAlias = Callable[[Path, Mapping[str, Any]], "Core"]
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -45,10 +49,10 @@ def directory_parts(path: Path) -> Parts:
     check_files(path)
     if (path / "tokenizer.json").exists():
         core, add_bos = _from_json(path / "tokenizer.json"), False
-    elif (world := _world_of(path)) is not None:
-        core, add_bos = _from_world(world, settings), False
-    elif (path / RANKS).exists():
-        core, add_bos = _from_ranks(path / RANKS, settings), False
+    elif (own := _file_of_a_family(path)) is not None:
+        file, place = own
+        read: TokenizerReader = imported(place)
+        core, add_bos = read(file, settings), False
     elif _has_pair(path):
         core, add_bos = _from_vocab(path, texts), bool(settings.get("add_bos_token", False))
     else:
@@ -105,7 +109,7 @@ def read_values(path: Path, what: str) -> bytes:
     return data
 
 
-def _read_lines(path: Path, what: str) -> bytes:
+def read_lines(path: Path, what: str) -> bytes:
     """Return the content of a file of a tokenizer; ModelError if it has too many lines."""
     data = read_small(path, what, MAX_TOKENIZER_BYTES)
     _check_number(path, what, data.count(b"\n") + data.count(b"\r"), MAX_LINES, "lines")
@@ -128,25 +132,31 @@ def find_tokenizer(path: Path) -> Path:
 
 
 def _has_files(path: Path) -> bool:
-    whole = any((path / name).exists() for name in ("tokenizer.json", RANKS, PIECES))
-    return _has_pair(path) or whole or _world_of(path) is not None
+    whole = any((path / name).exists() for name in ("tokenizer.json", PIECES))
+    return _has_pair(path) or whole or _file_of_a_family(path) is not None
 
 
 def _has_pair(path: Path) -> bool:
     return (path / "vocab.json").exists() and (path / "merges.txt").exists()
 
 
-def _world_of(path: Path) -> Path | None:
-    """Return the vocabulary of RWKV in a directory, such as rwkv_vocab_v20230424.txt, or None."""
-    return min(path.glob("rwkv_vocab*.txt"), default=None)
+def _file_of_a_family(path: Path) -> tuple[Path, str] | None:
+    """Return the tokenizer file in a directory that some family has, and what reads it; or None."""
+    for name, place in FAMILIES.tokenizer.files.items():
+        if (file := min(path.glob(name), default=None)) is not None:
+            return file, place
+    return None
 
 
 def check_files(path: Path) -> None:
     """Raise a ModelError if directory `path` has no tokenizer; reads no file."""
     if not _has_files(path):
+        add_plugins()
+    if not _has_files(path):
+        of_families = ", no ".join(FAMILIES.tokenizer.files)
         msg = (
-            f"{path} holds no tokenizer.json, no vocab.json with merges.txt, no {RANKS}, no "
-            f"{PIECES} and no rwkv_vocab*.txt"
+            f"{path} holds no tokenizer.json, no vocab.json with merges.txt, no {of_families} "
+            f"and no {PIECES}"
         )
         raise ModelError(msg)
 
@@ -209,7 +219,7 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
     from cpuserve.tokenizer.splits import PreTokenizer, splitter
 
     vocab = read_vocab(path)
-    raw = _read_lines(path / "merges.txt", "merges")
+    raw = read_lines(path / "merges.txt", "merges")
     lines = guarded_text(raw, path / "merges.txt").split("\n")
     rules = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#version")]
 
@@ -223,47 +233,6 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
         return core
 
     return guarded(str(path), build)
-
-
-def _from_world(path: Path, settings: dict[str, Any]) -> Core:
-    """Return the tokenizer of a published vocabulary of RWKV.
-
-    Its special tokens are id 0, and the tokens of the settings with ids that have no bytes.
-    """
-    from tokenizers import AddedToken
-
-    from cpuserve.tokenizer.greedy import END_TEXT, longest_match, read_vocabulary
-    from cpuserve.tokenizer.ranks import control_tokens
-
-    text = guarded_text(_read_lines(path, "vocabulary"), path)
-
-    def build() -> Core:
-        tokens = read_vocabulary(text.split("\n"))
-        taken, added = set(tokens.values()), {0: END_TEXT}
-        added |= {i: content for i, (content, _) in control_tokens(settings)}
-        special = {name: i for i, name in added.items() if i not in taken}
-        core = longest_match(tokens, special)
-        core.add_special_tokens(
-            [AddedToken(name, special=True, normalized=False) for name in special]
-        )
-        return core
-
-    return guarded(str(path), build)
-
-
-def _from_ranks(path: Path, settings: dict[str, Any]) -> Core:
-    """Return the tokenizer of a file of tiktoken, which does not say how texts are split."""
-    from cpuserve.tokenizer.ranks import by_rank, control_tokens, read_ranks
-
-    if settings.get("tokenizer_class") != "TikTokenTokenizer":
-        msg = (
-            f"{path} is of no Kimi: tokenizer_config.json says tokenizer_class "
-            f"{settings.get('tokenizer_class')!r:.60}, and only TikTokenTokenizer is known to "
-            "split texts as Kimi does. Add a tokenizer.json of the model"
-        )
-        raise ModelError(msg)
-    data = _read_lines(path, "vocabulary")
-    return guarded(str(path), lambda: by_rank(read_ranks(data), dict(control_tokens(settings))))
 
 
 def _from_pieces(path: Path, settings: dict[str, Any]) -> tuple[Core, dict[str, str]]:

@@ -1,23 +1,26 @@
 """Loads the tokenizer and the chat template in the metadata of a GGUF file.
 
-`tokenizer.ggml.model` is the kind of the tokenizer: byte-level BPE ("gpt2", "gemma4"),
-BPE of SentencePiece ("llama"), Unigram ("t5"), WordPiece ("bert") or longest match ("rwkv").
+`tokenizer.ggml.model` is the kind of the tokenizer: byte-level BPE ("gpt2"), BPE of SentencePiece
+("llama"), Unigram ("t5"), WordPiece ("bert"), or one in the record of a family.
 Keys that a file lacks have the defaults of llama.cpp.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cpuserve.base.errors import ModelError
 from cpuserve.base.log import get_logger
+from cpuserve.base.registry import imported
 from cpuserve.loader.gguf.file import GgufFile
+from cpuserve.models import FAMILIES, add_plugins
 from cpuserve.tokenizer.charsmap import is_charsmap
 from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of
-from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer
+from cpuserve.tokenizer.splits import PreTokenizer, pre_tokenizer, pre_tokenizers
 from cpuserve.tokenizer.vocabulary import (
     Vocabulary,
     byte_level,
@@ -25,39 +28,36 @@ from cpuserve.tokenizer.vocabulary import (
     tried,
     unigram,
     word_piece,
-    world,
 )
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
 log = get_logger("tokenizer")
+Build: TypeAlias = Callable[[GgufFile, Vocabulary, PreTokenizer], "Core"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """A value of `tokenizer.ggml.model`: the token ids and flags that apply if a file has none."""
+class GgufTokenizer:
+    """A value of `tokenizer.ggml.model`.
+
+    build: makes the tokenizer of a file from its vocabulary and its pre-tokenizer.
+    ids: the token ids, by their names in GGUF, that apply if a file has none.
+    add_bos, add_eos, add_sep: the flags that apply if a file has none.
+    strips_space: whether decoding drops the space before a text that encoding puts there.
+    pre: the `tokenizer.ggml.pre` that counts, whatever a file says; "" = what the file says.
+    """
 
     scheme: Scheme
-    ids: dict[str, int]
+    build: Build
+    ids: Mapping[str, int] = field(default_factory=dict)
     add_bos: bool = False
     add_eos: bool = False
     add_sep: bool = False
+    strips_space: bool = False
+    pre: str = ""
 
 
-_KINDS = {
-    "gpt2": _Kind("byte_level", {}),
-    "gemma4": _Kind("byte_fallback", {}, add_bos=True),
-    "llama": _Kind("byte_fallback", {"bos": 1, "eos": 2, "unknown": 0}, add_bos=True),
-    "t5": _Kind("byte_fallback", {"eos": 1, "unknown": 2, "padding": 0}, add_eos=True),
-    "bert": _Kind(
-        "plain",
-        {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
-        add_bos=True,
-        add_sep=True,
-    ),
-    "rwkv": _Kind("byte_level", {}),
-}
 # The name of each special token in GGUF (which spells "seperator" so), and in chat templates.
 _SPECIAL = {
     "bos": "bos_token",
@@ -78,8 +78,8 @@ def gguf_parts(path: Path) -> Parts:
     file = GgufFile(path)
     model, kind = _kind(file)
     vocab = _vocabulary(file, kind)
-    pre = _pre_tokenizer(file, "gemma4" if model == "gemma4" else None)
-    core = guarded(str(path), lambda: _build(file, model, vocab, pre))
+    pre = _pre_tokenizer(file, kind.pre)
+    core = guarded(str(path), lambda: kind.build(file, vocab, pre))
     tokens = vocab.tokens
     bos, last = _added(file, kind, vocab, pre)
     between = _between(file, model, vocab) if last is not None else None
@@ -94,22 +94,28 @@ def gguf_parts(path: Path) -> Parts:
         special_tokens={_SPECIAL[name]: tokens[i] for name, i in vocab.ids.items()},
         chat_template=_chat_template(file, "", ".default"),
         tool_template=_chat_template(file, ".tool_use"),
-        strips_leading_space=vocab.space_prefix and model in ("llama", "t5"),
+        strips_leading_space=vocab.space_prefix and kind.strips_space,
     )
 
 
-def _kind(file: GgufFile) -> tuple[str, _Kind]:
+def _kind(file: GgufFile) -> tuple[str, GgufTokenizer]:
     model = file.value("tokenizer.ggml.model")
+    own = FAMILIES.tokenizer.gguf
+    if isinstance(model, str) and model not in _KINDS and model not in own:
+        add_plugins()
+        own = FAMILIES.tokenizer.gguf
+    if isinstance(model, str) and model in own:
+        return model, imported(own[model])
     if model not in _KINDS:
         msg = (
             f"GGUF {file.path}: tokenizer model {model!r:.60} is not supported; supported: "
-            f"{', '.join(_KINDS)}. Use the model's Hugging Face directory as --tokenizer"
+            f"{', '.join([*_KINDS, *own])}. Use the model's Hugging Face directory as --tokenizer"
         )
         raise ModelError(msg)
     return model, _KINDS[model]
 
 
-def _pre_tokenizer(file: GgufFile, forced: str | None) -> PreTokenizer:
+def _pre_tokenizer(file: GgufFile, forced: str) -> PreTokenizer:
     name = forced or file.value("tokenizer.ggml.pre")
     if name is None and file.value("tokenizer.ggml.model") == "gpt2":
         log.warning(
@@ -117,19 +123,20 @@ def _pre_tokenizer(file: GgufFile, forced: str | None) -> PreTokenizer:
             file.path,
         )
     name = name or "default"
-    if name in PRE_TOKENIZERS:
-        return PRE_TOKENIZERS[name]
+    rules = pre_tokenizer(name) if isinstance(name, str) else None
+    if rules is not None:
+        return rules
     if file.value("tokenizer.ggml.model") != "gpt2":
-        return PRE_TOKENIZERS["default"]  # the other kinds of tokenizers do not use these rules
+        return PreTokenizer()  # the other kinds of tokenizers do not use these rules
     msg = (
         f"GGUF {file.path}: tokenizer.ggml.pre {name!r:.60} is not supported; "
-        f"supported: {', '.join(PRE_TOKENIZERS)}. Use the model's Hugging Face directory as "
+        f"supported: {', '.join(pre_tokenizers())}. Use the model's Hugging Face directory as "
         "--tokenizer"
     )
     raise ModelError(msg)
 
 
-def _vocabulary(file: GgufFile, kind: _Kind) -> Vocabulary:
+def _vocabulary(file: GgufFile, kind: GgufTokenizer) -> Vocabulary:
     tokens = _strings(file, "tokens")
     types = file.value("tokenizer.ggml.token_type")
     if types is None:
@@ -184,21 +191,24 @@ def _flag(file: GgufFile, name: str, *, absent: bool) -> bool:
     return absent if value is None else bool(value)
 
 
-def _build(file: GgufFile, model: str, vocab: Vocabulary, pre: PreTokenizer) -> Core:
-    if model in ("gpt2", "gemma4"):
-        return byte_level(vocab, pre, _pairs(file))
-    if model == "rwkv":
-        return world(vocab)
-    if model == "bert":
-        lowercase = _flag(file, "normalizer.lowercase", absent=True)
-        strip = _flag(file, "normalizer.strip_accents", absent=lowercase)
-        return word_piece(vocab, lowercase=lowercase, strip_accents=strip)
+def with_merges(file: GgufFile, vocab: Vocabulary, pre: PreTokenizer) -> Core:
+    """Return the byte-level BPE with the merges of a file."""
+    return byte_level(vocab, pre, _pairs(file))
+
+
+def _word_pieces(file: GgufFile, vocab: Vocabulary, _pre: PreTokenizer) -> Core:
+    lowercase = _flag(file, "normalizer.lowercase", absent=True)
+    strip = _flag(file, "normalizer.strip_accents", absent=lowercase)
+    return word_piece(vocab, lowercase=lowercase, strip_accents=strip)
+
+
+def _scored(file: GgufFile, vocab: Vocabulary, _pre: PreTokenizer) -> Core:
+    """Return the tokenizer of SentencePiece, which needs a score for each token."""
+    model = file.value("tokenizer.ggml.model")
     if vocab.scores is None:
         msg = f"GGUF {file.path}: tokenizer.ggml.scores is missing; a {model!r} tokenizer needs it"
         raise ModelError(msg)
-    if model == "t5":
-        return unigram(vocab, _charsmap(file))
-    return sentencepiece(vocab)
+    return unigram(vocab, _charsmap(file)) if model == "t5" else sentencepiece(vocab)
 
 
 def _pairs(file: GgufFile) -> list[tuple[str, str]]:
@@ -238,12 +248,11 @@ def _charsmap(file: GgufFile) -> bytes:
 
 
 def _added(
-    file: GgufFile, kind: _Kind, vocab: Vocabulary, pre: PreTokenizer
+    file: GgufFile, kind: GgufTokenizer, vocab: Vocabulary, pre: PreTokenizer
 ) -> tuple[int | None, int | None]:
     """Return (id before a text, id after it) for encoding with special tokens; None = no id."""
     ids = vocab.ids
-    forced = pre is PRE_TOKENIZERS["gemma4"]  # files of Gemma 4 have a wrong flag
-    bos = forced or _flag(file, "add_bos_token", absent=kind.add_bos or pre.add_bos)
+    bos = pre.forces_bos or _flag(file, "add_bos_token", absent=kind.add_bos or pre.add_bos)
     eos = _flag(file, "add_eos_token", absent=kind.add_eos)
     sep = _flag(file, "add_sep_token", absent=kind.add_sep)
     first = ids.get("bos", ids.get("cls")) if bos else None
@@ -293,3 +302,29 @@ def _chat_template(file: GgufFile, *names: str) -> str | None:
         if isinstance(template, str) and template:
             return template
     return None
+
+
+_KINDS = {
+    "gpt2": GgufTokenizer("byte_level", with_merges),
+    "llama": GgufTokenizer(
+        "byte_fallback",
+        _scored,
+        ids={"bos": 1, "eos": 2, "unknown": 0},
+        add_bos=True,
+        strips_space=True,
+    ),
+    "t5": GgufTokenizer(
+        "byte_fallback",
+        _scored,
+        ids={"eos": 1, "unknown": 2, "padding": 0},
+        add_eos=True,
+        strips_space=True,
+    ),
+    "bert": GgufTokenizer(
+        "plain",
+        _word_pieces,
+        ids={"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+        add_bos=True,
+        add_sep=True,
+    ),
+}

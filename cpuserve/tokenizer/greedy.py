@@ -1,7 +1,4 @@
-"""Tokenizers of RWKV: the longest token at each place of a text, over bytes.
-
-Source: the World tokenizer of RWKV (BlinkDL, RWKV-LM).
-"""
+"""Tokenizers that take the longest token at each place of a text, over bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ from cpuserve.tokenizer.parts import byte_level_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-MAX_TOKEN_BYTES = 256  # the longest token of the World vocabulary has 128; a byte has two frames
+MAX_TOKEN_BYTES = 256  # the longest known token has 128; a byte has two frames
 MAX_TOKENS = 1 << 20
 MAX_VOCABULARY_BYTES = 4 << 20  # of all tokens; the trie needs 0.25 KB for each
-END_TEXT = "<|rwkv_tokenizer_end_of_text|>"  # the text of id 0 in published templates
 # Alternatives of more branches than this are searched in groups: onig tries them one by one.
 MAX_BRANCHES = 16
 _SIMPLE = {"t": b"\t", "n": b"\n", "r": b"\r", "\\": b"\\", "'": b"'", '"': b'"'}

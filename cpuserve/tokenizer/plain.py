@@ -20,7 +20,7 @@ import msgspec
 
 from cpuserve.tokenizer.charsmap import spreads
 from cpuserve.tokenizer.parts import MAX_TOKEN_CHARS, MAX_TOKENS
-from cpuserve.tokenizer.splits import PRE_TOKENIZERS
+from cpuserve.tokenizer.splits import pre_tokenizers
 from cpuserve.tokenizer.vocabulary import (
     MAX_PIECE,
     MAX_PIECES_CHARS,
@@ -244,7 +244,7 @@ def is_known(expression: str) -> bool:
 
 @cache
 def _known_splits() -> frozenset[str]:
-    rules = PRE_TOKENIZERS.values()
+    rules = pre_tokenizers().values()
     return frozenset([*(p for pre in rules for p in (*pre.splits, *pre.late)), *_PUBLISHED])
 
 

@@ -1,7 +1,4 @@
-"""Tokenizers of Kimi: tiktoken's BPE, where a pair is merged if its bytes are a token of low rank.
-
-Source: tokenization_kimi and tokenization_moonshot of the published models.
-"""
+"""Tokenizers of tiktoken: BPE where a pair is merged if its bytes are a token of low rank."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ from cpuserve.tokenizer.parts import byte_level_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# The longest token of Kimi has 128 bytes. All cuts of a token are tried, so lengths are limited.
+    from cpuserve.tokenizer.splits import PreTokenizer
+
+# The longest known token has 128 bytes. All cuts of a token are tried, so lengths are limited.
 MAX_TOKEN_BYTES = 512
 MAX_TOKENS = 1 << 20
 MAX_VOCABULARY_BYTES = 1 << 24
@@ -49,18 +48,21 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def by_rank(ranks: Mapping[bytes, int], named: Mapping[int, tuple[str, bool]]) -> Core:
+def by_rank(
+    ranks: Mapping[bytes, int], named: Mapping[int, tuple[str, bool]], pre: PreTokenizer
+) -> Core:
     """Return the tokenizer that merges the pair with the lowest rank, again and again.
 
     ranks: the ids of the tokens by their bytes.
     named: the texts of control tokens by their ids, and whether they are special. The other
-      reserved tokens have the texts that Kimi's own code gives them.
+      reserved tokens have the texts of the code of published models.
+    pre: how texts are split before.
 
     Raises ValueError if a control token has the id or the text of another token.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    from cpuserve.tokenizer.splits import PRE_TOKENIZERS, splitter
+    from cpuserve.tokenizer.splits import splitter
 
     letters = {byte: char for char, byte in byte_level_bytes().items()}
     texts = {token: "".join(letters[byte] for byte in token) for token in ranks}
@@ -77,7 +79,7 @@ def by_rank(ranks: Mapping[bytes, int], named: Mapping[int, tuple[str, bool]]) -
         msg = "two tokens have the same text"
         raise ValueError(msg)
     core = Tokenizer(models.BPE(vocab=every, merges=_merges(ranks, texts), ignore_merges=True))
-    core.pre_tokenizer = splitter(PRE_TOKENIZERS["kimi-k2"])
+    core.pre_tokenizer = splitter(pre)
     core.decoder = decoders.ByteLevel()
     for _, (text, special) in sorted(control.items()):
         core.add_tokens([AddedToken(text, special=special, normalized=False)])

@@ -1,6 +1,7 @@
 """How byte-level tokenizers split text into pieces before they merge bytes.
 
-The keys are values of `tokenizer.ggml.pre` in GGUF files, and the expressions come
+The keys are values of `tokenizer.ggml.pre` in GGUF files; records of families have further ones
+(TokenizerTables.splits). The expressions come
 from the original tokenizer.json of each family. Where llama.cpp approximates an expression
 (its library has no \\p{Lu}, for example), this file has the original.
 """
@@ -10,34 +11,33 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-_NOT_CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+from cpuserve.base.registry import imported
+from cpuserve.models import FAMILIES, add_plugins
+
+NOT_CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_GAPS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+GAPS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _DIGIT = r"\p{N}"
-_LLAMA3 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_GAPS}"
-_QWEN2 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}"
+_LLAMA3 = rf"{NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{SIGNS}|{GAPS}"
+_QWEN2 = rf"{NOT_CASED}|{_WORD}|\p{{N}}|{SIGNS}|{GAPS}"
 # Words of o200k (OpenAI): upper case, then lower case. Combining marks belong to either case.
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _cased(suffix: str, upper: str = f"[{_UPPER}]", lower: str = f"[{_LOWER}]") -> str:
+def cased(suffix: str, upper: str = f"[{UPPER}]", lower: str = f"[{LOWER}]") -> str:
+    """Return the expression of a word with letters of both cases, and `suffix` after it."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return f"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}"
 
 
-_O200K = rf"{_cased(f'{_NOT_CASED}?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}"
-_NOT_HAN = r"&&[^\p{Han}]"
-_KIMI = (
-    rf"\p{{Han}}+|{_cased(f'{_NOT_CASED}?', f'[{_UPPER}{_NOT_HAN}]', f'[{_LOWER}{_NOT_HAN}]')}"
-    rf"|\p{{N}}{{1,3}}|{_SIGNS}|{_GAPS}"
-)
+_O200K = rf"{cased(f'{NOT_CASED}?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{GAPS}"
 _CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _ASCII_SIGN_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
 _DEEPSEEK3 = (
     rf"{_ASCII_SIGN_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_GAPS}"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{GAPS}"
 )
 # The letters of alphabets with upper and lower case, as DeepSeek LLM lists them.
 _DEEPSEEK_LETTERS = (
@@ -82,6 +82,7 @@ class PreTokenizer:
     splits: regular expressions; each one cuts the pieces
       that the previous one made into its matches and the texts between them.
     late: further expressions, applied after the bytes have become characters of GPT-2's alphabet.
+    forces_bos: texts begin with bos although files say otherwise, because their flag is wrong.
     raw: bytes do not become characters of this alphabet, and spaces become U+2581.
     """
 
@@ -90,16 +91,18 @@ class PreTokenizer:
     nfc: bool = False
     ignore_merges: bool = False
     add_bos: bool = False
+    forces_bos: bool = False
     raw: bool = False
 
 
 _PLAIN = PreTokenizer()
 _NFC = PreTokenizer(nfc=True)
 _DIGITS = PreTokenizer((_DIGIT, _GPT2))
-_LLAMA = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+LLAMA = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _QWEN = PreTokenizer((_QWEN2,))
 _DEEPSEEK = PreTokenizer((r"\p{N}{1,3}", _CJK, _DEEPSEEK3))
 _RAW = PreTokenizer((r"[^\n]+|[\n]+",), raw=True)
+LINES = replace(_RAW, add_bos=True, forces_bos=True)
 _CHAMELEON = (
     r"<sentinel:[0-9]+>",
     r"IMGIMG[A-I]{1,4}Z",
@@ -111,10 +114,10 @@ _CHAMELEON = (
 _YOUTU = (
     "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
     f"\ufe30-\ufe4f]+|[\u3105-\u312f]+|{_CJK}",
-    rf"{_cased(f'{_NOT_CASED}?')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}",
+    rf"{cased(f'{NOT_CASED}?')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{GAPS}",
 )
 _EXAONE_MOE = (
-    rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    rf"{NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 # The rule "whitespace" of llama.cpp is missing: only files of jina-bert-v2 have it,
@@ -128,32 +131,25 @@ _TABLE: dict[str, PreTokenizer] = {
     "falcon": PreTokenizer(
         (r"[\p{P}$+<=>^`|~]+", _GPT2), late=(r"\p{N}+", r"[0-9][0-9][0-9]")
     ),
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA,
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 jina-v5-nano": LLAMA,
     "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
     "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
     "minicpm5": PreTokenizer(
-        (r"\p{N}{1,3}", rf"{_NOT_CASED}|{_WORD}|\p{{N}}+|{_SIGNS}|{_GAPS}"), ignore_merges=True
+        (r"\p{N}{1,3}", rf"{NOT_CASED}|{_WORD}|\p{{N}}+|{SIGNS}|{GAPS}"), ignore_merges=True
     ),
     "jais-2": PreTokenizer((
-        rf"{_NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|{_LONG_GAPS}|\s{{1,2}}(?!\S)|\s",
+        rf"{NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{SIGNS}|\s*[\r\n]+|{_LONG_GAPS}|\s{{1,2}}(?!\S)|\s",
     )),
     "qwen2 deepseek-r1-qwen": replace(_QWEN, nfc=True),
     "megrez kormo f2llmv2 stablelm2 hunyuan grok-2 solar-open": _QWEN,
-    "qwen35": PreTokenizer(
-        (
-            rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_GAPS}",
-        ),
-        nfc=True,
-    ),
-    "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}",)),
+    "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{SIGNS}|{GAPS}",)),
     "laguna": PreTokenizer((r"[^\n]+|[\n]+", _QWEN2)),
     "afmoe": PreTokenizer((r"\p{N}+", _threes(r"\p{N}"), _AFMOE_SCRIPTS, _DEEPSEEK3)),
     # A number is cut into groups of three digits, counted from its end.
     # If a letter or "_" follows the number, the groups are counted from its beginning.
     "tiny_aya cohere2moe": PreTokenizer((r"(?<!\d)\d+\b", _threes(r"\d"), _O200K)),
     "seed-coder": PreTokenizer((
-        rf"{_NOT_CASED}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_GAPS}",
+        rf"{NOT_CASED}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{GAPS}",
     )),
     "bailingmoe bailingmoe2 llada-moe": PreTokenizer((
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -183,25 +179,38 @@ _TABLE: dict[str, PreTokenizer] = {
         _DIGIT,
     )),
     "k2-horizon": PreTokenizer((
-        rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\u200c\u200d]+|\p{{N}}{{1,3}}"
-        rf"|{_SIGNS}|{_GAPS}",
+        rf"{NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\u200c\u200d]+|\p{{N}}{{1,3}}"
+        rf"|{SIGNS}|{GAPS}",
     )),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_O200K,)),
     "granite-embed-multi-97m": PreTokenizer((_O200K,), ignore_merges=True),
     "tekken": PreTokenizer(
-        (rf"{_cased('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}",),
+        (rf"{cased('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{GAPS}",),
         ignore_merges=True,
         add_bos=True,
     ),
     "youtu": PreTokenizer(_YOUTU, ignore_merges=True),
-    "kimi-k2": PreTokenizer((_KIMI,)),
     "bloom gpt3-finnish poro-chat": PreTokenizer((_BLOOM,)),
     "viking": PreTokenizer((_BLOOM, _DIGIT)),
     "chameleon": PreTokenizer(_CHAMELEON, add_bos=True),
-    "gemma4 granite-embed-multi-311m": replace(_RAW, add_bos=True),
+    "granite-embed-multi-311m": LINES,
     "sarvam-moe": _RAW,
 }  # fmt: skip
-PRE_TOKENIZERS = {name: pre for names, pre in _TABLE.items() for name in names.split()}
+_BY_NAME = {name: pre for names, pre in _TABLE.items() for name in names.split()}
+
+
+def pre_tokenizers() -> dict[str, PreTokenizer]:
+    """Return the rules by the value of `tokenizer.ggml.pre`: those here and those of families."""
+    own = {name: imported(place) for name, place in FAMILIES.tokenizer.splits.items()}
+    return {**_BY_NAME, **own}
+
+
+def pre_tokenizer(name: str) -> PreTokenizer | None:
+    """Return the rules that a value of `tokenizer.ggml.pre` selects; None if nothing has them."""
+    if name not in _BY_NAME and name not in FAMILIES.tokenizer.splits:
+        add_plugins()
+    place = FAMILIES.tokenizer.splits.get(name)
+    return _BY_NAME.get(name) if place is None else imported(place)
 
 
 def splitter(pre: PreTokenizer) -> Any:

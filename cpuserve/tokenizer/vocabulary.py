@@ -172,8 +172,8 @@ def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Co
     return core
 
 
-def world(vocab: Vocabulary) -> Core:
-    """Return the tokenizer of RWKV: ordinary tokens are bytes, with the escapes of Python."""
+def longest_tokens(vocab: Vocabulary) -> Core:
+    """Return a tokenizer by the longest match: ordinary tokens are bytes with Python's escapes."""
     kinds = list(zip(vocab.tokens, vocab.types, strict=True))
     tokens = {unescaped(text): i for i, (text, kind) in enumerate(kinds) if kind == NORMAL}
     texts = {text: i for i, (text, kind) in enumerate(kinds) if kind not in (NORMAL, UNUSED)}

@@ -249,7 +249,7 @@ def test_an_override_out_of_range_is_refused_by_name(model):
         (
             {"vocab.json": "{}"},
             r"holds no tokenizer.json, no vocab.json with merges.txt, no tiktoken.model, no "
-            r"tokenizer.model and no rwkv_vocab\*.txt",
+            r"rwkv_vocab\*.txt and no tokenizer.model",
         ),
     ],
     ids=["missing", "half"],

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cpuserve.tokenizer.splits import PRE_TOKENIZERS, splitter
+from cpuserve.tokenizer.splits import pre_tokenizers, splitter
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 FILE = Path(__file__).with_name("pre_tokenizers.json")
@@ -67,7 +67,7 @@ def main() -> None:
     found: dict[str, list[list[str]]] = {}
     done = set()
     with tempfile.TemporaryDirectory() as folder:
-        for name, pre in PRE_TOKENIZERS.items():
+        for name, pre in pre_tokenizers().items():
             if pre in done or pre.raw:
                 continue
             done.add(pre)

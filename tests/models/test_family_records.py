@@ -12,6 +12,7 @@ import pytest
 from cpuserve import models
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
+from cpuserve.config.fields import FIELDS
 from cpuserve.loader.gguf.archs import table as archs
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.load import with_built
@@ -23,11 +24,26 @@ from cpuserve.media.pictures.layout import OneMarker
 from cpuserve.models.base import MODELS
 from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared
-from cpuserve.models.family import NEXTN, Guesses, ModelFamily, TextType, Whole
+from cpuserve.models.family import (
+    NEXTN,
+    Guesses,
+    ModelFamily,
+    TextType,
+    TokenizerTables,
+    ToolTables,
+    Whole,
+)
 from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.models.text_parts import text_config
 from cpuserve.models.towers import TOWERS
 from cpuserve.quant.first_rows import FirstRows
+from cpuserve.serving.tools import families as formats
+from cpuserve.serving.tools import thoughts
+from cpuserve.serving.tools.layout import CallLayout, LayoutFormat
+from cpuserve.serving.tools.object_calls import NAMED_JSON
+from cpuserve.tokenizer.greedy import longest_match
+from cpuserve.tokenizer.splits import PreTokenizer, pre_tokenizer
+from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_config
 
 
@@ -64,6 +80,15 @@ class SampleAssistant:
         refuse(f"{target.architecture} has no layers for it")
 
 
+def read_sample(path, settings):
+    assert settings == {}
+    words = path.read_text().split()
+    tokens = [*(word.encode() for word in words), *(bytes([byte]) for byte in range(256))]
+    return longest_match({token: i for i, token in enumerate(tokens)}, {})
+
+
+SPLITS = PreTokenizer((r"\p{N}",))
+CALLS = LayoutFormat("sample", CallLayout("", "<|sample|>", " ", "<|end|>"), NAMED_JSON)
 GGUF = GgufArch("SampleForCausalLM", "sample")
 SAMPLE = ModelFamily(
     ("SampleForCausalLM", "OldSampleForCausalLM"),
@@ -82,6 +107,15 @@ SAMPLE = ModelFamily(
     gguf={"sample": f"{__name__}:GGUF"},
     guesses=Guesses(NEXTN),
     assistants={"SampleAssistantForCausalLM": f"{__name__}:SampleAssistant"},
+    tokenizer=TokenizerTables(
+        files={"sample*.words": f"{__name__}:read_sample"},
+        splits={"sample": f"{__name__}:SPLITS"},
+    ),
+    tools=ToolTables(
+        calls={"sample": f"{__name__}:CALLS"},
+        hints={"sample": ("<|sample|>",)},
+        thoughts={"sample": ("<muse>", "</muse>")},
+    ),
 )
 NAMES = sorted({*SAMPLE.architectures, *SAMPLE.rerankers, *SAMPLE.wholes[0].architectures})
 
@@ -103,8 +137,10 @@ def plugged(monkeypatch):
             for name in names
         )
         monkeypatch.setattr(plugins, "installed", lambda _group: points)
+        models.add_plugins.cache_clear()
 
     yield install
+    models.add_plugins.cache_clear()
     for name, table in tables.items():
         setattr(FAMILIES, name, table)
     for registry, places, values in lazy:
@@ -189,6 +225,38 @@ def test_a_decoder_that_differs_in_configuration_is_its_record(plugged):
     assert (spec.max_position, spec.qkv_bias, spec.norm_eps) == (200, False, 1e-4)
 
 
+def test_a_plug_in_brings_a_tool_format_and_the_tags_of_its_thoughts(plugged):
+    options = {field.name: field for field in FIELDS}
+    with pytest.raises(ValueError, match="choose one of auto, none"):
+        options["tool_call_parser"].parse("sample")
+    plugged(SAMPLE)
+    assert options["tool_call_parser"].parse("sample") == "sample"
+    assert options["reasoning_parser"].parse("sample") == "sample"
+    assert formats.family("sample") is CALLS
+    assert formats.hinted("{{ '<|sample|>' }}", lambda _: False) == "sample"
+    assert thoughts.tags_of("sample") == thoughts.ThinkTags("<muse>", "</muse>")
+    assert thoughts.tags_in("... <muse>") == thoughts.tags_of("sample")
+
+
+def test_a_plug_in_reads_tokenizers_that_only_its_family_has(plugged, tmp_path):
+    (tmp_path / "sample-1.words").write_text("hello world")
+    with pytest.raises(ModelError):
+        Tokenizer.load(tmp_path)
+    assert pre_tokenizer("sample") is None
+    plugged(SAMPLE)
+    assert pre_tokenizer("sample") is SPLITS
+    assert Tokenizer.load(tmp_path).encode("helloworld!") == [0, 1, 2 + ord("!")]
+
+
+def test_a_plug_in_does_not_replace_a_tool_format(plugged):
+    kimi = formats.family("kimi_k2")
+    own = ToolTables(calls={"kimi_k2": f"{__name__}:CALLS", "hermes": f"{__name__}:CALLS"})
+    plugged(dataclasses.replace(SAMPLE, tools=own))
+    assert "hermes" in formats.names()
+    assert formats.family("kimi_k2") is kimi is not CALLS
+    assert formats.family("hermes") is formats.HERMES
+
+
 def test_no_name_is_declared_twice():
     names = [
         name
@@ -203,6 +271,9 @@ def test_the_code_that_records_name_exists():
     places = {whole.tower for whole in FAMILIES.wholes.values() if whole.tower}
     places |= {family.text for family in FAMILIES.texts.values()} | {*FAMILIES.media.values()}
     places |= {place for family in FAMILIES.texts.values() for place in family.assistants.values()}
+    own = FAMILIES.tokenizer
+    for table in (own.files, own.gguf, own.splits, FAMILIES.tools.calls):
+        places |= {*table.values()}
     for place in sorted(places):
         module, _, name = place.partition(":")
         assert hasattr(import_module(module), name), place

@@ -11,7 +11,7 @@ from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.families import family, hinted, names
 from cpuserve.serving.tools.learn import LearnedFormat
-from cpuserve.serving.tools.thoughts import REASONING
+from cpuserve.serving.tools.thoughts import reasoning_tags
 from cpuserve.serving.tools.use import tool_use
 from tests.helpers.depth import deep_but
 
@@ -85,7 +85,7 @@ def test_the_options_know_the_parsers_of_the_table():
     choices = {field.name: field.all_choices for field in FIELDS}
     assert sorted(WRITTEN) == sorted(choices["tool_call_parser"][2:]) == names()
     known = [name for name in choices["reasoning_parser"][2:] if name != "openai_gptoss"]
-    assert sorted(REASONING) == sorted(known), "harmony has channels"
+    assert sorted(reasoning_tags()) == sorted(known), "harmony has channels"
     with pytest.raises(KeyError):
         family("unknown")
 

@@ -10,7 +10,7 @@ from cpuserve.serving.tools.families import HERMES, QWEN3_CODER, family
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
-from cpuserve.serving.tools.thoughts import NO_THOUGHTS, REASONING
+from cpuserve.serving.tools.thoughts import NO_THOUGHTS, reasoning_tags
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
 from tests.helpers.call_templates import AS_JSON, GAP, GPT_OSS, JSON_CALL, LLAMA, TAGS, chatml
@@ -212,7 +212,7 @@ def test_a_template_that_shows_no_calls_is_found_in_the_table_of_families():
 def test_named_parsers_come_first():
     source = ChatTemplate(READ["Hermes"][0], tokenizer())
     found = learn_format(source, "glm45", "seed_oss")
-    assert (found.calls, found.tags) == (family("glm45"), REASONING["seed_oss"])
+    assert (found.calls, found.tags) == (family("glm45"), reasoning_tags()["seed_oss"])
     assert (found.why, found.why_tags) == (
         "--tool-call-parser glm45", "--reasoning-parser seed_oss")  # fmt: skip
     found = learn_format(source, "none", "none")

@@ -7,7 +7,8 @@ import gguf
 import pytest
 
 from cpuserve.base.errors import ModelError
-from cpuserve.tokenizer.greedy import END_TEXT, longest_match, read_vocabulary, unescaped
+from cpuserve.models.rwkv.tokenizer import END_TEXT
+from cpuserve.tokenizer.greedy import longest_match, read_vocabulary, unescaped
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 

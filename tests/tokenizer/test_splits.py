@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer, splitter
+from cpuserve.tokenizer.splits import PreTokenizer, pre_tokenizers, splitter
 from tests.golden.make_pre_tokenizer_golden import DIFFERENT, TEXTS
 from tests.helpers.depth import deep_but
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pre_tokenizers.json"
 PIECES = json.loads(GOLDEN.read_text())
+PRE_TOKENIZERS = pre_tokenizers()
 
 
 def cut(name, text):

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cpuserve.models.family import ModelFamily, TextType, Whole
+from cpuserve.models.family import (
+    ModelFamily,
+    TextType,
+    TokenizerTables,
+    ToolTables,
+    Whole,
+    joined,
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +35,7 @@ class Families:
       with its head (see ModelFamily).
     assistants: the family that an assistant guesses for, by the architecture of the assistant.
     gguf: the entries of GGUF architectures that records have, by the name of the architecture.
+    tokenizer, tools: the rows of all families.
     builtin: the names of the families that no plug-in has added.
     """
 
@@ -42,6 +50,8 @@ class Families:
     masked: dict[str, str] = field(default_factory=dict)
     assistants: dict[str, ModelFamily] = field(default_factory=dict)
     gguf: dict[str, str] = field(default_factory=dict)
+    tokenizer: TokenizerTables = field(default_factory=TokenizerTables)
+    tools: ToolTables = field(default_factory=ToolTables)
     builtin: frozenset[str] = frozenset()
 
     def add(self, record: ModelFamily | Whole) -> None:
@@ -63,6 +73,8 @@ class Families:
         ):
             heads |= {name: record.below(name) for name in names}
         self.gguf |= record.gguf
+        self.tokenizer = joined(self.tokenizer, record.tokenizer)
+        self.tools = joined(self.tools, record.tools)
         self.assistants |= dict.fromkeys(record.assistants, record)
 
     def heads(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuserve.models.family import ModelFamily, TextType, Whole
+from cpuserve.models.family import ModelFamily, TextType, TokenizerTables, ToolTables, Whole
 
 # What the most rows of a picture (`max_soft_tokens`) can be.
 BUDGETS = (70, 140, 280, 560, 1120)
@@ -23,6 +23,15 @@ FAMILIES = (
             "Gemma4AssistantForCausalLM": "cpuserve.models.gemma4.assistant:Gemma4Assistant"
         },
         label="Gemma 4",
+        tokenizer=TokenizerTables(
+            gguf={"gemma4": "cpuserve.models.gemma4.tokenizer:IN_GGUF"},
+            splits={"gemma4": "cpuserve.tokenizer.splits:LINES"},
+        ),
+        tools=ToolTables(
+            calls={"gemma4": "cpuserve.models.gemma4.tools:CALLS"},
+            hints={"gemma4": ("<|tool_call>",)},
+            thoughts={"gemma4": ("<|channel>thought", "<channel|>")},
+        ),
     ),
     ModelFamily(
         ("Gemma4UnifiedForCausalLM",),

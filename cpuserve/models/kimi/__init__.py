@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from cpuserve.models.family import ModelFamily, Whole
+from cpuserve.models.family import ModelFamily, TokenizerTables, ToolTables, Whole
 
 FAMILIES = (
-    ModelFamily(("KimiLinearForCausalLM",), "cpuserve.models.kimi.text:KimiLinear"),
+    ModelFamily(
+        ("KimiLinearForCausalLM",),
+        "cpuserve.models.kimi.text:KimiLinear",
+        # Kimi K2 and Kimi-VL, whose text parts are of DeepSeek, have the same.
+        tokenizer=TokenizerTables(
+            files={"tiktoken.model": "cpuserve.models.kimi.tokenizer:read_tokenizer"},
+            splits={"kimi-k2": "cpuserve.models.kimi.tokenizer:SPLITS"},
+        ),
+        tools=ToolTables(
+            calls={"kimi_k2": "cpuserve.models.kimi.tools:CALLS"},
+            hints={"kimi_k2": ("<|tool_calls_section_begin|>",)},
+            thoughts={"kimi_k2": ("<think>", "</think>")},
+        ),
+    ),
     Whole(
         ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         "deepseek_v3",

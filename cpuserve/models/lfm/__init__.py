@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuserve.models.family import ModelFamily, TextType, Whole, sizes
+from cpuserve.models.family import ModelFamily, TextType, TokenizerTables, ToolTables, Whole, sizes
 
 FAMILIES = (
     ModelFamily(
@@ -20,6 +20,11 @@ FAMILIES = (
                 tower="cpuserve.models.lfm.tower:Lfm2VlTower",
                 media={"lfm2_vl": "cpuserve.models.lfm.pictures:lfm2_vl"},
             ),
+        ),
+        tokenizer=TokenizerTables(splits={"lfm2": "cpuserve.tokenizer.splits:LLAMA"}),
+        tools=ToolTables(
+            calls={"lfm2": "cpuserve.models.lfm.tools:CALLS"},
+            hints={"lfm2": ("<|tool_list_start|>", "<|tool_call_start|>", "keep_past_thinking")},
         ),
     ),
     ModelFamily(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuserve.models.family import MTP, Guesses, ModelFamily, TextType, Whole
+from cpuserve.models.family import MTP, Guesses, ModelFamily, TextType, TokenizerTables, Whole
 
 FAMILIES = (
     ModelFamily(
@@ -21,6 +21,7 @@ FAMILIES = (
             Whole(("MiniCPMV4_7ForConditionalGeneration",), "qwen3_5_text", tied=False),
         ),
         guesses=Guesses(MTP),
+        tokenizer=TokenizerTables(splits={"qwen35": "cpuserve.models.qwen3_5.tokenizer:SPLITS"}),
     ),
     ModelFamily(
         ("Qwen3_5MoeForCausalLM",),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from cpuserve.models.family import ModelFamily
+from cpuserve.models.family import ModelFamily, TokenizerTables
 
 FAMILIES = (
-    ModelFamily(("RWKV6ForCausalLM",), "cpuserve.models.rwkv.rwkv6:Rwkv6"),
+    ModelFamily(
+        ("RWKV6ForCausalLM",),
+        "cpuserve.models.rwkv.rwkv6:Rwkv6",
+        tokenizer=TokenizerTables(
+            files={"rwkv_vocab*.txt": "cpuserve.models.rwkv.tokenizer:read_tokenizer"},
+            gguf={"rwkv": "cpuserve.models.rwkv.tokenizer:IN_GGUF"},
+        ),
+    ),
     ModelFamily(("Rwkv6ForCausalLM",), "cpuserve.models.rwkv.rwkv6:Finch"),
     ModelFamily(("RWKV6Qwen2ForCausalLM",), "cpuserve.models.rwkv.rwkv6:Rwkv6Qwen2"),
     ModelFamily(("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), "cpuserve.models.rwkv.rwkv7:Rwkv7"),

@@ -1,6 +1,7 @@
-"""The table of formats by model family; each has the name of the vLLM tool parser.
+"""The formats by model family; each has the name of the vLLM tool parser.
 
-Most templates show how calls are written, and need no entry.
+Most templates show how calls are written, and need no entry. Formats of one family are in its
+record (ToolTables), and others in the table here.
 The entries are for --tool-call-parser, and for templates that show no calls:
 `hinted` recognizes these templates by a text in the template or by a special token.
 """
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from cpuserve.base.registry import imported
+from cpuserve.models import FAMILIES, add_plugins
 from cpuserve.serving.tools.brace_calls import Braces
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.layout import ID, CallLayout, LayoutFormat, Writing
@@ -71,8 +75,6 @@ _ROWS: tuple[tuple[str, CallLayout, Writing], ...] = (
     ("deepseek_v4", _invokes("tool_calls", _DSML), _parameters(_OF_KIND, _DSML)),
     ("functiongemma", CallLayout("", "<start_function_call>call:", "{", "<end_function_call>"),
      Braces("<escape>", sorts=True)),
-    ("gemma4", CallLayout("", "<|tool_call>call:", "{", "<tool_call|>"),
-     Braces('<|"|>', sorts=True)),
     ("glm45", CallLayout("", "<tool_call>", "\n", "</tool_call>", "\n"),
      Tags("<arg_key>", (("", "</arg_key>\n<arg_value>"),), "</arg_value>\n")),
     ("glm47", CallLayout("", "<tool_call>", "", "</tool_call>"),
@@ -81,10 +83,6 @@ _ROWS: tuple[tuple[str, CallLayout, Writing], ...] = (
     ("hermes", CallLayout("", f"<tool_call>\n{_NAMED}", _ARGUMENTS, "}", "\n</tool_call>\n",
      "\n</tool_call>"), Objects(loose=True)),
     ("hunyuan_a13b", _list("<tool_calls>", "</tool_calls>"), Objects()),
-    ("kimi_k2", CallLayout("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.",
-     f":{ID}<|tool_call_argument_begin|>", "<|tool_call_end|>", "", "<|tool_calls_section_end|>",
-     "indexed"), NAMED_JSON),
-    ("lfm2", _python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"), PYTHON),
     ("llama4_pythonic", _python("[", ", ", "]"), PYTHON),
     ("mcp", CallLayout("<use_mcp_tool>\n", f"<server_name>{ID}</server_name>\n<tool_name>",
      "</tool_name>\n<arguments>\n", "\n</arguments>", "\n", "\n</use_mcp_tool>", server="tools"),
@@ -127,29 +125,33 @@ _ASKED: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
 FORMATS: tuple[ToolFormat, ...] = tuple(found for found, _ in _ASKED)
 # (family, texts): if a text is in the template or is a special token, the family is this one.
 _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>", "keep_past_thinking")),
     ("mcp", ("<use_mcp_tool>",)),
     ("granite", ("<|tool_call|>",)),
     ("cohere_command_r", ("followed by a json-formatted list of actions",)),
     ("phi4_mini_json", ("functools[",)),
     ("olmo3", ("<function_calls>",)),
     ("functiongemma", ("<start_function_call>",)),
-    ("gemma4", ("<|tool_call>",)),
     ("llama4_pythonic", ("[func_name1(param",)),
     ("llama4_json", ("<|python_start|>",)),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("glm45", ("<arg_key>",)),
 )
 
 
 def family(name: str) -> ToolFormat:
     """Return the format with the name of a vLLM tool parser; KeyError if it is unknown."""
-    return _FAMILIES[name]
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    if name not in FAMILIES.tools.calls:
+        add_plugins()
+    found: ToolFormat = imported(FAMILIES.tools.calls[name])
+    return found
 
 
 def names() -> list[str]:
     """Return the values of --tool-call-parser besides auto and none."""
-    return sorted(_FAMILIES.keys() - {"mcp"})  # mcp is no parser of vLLM, only found by its hint
+    add_plugins()
+    every = {*_FAMILIES, *FAMILIES.tools.calls}
+    return sorted(every - {"mcp"})  # mcp is no parser of vLLM, only found by its hint
 
 
 def asked(instructions: str) -> ToolFormat | None:
@@ -166,7 +168,8 @@ def hinted(source: str, has_token: Callable[[str], bool]) -> str | None:
     has_token: returns whether the model has a special token with this text.
     """
     for shows in (source.__contains__, has_token):
-        found = (name for name, hints in _HINTS if any(map(shows, hints)))
+        rows = chain(FAMILIES.tools.hints.items(), _HINTS)
+        found = (name for name, hints in rows if any(map(shows, hints)))
         if (name := next(found, None)) is not None:
             return name
     return None

@@ -77,7 +77,7 @@ class CallLayout:
     Each further call has BETWEEN BEGIN name MIDDLE arguments END. CLOSE follows the last call.
 
     ids: the ids of calls: "" (any id), "nine" (nine characters), "given" (the model writes the id,
-      at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
+      at the first ID) or "indexed" (functions.NAME:ID).
     turns: the headers that the model writes before messages, if each call is a message of its own:
       BEGIN then begins with a header.
     server: the text that the server writes for ID where it is no id (the name of a tool server).
@@ -272,7 +272,7 @@ class LayoutFormat(ToolFormat):
         layout = self.layout
         before = lark(layout.opening) if whole else ""
         if whole and layout.turns is not None and not layout.turns.begun:
-            before = f"{_turn_end(layout.turns)} {before}"  # an empty text may come first (Kimi K3)
+            before = f"{_turn_end(layout.turns)} {before}"  # an empty text may come first
         if not whole and function is None and layout.opening.endswith(" "):
             before = '" "?'  # opening() does not end with this space
         if function is not None and not whole and layout.ids == "indexed":

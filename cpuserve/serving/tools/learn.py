@@ -26,16 +26,16 @@ from cpuserve.serving.tools.probe_conversations import (
     ProbeConversations,
 )
 from cpuserve.serving.tools.thoughts import (
-    KNOWN_TAGS,
     NO_THOUGHTS,
-    REASONING,
     TAGS_END,
     THINK,
     Around,
     ThinkTags,
     ThoughtEnd,
     Turns,
+    known_tags,
     tags_in,
+    tags_of,
 )
 from cpuserve.tokenizer.described import CALL_GAP
 from cpuserve.tokenizer.rendering.client import LEARN_S, is_out_of_time, learning
@@ -107,7 +107,7 @@ class LearnedFormat:
         These are the markers of calls and thoughts. A client that reads calls itself sends them
         back in the content, and so does a client that got thoughts as text.
         """
-        texts = self._marks(*KNOWN_TAGS, *([] if self.tags is None else [self.tags]))
+        texts = self._marks(*known_tags(), *([] if self.tags is None else [self.tags]))
         return frozenset(token for token in tokenizer.masks.texts if _is_in(token, texts))
 
     def _marks(self, *pairs: ThinkTags) -> set[str]:
@@ -199,8 +199,8 @@ def _tags(
     """
     if reasoning == "none":
         return NO_THOUGHTS, "--reasoning-parser none"
-    if reasoning in REASONING:
-        return REASONING[reasoning], f"--reasoning-parser {reasoning}"
+    if reasoning != "auto" and (named := tags_of(reasoning)) is not None:
+        return named, f"--reasoning-parser {reasoning}"
     if probe is not None and any(name in source for name in THOUGHTS):
         turns = probe.turns
         tags = probe.thought_tags() if turns is None else probe.turn_tags(turns)

@@ -193,7 +193,7 @@ class ProbeConversations:
         return Turns("", header.strip(), (end,) if end else ())
 
     def find_ids(self) -> None:
-        """Use ids that contain the names if the template writes ids in place of names (Kimi)."""
+        """Use ids that contain the names if the template writes ids in place of names."""
         if self.response("", 1) is not None or self.fault or not self.shows_tools:
             return
         calls = self.calls

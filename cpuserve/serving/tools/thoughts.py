@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpuserve.models import FAMILIES, add_plugins
+
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
@@ -19,37 +21,54 @@ class ThinkTags:
 THINK = ThinkTags("<think>", "</think>")
 # Tags that no response contains, for models without thoughts.
 NO_THOUGHTS = ThinkTags("\0think\0", "\0/think\0")
-# The tags around thoughts, for each reasoning parser of vLLM.
-REASONING: dict[str, ThinkTags] = {
+# The tags around thoughts, for reasoning parsers of vLLM; records of families have further ones.
+_TAGS: dict[str, ThinkTags] = {
     "apriel": ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
     "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
     "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
 }
-# All tags: a template has the first ones that it contains.
-KNOWN_TAGS = (
-    *REASONING.values(),
+_MORE_TAGS = (
     ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
     ThinkTags("<thinking>", "</thinking>"),
     ThinkTags("<thought>", "</thought>"),
     THINK,
 )
-REASONING |= dict.fromkeys(
-    ("deepseek_r1", "deepseek_v3", "glm45", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2",
-     "nemotron_v3", "olmo3", "qwen3", "step3"),
-    THINK,
-)  # fmt: skip
+_THINKERS = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "granite", "hunyuan_a13b", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "qwen3", "step3"),
+)
+
+
+def reasoning_tags() -> dict[str, ThinkTags]:
+    """Return the tags around thoughts by reasoning parser, with those of families."""
+    own = {name: ThinkTags(*tags) for name, tags in FAMILIES.tools.thoughts.items()}
+    return {**_TAGS, **own, **dict.fromkeys(_THINKERS, THINK)}
+
+
+def tags_of(parser: str) -> ThinkTags | None:
+    """Return the tags of a reasoning parser; None if it has none, or is unknown."""
+    if parser not in reasoning_tags():
+        add_plugins()
+    return reasoning_tags().get(parser)
 
 
 def names() -> list[str]:
     """Return the values of --reasoning-parser besides auto and none."""
-    return sorted([*REASONING, "openai_gptoss"])  # harmony has channels instead of tags
+    add_plugins()
+    return sorted([*reasoning_tags(), "openai_gptoss"])  # harmony has channels instead of tags
+
+
+def known_tags() -> tuple[ThinkTags, ...]:
+    """Return all tags: a template has the first ones that it contains."""
+    named = (tags for tags in reasoning_tags().values() if tags != THINK)
+    return (*named, *_MORE_TAGS)
 
 
 def tags_in(source: str) -> ThinkTags | None:
     """Return the first pair of tags that a chat template contains; None if it has none."""
-    return next((tags for tags in KNOWN_TAGS if tags.open in source or tags.close in source), None)
+    pairs = known_tags()
+    return next((tags for tags in pairs if tags.open in source or tags.close in source), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,7 @@ class _Generation(Extension):
 class ChatEnvironment(SandboxedEnvironment):
     """The Jinja environment that chat templates expect, as in transformers.
 
-    Templates may also change lists and objects, as the templates of Kimi do,
-    because each render has its own copies.
+    Templates may also change lists and objects, because each render has its own copies.
     """
 
     def __init__(self) -> None:

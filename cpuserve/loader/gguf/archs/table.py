@@ -7,10 +7,10 @@ tests/loader/test_gguf_archs.py writes a file of each architecture and reads it 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import ModelError
+from cpuserve.base.registry import imported
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.loader.gguf.archs import (
     baichuan,
@@ -111,8 +111,7 @@ def find(name: str) -> GgufArch | None:
     if name not in ARCHS and why_refused(name) is None:
         place = gguf_of_plugin(name)
         if place is not None:
-            module, _, attribute = place.partition(":")
-            ARCHS[name] = getattr(importlib.import_module(module), attribute)
+            ARCHS[name] = imported(place)
     return ARCHS.get(name)
 
 
