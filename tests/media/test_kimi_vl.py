@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.pictures.families.kimi_vl import KimiPictures
 from cpuserve.media.pictures.families.preprocessing import in_merge_order
 from cpuserve.media.pictures.families.table import family_of
+from cpuserve.models.kimi.pictures import KimiPictures
 from tests.helpers.drawn import picture
 
 SIZES = [

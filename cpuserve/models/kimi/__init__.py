@@ -25,12 +25,12 @@ FAMILIES = (
         ("kimi_k2",),
         tower="cpuserve.models.kimi.tower:KimiK25Tower",
         published={r"^language_model\.model\.blocks\.": "model.layers."},
-        media={"kimi_k25": "cpuserve.media.pictures.families.kimi_vl:kimi_k25"},
+        media={"kimi_k25": "cpuserve.models.kimi.pictures:kimi_k25"},
     ),
     Whole(
         ("KimiVLForConditionalGeneration",),
         "deepseek_v3",
         tower="cpuserve.models.kimi.tower:KimiVLTower",
-        media={"kimi_vl": "cpuserve.media.pictures.families.kimi_vl:kimi_vl"},
+        media={"kimi_vl": "cpuserve.models.kimi.pictures:kimi_vl"},
     ),
 )
