@@ -31,8 +31,8 @@ INDEX = "model.safetensors.index.json"
 TOKEN_HEADS = frozenset({"sparse_linear.safetensors", "colbert_linear.safetensors"})
 MAX_HEADER_BYTES = 100_000_000
 MAX_INDEX_BYTES = 100_000_000
-# A tensor takes 25 us at each start. The largest known checkpoint has 210,000 in its files (Kimi K2
-# in 4 bits), and the largest file 20,000.
+# A tensor takes 25 us at each start. The largest known checkpoint has 210,000 in its files, and
+# the largest file 20,000.
 MAX_FILE_TENSORS = 1 << 17
 MAX_TENSORS = 1 << 19
 MAX_DIMS = 8

@@ -33,7 +33,7 @@ class Glm5Next:
     """GLM-5.3-Flash (text), with indexers that select pools of tokens.
 
     Source: transformers modeling_glm5_next.
-    Keys of ModelSpec.parts in addition to the keys of DeepSeek and Kimi Linear:
+    Keys of ModelSpec.parts in addition to the keys of DeepSeek and of row_delta.py:
 
     streams: the number of residual streams.
     rounds: how often the columns of the weights of the streams are normalized (Sinkhorn).

@@ -176,7 +176,7 @@ class RowDelta(TypedDict):
 
 
 class RecurrentLayers(TypedDict, total=False):
-    """Layers with states: delta nets, Mamba, RWKV, short convolutions, lightning attention."""
+    """Layers with states: delta nets, Mamba, WKV, short convolutions, lightning attention."""
 
     delta: DeltaSizes
     row_delta: RowDelta

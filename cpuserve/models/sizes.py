@@ -1,4 +1,4 @@
-"""The sizes of recurrent layers: Mamba 1 and 2, RWKV 6 and 7, and the factors of Falcon H1."""
+"""The sizes of recurrent layers: Mamba 1 and 2, WKV 6 and 7, and the factors of Falcon H1."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LayerFactors:
 
 @dataclass(frozen=True, slots=True)
 class Wkv6Sizes:
-    """The sizes of RWKV 6.
+    """The sizes of layers with `wkv6`.
 
     A head has a state of key_width x value_width floats, and kv_heads have keys and values.
     mix_rank, decay_rank: the number of columns between a mixture of rows and the factors of
@@ -106,7 +106,7 @@ class Wkv6Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Wkv7Sizes:
-    """The sizes of RWKV 7.
+    """The sizes of layers with `wkv7`.
 
     A head has a state of head_dim x value_dim floats. A rank is the number of columns between
     a mixture of rows and, of all heads, the decays, the steps ("a"), the part of the first

@@ -89,7 +89,7 @@ _STACK = re.compile(
 class PartWeights:
     """The `Weights` of a checkpoint in any format, and the parts of its tensors.
 
-    If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5),
+    If the checkpoint stores the matrices of all experts as one tensor,
     each matrix has the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`.
     The biases of experts have such names as well.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Vectors that the converter of llama.cpp stores as matrices.
 # The factors of mixtures of rows with the rows before.
-SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in "rwkvg"))
+SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in ("r", "w", "k", "v", "g")))
 VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
 # The weights of norms end like this. Some converters add 1 to them.
 NORMS = ("norm.weight", *(f".ple.norm_{part}.weight" for part in ("key", "query", "conv")))
@@ -87,7 +87,7 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _intermediate(keys: Keys) -> int:
-    """Return the MLP width; without one in the file (Qwen3.5 MoE), the width of an expert.
+    """Return the MLP width; without one in the file, the width of an expert.
 
     If experts of layers differ in their width (Nemotron 3 Puzzle), return the largest.
     """
@@ -382,7 +382,7 @@ def axial_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
     Rows of queries and keys are [heads, 2, d/4, 2] in the file and [heads, d/4, 2, 2] in Hugging
     Face: a pair of an axis, then one of the other axis.
 
-    Source: the inverse of KimiK25Model.permute in the converter of llama.cpp.
+    Source: the inverse of `permute` of such towers in the converter of llama.cpp.
     """
     if rows % (3 * 4 * heads):
         msg = f"{name} has {rows} rows, which is not a multiple of 3 x 4 x {heads} heads"

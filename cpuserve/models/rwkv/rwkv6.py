@@ -31,7 +31,7 @@ class Rwkv6:
     @staticmethod
     def built(_config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what stacks the matrices of mixtures."""
-        return BuiltTensors("cpuserve.quant.mixture_weights:MixtureWeights", parts=True)
+        return BuiltTensors("cpuserve.models.rwkv.weights:MixtureWeights", parts=True)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -74,7 +74,7 @@ class Finch(Rwkv6):
     @staticmethod
     def built(_config: Mapping[str, Any]) -> BuiltTensors | None:
         """Return what reads the tensors as directories of RWKV itself call them."""
-        return BuiltTensors("cpuserve.quant.mixture_weights:FinchWeights", parts=True)
+        return BuiltTensors("cpuserve.models.rwkv.weights:FinchWeights", parts=True)
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

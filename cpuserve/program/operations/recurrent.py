@@ -62,7 +62,7 @@ class GatedDelta(Op, frozen=True):
         S_t = decay S_(t-1) + k (x) u,  u = beta (v - decay S_(t-1)^T k),  o = S_t^T q
 
     and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`.
-    Source: transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
+    Source: Yang et al. 2024 (Gated Delta Networks).
 
     conv: the weight of the convolution, or three weights: for queries, keys and values.
     beta: a factor of sigmoid(b).
@@ -71,8 +71,7 @@ class GatedDelta(Op, frozen=True):
     sigmoid: the gate of the norm is sigmoid(z) instead of silu(z).
     bound: if not 0, decay = exp(bound sigmoid(exp(a_log) (a + dt_bias))).
 
-    Source of these parameters: transformers modeling_kimi_linear (Kimi Linear, 2025),
-    modeling_olmo_hybrid, modeling_glm5_next.
+    Source of these parameters: transformers, the modules of the families that have them.
     """
 
     reads_of = ("x", "gates")

@@ -1,4 +1,4 @@
-"""The recurrent layers of RWKV, and mixtures of rows with the rows of the tokens before."""
+"""Recurrent layers with decays that follow from tokens, and mixtures of rows with those before."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Lerp(Op, frozen=True):
 
 
 class Wkv7(Op, frozen=True):
-    """The generalized delta rule of RWKV 7, with the norm of each head.
+    """The generalized delta rule, with the norm of each head.
 
     r, decay, key, rate: [T, heads * key_width]. v, out: [T, heads * value_width].
 
@@ -70,7 +70,7 @@ class Wkv7(Op, frozen=True):
 
     where w multiplies the rows of S. The layer norm has the weights norm and norm_bias
     [heads * value_width]; if they are None, there is no norm.
-    The state of a sequence is in state layer `state`. Source: Peng et al. 2025 (RWKV-7 "Goose").
+    The state of a sequence is in state layer `state`. Source: Peng et al. 2025 ("Goose").
     """
 
     reads_of = ("r", "decay", "key", "v", "rate")
@@ -138,7 +138,7 @@ class Wkv7(Op, frozen=True):
 
 
 class Wkv6(Op, frozen=True):
-    """The recurrent layer of RWKV 6, with the norm of each head.
+    """Linear attention whose decays follow from tokens, with the norm of each head.
 
     r, decay: [T, heads * key_width]; key: [T, kv_heads * key_width];
     v: [T, kv_heads * value_width]; out: [T, heads * value_width].
@@ -153,7 +153,7 @@ class Wkv6(Op, frozen=True):
     where w multiplies the rows of S. The layer norm has the weights norm and norm_bias
     [heads * value_width]; if they are None, there is no norm.
     The state of a sequence is in state layer `state`.
-    Source: Peng et al. 2024 (RWKV-6 "Finch"); without a bonus, rwkv6qwen2 of llama.cpp.
+    Source: Peng et al. 2024 ("Finch"); without a bonus, its form in Qwen2.5 (llama.cpp).
     """
 
     reads_of = ("r", "decay", "key", "v")
@@ -216,7 +216,7 @@ class Wkv6(Op, frozen=True):
 
 
 class WkvBuilder(RecurrentBuilder):
-    """Appends the recurrent layers of RWKV."""
+    """Appends recurrent layers with decays that follow from tokens."""
 
     def row_before(self, x: ValueId) -> ValueId:
         """Return the row of x of the token before each token, or zeros: [T, width of x]."""
@@ -266,7 +266,7 @@ class WkvBuilder(RecurrentBuilder):
         norm: bool,
         eps: float,
     ) -> ValueId:
-        """Return the generalized delta rule of RWKV 7: [T, width of v].
+        """Return the generalized delta rule: [T, width of v].
 
         inputs: r, decay, key, v and rate (see `Wkv7`).
         The weights of layer `name` are k_k, k_a and r_k [heads, width of a key], and with `norm`
@@ -306,7 +306,7 @@ class WkvBuilder(RecurrentBuilder):
         eps: float,
         scale: float,
     ) -> ValueId:
-        """Return the recurrent layer of RWKV 6: [T, heads * width of a value].
+        """Return linear attention whose decays follow from tokens: [T, heads * width of a value].
 
         inputs: r, decay, key and v (see `Wkv6`).
         The weights of layer `name` are, with `bonus`, bonus [heads, width of a key], and with

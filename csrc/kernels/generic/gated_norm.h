@@ -6,9 +6,9 @@ namespace cpuserve {
 
 // RMS norm of each of `groups` groups of `width` columns x of a row, with gates z for the columns:
 //   gate_first   out = rms(x silu(z)) weight     Mamba2
-//   otherwise    out = rms(x) weight silu(z)     Qwen3-Next
+//   otherwise    out = rms(x) weight silu(z)     gated delta nets
 // where rms(y) = y / sqrt(mean(y^2) + eps).
-// With `sigmoid`, the gate is sigmoid(z) instead of silu(z), as in Kimi models.
+// With `sigmoid`, the gate is sigmoid(z) instead of silu(z).
 struct GatedNormArgs {
   const float* x;
   int64_t x_stride;

@@ -1,8 +1,9 @@
-// The recurrent layers of RWKV 6. kernels/table/recurrent.h has the formulas (Wkv6Args).
+// Recurrent layers whose decays follow from tokens (wkv6). kernels/table/recurrent.h has the
+// formulas (Wkv6Args).
 //
 // They are Mamba2 with a decay of each row of the state: products with the closed state, sums over
 // open rows and the closing of a chunk are in generic/recurrent.h. Decays have no lower
-// limit, so that each product of two rows needs exponentials (RWKV 7 divides by decays instead).
+// limit, so that each product of two rows needs exponentials (wkv7 divides by decays instead).
 #pragma once
 #include "kernels/generic/norm.h"
 #include "kernels/generic/recurrent.h"

@@ -1,4 +1,4 @@
-// The generalized delta rule of RWKV 7. kernels/table/recurrent.h has the formulas (Wkv7Args).
+// The generalized delta rule (wkv7). kernels/table/recurrent.h has the formulas (Wkv7Args).
 //
 // The products with the closed state are computed in the tiles of generic/recurrent.h.
 // Decays are at least exp(-exp(-1/2)), and their product over a chunk is at least 6e-5. Open rows

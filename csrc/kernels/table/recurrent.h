@@ -12,7 +12,7 @@ namespace cpuserve {
 //   S_t = exp(g_t) S_{t-1} + k_t (x) u_t     out_t = S_t^T q_t
 //   u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)   gated delta rule
 //   u_t = beta_t v_t                              Mamba2: k = B, q = C, v = x, beta = dt, g = dt A
-// In the delta attention of Kimi models, each row of the state has its own g:
+// In delta attention with a decay by row, each row of the state has its own g:
 // g_t is a vector [key_width], and exp(g_t) multiplies the rows of S_{t-1}.
 // The state is computed only after each kStateChunk tokens of the sequence,
 // and is then called the closed state. The tokens after the closed state form a chunk.
@@ -83,7 +83,7 @@ inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
   return static_cast<size_t>(rows + 5 * kStateChunk * kStateChunk + 16) * sizeof(float);
 }
 
-// Some tokens of one head of an RWKV 7 layer, all in fp32. Token t has the rows r, decay, key, rate
+// Some tokens of one head of a wkv7 layer, all in fp32. Token t has the rows r, decay, key, rate
 // and v. With step = sigmoid(rate) and z = key k_k / |key k_k|, and (x) as the outer product:
 //   w_t = exp(-exp(-1/2) sigmoid(decay))    b_t = step z_t    k_t = key (1 + (step - 1) k_a)
 //   S_t = w_t S_{t-1} + b_t (x) m_t + k_t (x) v_t             m_t = -S_{t-1}^T z_t
@@ -122,7 +122,7 @@ inline size_t wkv7_scratch_bytes(int32_t key_width, int32_t value_width) {
   return recurrent_scratch_bytes(wkv7_shape(key_width, value_width));
 }
 
-// Some tokens of one head of an RWKV 6 layer, all in fp32. Token t has the rows r, decay, key and
+// Some tokens of one head of a wkv6 layer, all in fp32. Token t has the rows r, decay, key and
 // v. With w_t = exp(-exp(decay_t)), which multiplies the rows of S,
 //   S_t = w_t S_{t-1} + k_t (x) v_t
 //   out_t = norm(S_{t-1}^T q_t + (q_t . (bonus k_t)) v_t)   k_t = key_t

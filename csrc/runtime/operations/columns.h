@@ -44,7 +44,7 @@ void prepare(const XieluOp& op, const Program& p);
 void run(const XieluOp& op, Worker& w) noexcept;
 inline Accesses accesses(const XieluOp& op, const Program&) { return changes({}, op.x); }
 
-// out = x + (to - x) * s, where s is the vector `weight`, or sigmoid(gates) without one (RWKV).
+// out = x + (to - x) * s, where s is the vector `weight`, or sigmoid(gates) without one.
 // If `plain` is true, s is `gates` itself instead of its sigmoid.
 struct LerpOp {
   static constexpr const char* kName = "lerp";

@@ -13,14 +13,14 @@ struct StateLayer {
   int64_t closed, open;
 };
 
-// A gated delta rule layer (Qwen3-Next), with the convolution before it and the norm after it.
+// A gated delta rule layer, with the convolution before it and the norm after it.
 // A unit of the state is one key head.
 //   conv     a vector [key_heads][taps][channels of a key head: q, k, v]
 //   rates    a vector [value_heads] with -exp(A_log)
 //   tiled    true: value head v belongs to key head v % key_heads;
 //            false: the value heads of a key head follow one another
 //   beta     a factor: the beta of a token is beta * sigmoid(b)
-//   by_row   each row of a state has a decay of its own (Kimi);
+//   by_row   each row of a state has a decay of its own;
 //            `gates` then has b of all heads, and after them a of all rows of the states
 //   sigmoid  the gate of the norm is sigmoid(z) instead of silu(z)
 //   bound    if not 0, the logarithm of the decay of a row is at least `bound` (GLM-5.3):

@@ -1,4 +1,4 @@
-// The recurrent layers of RWKV.
+// Recurrent layers with a decay for each row of a state, which follows from the token.
 #include "runtime/operations/wkv.h"
 
 #include "base/check.h"

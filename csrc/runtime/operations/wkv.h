@@ -1,10 +1,10 @@
-// The recurrent layers of RWKV.
+// Recurrent layers with a decay for each row of a state, which follows from the token.
 #pragma once
 #include "runtime/operations/recurrent.h"
 
 namespace cpuserve {
 
-// An RWKV 7 layer between its projections (Wkv7Args in kernels/table/recurrent.h).
+// The generalized delta rule between projections (Wkv7Args in kernels/table/recurrent.h).
 // r, decay, key and rate have a column for each key element of all heads; v and out, for values.
 // The vectors k_k, k_a and r_k are [heads * key_width]. norm and norm_bias, of a layer norm
 // of each head, are [heads * value_width], or kNone. A unit of the state is a head.
@@ -29,7 +29,7 @@ inline Accesses accesses(const Wkv7Op& op, const Program&) {
 }
 size_t scratch_bytes(const Wkv7Op& op);
 
-// An RWKV 6 layer between its projections (Wkv6Args in kernels/table/recurrent.h).
+// A layer with decays of tokens between its projections (Wkv6Args in kernels/table/recurrent.h).
 // r and decay have a column for each key element of all heads, out for each value element.
 // key and v have the columns of kv_heads heads, and equal numbers of heads read one of them.
 // The vector bonus is [heads * key_width], or kNone. norm and norm_bias, of a layer norm of each
