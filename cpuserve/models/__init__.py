@@ -42,6 +42,7 @@ __all__ = [
     "media_reader",
     "names_of",
     "plugin_notes",
+    "projector_of",
     "spec_from_config",
     "stored_names",
     "unknown",
@@ -65,8 +66,9 @@ def _look_up(name: str) -> None:
     """Add the family of the plug-in that claims `name`, if there is one.
 
     A plug-in offers a family by entry points of group "cpuserve.models", one for each name that
-    config.json and GGUF files have for it. The object is a ModelFamily, a Whole, or the class of a
-    text model (ModelDef). Reading entry points is slow, so it happens only for unknown names.
+    config.json, GGUF and mmproj files have for it. The object is a ModelFamily, a Whole, or the
+    class of a text model (ModelDef). Reading entry points is slow, so it happens only for unknown
+    names.
 
     Raises ModelError if plug-ins claim the name but none of them can serve it.
     """
@@ -89,6 +91,16 @@ def gguf_of_plugin(name: str) -> str | None:
     if name not in FAMILIES.gguf:
         _look_up(name)
     return FAMILIES.gguf.get(name)
+
+
+def projector_of(kind: str) -> str | None:
+    """Return where a record has its projector for a kind of mmproj files; None if none has.
+
+    Raises ModelError if plug-ins claim the kind but none of them can serve it.
+    """
+    if kind not in FAMILIES.projectors:
+        _look_up(kind)
+    return FAMILIES.projectors.get(kind)
 
 
 def media_reader(config: Mapping[str, Any]) -> str | None:

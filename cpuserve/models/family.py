@@ -40,6 +40,10 @@ class Whole:
     media: the functions that read the preprocessing of its pictures (FamilyReader), as
       "module:attribute", by the `model_type` of the whole config.
     published: how its files call tensors otherwise (StoredNames.published).
+    projectors: how its mmproj files are read (Projector), as "module:attribute", by their
+      clip.projector_type; those of several families are in cpuserve/loader/gguf/projectors.
+    mmproj: the kinds of mmproj files of other families that have its tower, by the architecture of
+      its text part.
     """
 
     architectures: tuple[str, ...]
@@ -49,6 +53,8 @@ class Whole:
     tower: str = ""
     media: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
+    projectors: Mapping[str, str] = field(default_factory=dict)
+    mmproj: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ class ModelFamily:
     shared_gguf: the architecture in GGUF files that it shares with another family, by its own
       architecture; other metadata of the file decides.
     gguf: the entries of its GGUF architectures (GgufArch) as "module:attribute", by the name of the
-      architecture; those of built-in families are in cpuserve/loader/gguf/archs.
+      architecture; those of families without a folder are in cpuserve/loader/gguf/archs.
     guesses: the head that guesses the token after the next one.
     assistants: the classes of small models that guess for it (AssistantDef), as "module:class", by
       architecture.

@@ -15,6 +15,8 @@ from cpuserve.base.errors import ModelError
 from cpuserve.config.fields import FIELDS
 from cpuserve.loader.gguf.archs import table as archs
 from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.mmproj import find_projector
+from cpuserve.loader.gguf.projectors.record import Projector
 from cpuserve.loader.load import with_built
 from cpuserve.loader.speculation import assistants
 from cpuserve.loader.speculation.guess_heads import guesses_of
@@ -90,6 +92,7 @@ def read_sample(path, settings):
 SPLITS = PreTokenizer((r"\p{N}",))
 CALLS = LayoutFormat("sample", CallLayout("", "<|sample|>", " ", "<|end|>"), NAMED_JSON)
 GGUF = GgufArch("SampleForCausalLM", "sample")
+PROJECTOR = Projector({"SampleForCausalLM": "SampleForConditionalGeneration"}, dict, {}, "", {})
 SAMPLE = ModelFamily(
     ("SampleForCausalLM", "OldSampleForCausalLM"),
     f"{__name__}:Sample",
@@ -101,6 +104,8 @@ SAMPLE = ModelFamily(
             tied=True,
             tower="cpuserve.models.llava:LlavaTower",
             media={"sample": f"{__name__}:read_pictures"},
+            projectors={"samplev": f"{__name__}:PROJECTOR"},
+            mmproj={"SampleForCausalLM": "mlp"},
         ),
     ),
     rerankers=("SampleForSequenceClassification",),
@@ -187,6 +192,15 @@ def test_a_plug_in_reads_pictures_with_a_class_of_its_own(plugged, tmp_path):
     assert msgspec.msgpack.decode(sent, type=PackedFamily).family() == family
 
 
+def test_a_plug_in_reads_mmproj_files_of_its_kind_and_of_known_kinds(plugged):
+    assert find_projector("samplev") is None
+    plugged(SAMPLE, ["samplev"])
+    assert find_projector("samplev") is PROJECTOR
+    wholes = find_projector("mlp").wholes
+    assert wholes["SampleForCausalLM"] == "SampleForConditionalGeneration"
+    assert wholes["LlamaForCausalLM"] == "LlavaForConditionalGeneration"
+
+
 def test_a_plug_in_has_assistants_of_its_own(plugged, monkeypatch, tmp_path):
     plugged(SAMPLE)
     model = {**tiny_config("llama"), "architectures": ["SampleForCausalLM"]}
@@ -271,6 +285,7 @@ def test_the_code_that_records_name_exists():
     places = {whole.tower for whole in FAMILIES.wholes.values() if whole.tower}
     places |= {family.text for family in FAMILIES.texts.values()} | {*FAMILIES.media.values()}
     places |= {place for family in FAMILIES.texts.values() for place in family.assistants.values()}
+    places |= {*FAMILIES.gguf.values(), *FAMILIES.projectors.values()}
     own = FAMILIES.tokenizer
     for table in (own.files, own.gguf, own.splits, FAMILIES.tools.calls):
         places |= {*table.values()}

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import ConfigError, ModelError
+from cpuserve.base.registry import imported
 from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.gguf.model import axial_row_order, rope_row_order
 from cpuserve.loader.gguf.parts import find_mmproj, open_gguf
 from cpuserve.loader.gguf.projectors import grids, tiles
 from cpuserve.loader.gguf.projectors.record import SECOND_FRAME, Projector, shape_of
+from cpuserve.models import FAMILIES, projector_of
 from cpuserve.models.text_parts import text_type
 from cpuserve.models.towers import tower_spec
 from cpuserve.quant.stored import StoredTensor, TensorStore
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
 _SHOWS_PICTURES = re.compile("""['"]image(?:_url)?['"]""")
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.((\w+)\.(weight|bias|(?:in|out)put_(?:min|max)))")
 _LEVEL = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
-# Tensors for sound (Gemma 4, Omni), and the row of a token that the text part has too (Pixtral).
+# Tensors for sound, and the row of a token that the text part has too (Pixtral).
 _UNREAD = ("a.", "mm.a.", "v.token_embd.")
 _UNQUANTIZED, _CHANNELS = ("F32", "F16", "BF16"), 3
-PROJECTORS: dict[str, Projector] = {**tiles.PROJECTORS, **grids.PROJECTORS}
+_PROJECTORS: dict[str, Projector] = {**tiles.PROJECTORS, **grids.PROJECTORS}
 
 
 def choose_mmproj(given: str | None, model: Path) -> Path | None:
@@ -107,14 +110,31 @@ def mmproj_config(file: GgufFile) -> dict[str, Any]:
     return projector.settings(Keys(file, "clip.vision"))
 
 
+def projector_kinds() -> list[str]:
+    """Return the kinds of mmproj files (clip.projector_type) that are read."""
+    return [*_PROJECTORS, *FAMILIES.projectors]
+
+
+def find_projector(kind: str) -> Projector | None:
+    """Return how mmproj files of a kind are read, for all families; None if the kind is unknown.
+
+    Raises ModelError if plug-ins claim the kind but none of them can serve it.
+    """
+    found = _PROJECTORS.get(kind)
+    if found is None and (place := projector_of(kind)) is not None:
+        found = imported(place)
+    more = FAMILIES.mmproj.get(kind)
+    return found if found is None or more is None else replace(found, wholes=found.wholes | more)
+
+
 def _projector(file: GgufFile) -> Projector:
     if file.value("general.architecture") != "clip":
         msg = f"GGUF {file.path} is no mmproj file: general.architecture is not clip"
         raise ModelError(msg)
     kind = file.value("clip.projector_type") or file.value("clip.vision.projector_type")
-    found = PROJECTORS.get(str(kind))
+    found = find_projector(str(kind))
     if found is None:
-        known = ", ".join(PROJECTORS)
+        known = ", ".join(projector_kinds())
         msg = (
             f"GGUF {file.path}: cpuserve has no tower for clip.projector_type {kind!r:.40}; "
             f"it has {known}"

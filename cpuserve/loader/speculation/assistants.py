@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from cpuserve.base.errors import ModelError
+from cpuserve.base.registry import imported
 from cpuserve.loader.load import open_checkpoint, read_config, unmet
 from cpuserve.loader.speculation.guess_heads import GuessHead, head_facts
 from cpuserve.models import FAMILIES, spec_from_config
@@ -109,8 +109,7 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
     if target.architecture != family.name:
         label = family.label or "a model"
         refuse(f"the model is {target.architecture}, not {label} ({family.name})")
-    module, _, attribute = family.assistants[name].partition(":")
-    assistant: AssistantDef = getattr(import_module(module), attribute)
+    assistant: AssistantDef = imported(family.assistants[name])
     spec, program, caches = assistant.build(checkpoint.config, target, refuse)
     weights = _Weights(checkpoint.weights, open_checkpoint(model).weights)
     if found := unmet(program.weights, weights):

@@ -35,6 +35,9 @@ class Families:
       with its head (see ModelFamily).
     assistants: the family that an assistant guesses for, by the architecture of the assistant.
     gguf: the entries of GGUF architectures that records have, by the name of the architecture.
+    projectors: the projectors that records have, by the kind of mmproj files.
+    mmproj: models of images and text by their text part, for each kind of mmproj files with towers
+      of several families.
     tokenizer, tools: the rows of all families.
     builtin: the names of the families that no plug-in has added.
     """
@@ -50,6 +53,8 @@ class Families:
     masked: dict[str, str] = field(default_factory=dict)
     assistants: dict[str, ModelFamily] = field(default_factory=dict)
     gguf: dict[str, str] = field(default_factory=dict)
+    projectors: dict[str, str] = field(default_factory=dict)
+    mmproj: dict[str, dict[str, str]] = field(default_factory=dict)
     tokenizer: TokenizerTables = field(default_factory=TokenizerTables)
     tools: ToolTables = field(default_factory=ToolTables)
     builtin: frozenset[str] = frozenset()
@@ -60,6 +65,9 @@ class Families:
         self.wholes |= {name: whole for whole in wholes for name in whole.architectures}
         for whole in wholes:
             self.media |= whole.media
+            self.projectors |= whole.projectors
+            for text, kind in whole.mmproj.items():
+                self.mmproj.setdefault(kind, {})[text] = whole.architectures[0]
         if isinstance(record, Whole):
             return
         self.texts |= dict.fromkeys(record.architectures, record)

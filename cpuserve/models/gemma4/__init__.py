@@ -17,8 +17,13 @@ FAMILIES = (
                 "gemma4_text",
                 tower="cpuserve.models.gemma4.tower:Gemma4Tower",
                 media={"gemma4": "cpuserve.models.gemma4.pictures:gemma4"},
+                projectors={"gemma4v": "cpuserve.models.gemma4.projector:TOWER"},
             ),
         ),
+        gguf={
+            "gemma4": "cpuserve.models.gemma4.gguf:TEXT",
+            "gemma4-assistant": "cpuserve.models.gemma4.gguf:ASSISTANT",
+        },
         assistants={
             "Gemma4AssistantForCausalLM": "cpuserve.models.gemma4.assistant:Gemma4Assistant"
         },
@@ -45,6 +50,7 @@ FAMILIES = (
                 ("gemma4_text",),
                 tower="cpuserve.models.gemma4.tower:Gemma4UnifiedTower",
                 media={"gemma4_unified": "cpuserve.models.gemma4.pictures:gemma4_unified"},
+                projectors={"gemma4uv": "cpuserve.models.gemma4.projector:UNIFIED"},
             ),
         ),
         assistants={

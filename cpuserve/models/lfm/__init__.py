@@ -19,8 +19,10 @@ FAMILIES = (
                 tied=True,
                 tower="cpuserve.models.lfm.tower:Lfm2VlTower",
                 media={"lfm2_vl": "cpuserve.models.lfm.pictures:lfm2_vl"},
+                projectors={"lfm2": "cpuserve.models.lfm.projector:TOWER"},
             ),
         ),
+        gguf={"lfm2": "cpuserve.models.lfm.gguf:DENSE"},
         tokenizer=TokenizerTables(splits={"lfm2": "cpuserve.tokenizer.splits:LLAMA"}),
         tools=ToolTables(
             calls={"lfm2": "cpuserve.models.lfm.tools:CALLS"},
@@ -31,6 +33,7 @@ FAMILIES = (
         ("Lfm2MoeForCausalLM",),
         "cpuserve.models.lfm.text:Lfm2Moe",
         text_types={"lfm2_moe": TextType()},
+        gguf={"lfm2moe": "cpuserve.models.lfm.gguf:SPARSE"},
     ),
     ModelFamily(
         ("Lfm3ForCausalLM",),

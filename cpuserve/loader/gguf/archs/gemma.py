@@ -1,30 +1,29 @@
-"""GGUF files of Gemma 1 to 4, and of EmbeddingGemma."""
+"""GGUF files of Gemma 1 to 3, of EmbeddingGemma and of Muse Glimmer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cpuserve.base.errors import ModelError
-from cpuserve.loader.gguf.archs.experts import experts
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
-_SANDWICH = {
+SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
-# The tensors of a block for per-layer embeddings (Gemma 3n and 4).
-_INPUTS = {
+# The tensors of a block for per-layer embeddings.
+LAYER_INPUTS = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
 
 
-_INPUTS_TOP = {
+LAYER_INPUTS_TOP = {
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
@@ -102,53 +101,6 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
     return settings
 
 
-def _gemma4(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for Gemma 4, where sizes differ by layer.
-
-    The factors in rope_freqs.weight apply only to global layers.
-    """
-    kinds = keys.windows()
-    own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
-    if own_kinds != {"full_attention", "sliding_attention"}:
-        keys.fail("attention.sliding_window_pattern", own_kinds, "of both kinds of layers")
-    wide = kinds.index("full_attention")
-    widths = keys.raw("feed_forward_length")
-    twice = isinstance(widths, list) and widths[-1] == 2 * widths[0]
-    factors = keys.numbers("rope_freqs.weight")
-    theta = keys.real("rope.freq_base", 1e6)
-    full = {"rope_type": "freq_factors", "freq_factors": factors, "rope_theta": theta}
-    local = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", 1e4)}
-    settings: dict[str, Any] = {
-        "layer_types": kinds,
-        "head_dim": keys.count("attention.key_length_swa"),
-        "global_head_dim": keys.count("attention.key_length"),
-        "num_key_value_heads": keys.of_layer(
-            "attention.head_count_kv", kinds.index("sliding_attention")
-        ),
-        "num_global_key_value_heads": keys.of_layer("attention.head_count_kv", wide),
-        "attention_k_eq_v": not keys.has(f"blk.{wide}.attn_v.weight"),
-        "num_kv_shared_layers": shared,
-        "use_double_wide_mlp": twice,
-        "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input"),
-        "rope_parameters": {"full_attention": full, "sliding_attention": local},
-        "rope_scaling": None,
-        "final_logit_softcapping": keys.raw("final_logit_softcapping"),
-    }
-    inputs = keys.file.tensors.get("per_layer_token_embd.weight")
-    if inputs is not None:
-        settings["vocab_size_per_layer_input"] = inputs.shape[0]
-    if keys.raw("expert_count"):
-        mixture = experts(keys)
-        settings |= {**mixture, "top_k_experts": mixture["num_experts_per_tok"]}
-        settings["enable_moe_block"] = True
-    return settings
-
-
-def _gemma4_assistant(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for an assistant of Gemma 4, as of a model of its own."""
-    return {**_gemma4(keys), "backbone_hidden_size": keys.count("embedding_length_out")}
-
-
 def _query_scalar(keys: Keys, layers: int) -> int:
     """Return query_pre_attn_scalar: attention scores are divided by its square root.
 
@@ -191,24 +143,24 @@ ARCHS = {
     "muse-glimmer": GgufArch(
         "MuseGlimmerForCausalLM",
         "muse_glimmer_text",
-        {**_SANDWICH, "attn_gate": "self_attn.gate_proj"},
+        {**SANDWICH, "attn_gate": "self_attn.gate_proj"},
         _muse_glimmer,
         interleaved=True,
         added_norms=True,
         plain_last=True,
     ),
     "gemma": GgufArch("GemmaForCausalLM", "gemma", {}, _gemma, added_norms=True),
-    "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
-    "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
+    "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", SANDWICH, _gemma2, added_norms=True),
+    "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", SANDWICH, _gemma3, added_norms=True),
     "gemma-embedding": GgufArch(
-        "Gemma3TextModel", "gemma3_text", _SANDWICH, _gemma_embedding, added_norms=True
+        "Gemma3TextModel", "gemma3_text", SANDWICH, _gemma_embedding, added_norms=True
     ),
     "gemma3n": GgufArch(
         "Gemma3nForCausalLM",
         "gemma3n_text",
         {
-            **_SANDWICH,
-            **_INPUTS,
+            **SANDWICH,
+            **LAYER_INPUTS,
             "altup_correct_coef": "altup.correction_coefs",
             "altup_correct_scale": "altup.correct_output_scale",
             "altup_predict_coef": "altup.prediction_coefs",
@@ -220,44 +172,10 @@ ARCHS = {
         },
         _gemma3n,
         top={
-            **_INPUTS_TOP,
+            **LAYER_INPUTS_TOP,
             "altup_proj": "model.altup_projections",
             "altup_unembd_proj": "model.altup_unembed_projections",
         },
         mixed=True,
-    ),
-    "gemma4": GgufArch(
-        "Gemma4ForCausalLM",
-        "gemma4_text",
-        {
-            **_SANDWICH,
-            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-            "post_ffw_norm_1": "post_feedforward_layernorm_1",
-            "post_ffw_norm_2": "post_feedforward_layernorm_2",
-            "layer_output_scale": "layer_scalar",
-            **_INPUTS,
-            "ffn_gate_inp": "router.proj",
-            "ffn_gate_inp.scale": "router.scale",
-            "ffn_gate_up_exps": "experts.gate_up_proj",
-            "ffn_gate_exps": "experts.gate_proj",
-            "ffn_up_exps": "experts.up_proj",
-            "ffn_down_exps": "experts.down_proj",
-            "ffn_down_exps.scale": "router.per_expert_scale",
-        },
-        _gemma4,
-        top=_INPUTS_TOP,
-        mixed=True,
-    ),
-    "gemma4-assistant": GgufArch(
-        "Gemma4AssistantForCausalLM",
-        "gemma4_assistant",
-        {**_SANDWICH, "layer_output_scale": "layer_scalar"},
-        _gemma4_assistant,
-        top={
-            "nextn.pre_projection": "pre_projection",
-            "nextn.post_projection": "post_projection",
-        },
-        mixed=True,
-        guesses=True,
     ),
 }

@@ -1,4 +1,4 @@
-"""GGUF files of Mamba and hybrids: Jamba, Falcon-H1, Nemotron H; LFM2 has convolutions.
+"""GGUF files of Mamba and hybrids: Jamba, Falcon-H1 and Nemotron H.
 
 The converter of Falcon-H1 has multiplied the factors in its config into the tensors.
 """
@@ -9,42 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cpuserve.loader.gguf.archs.experts import experts, need_sigmoid
+from cpuserve.loader.gguf.archs.experts import experts
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
-
-_LFM2 = {
-    "attn_norm": "operator_norm",
-    "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.out_proj": "conv.out_proj",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
-}
-
-
-def _lfm2(keys: Keys) -> dict[str, Any]:
-    return {
-        "layer_types": keys.layer_types("conv", "full_attention"),
-        "conv_L_cache": keys.count("shortconv.l_cache"),
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
-def _lfm2_moe(keys: Keys) -> dict[str, Any]:
-    need_sigmoid(keys)
-    return {
-        **_lfm2(keys),
-        **experts(keys),
-        "num_dense_layers": keys.whole("leading_dense_block_count"),
-        "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
-        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
-    }
 
 
 def _falcon_h1(keys: Keys) -> dict[str, Any]:
@@ -267,21 +234,6 @@ ARCHS = {
         },
         _jamba,
         top={"output_norm": "model.final_layernorm"},
-    ),
-    "lfm2": GgufArch("Lfm2ForCausalLM", "lfm2", _LFM2, _lfm2, eps="norm_eps"),
-    "lfm2moe": GgufArch(
-        "Lfm2MoeForCausalLM",
-        "lfm2_moe",
-        {
-            **_LFM2,
-            "ffn_gate_inp": "feed_forward.gate",
-            "ffn_gate_exps": "feed_forward.experts.w1",
-            "ffn_up_exps": "feed_forward.experts.w3",
-            "ffn_down_exps": "feed_forward.experts.w2",
-            "exp_probs_b": "feed_forward.expert_bias",
-        },
-        _lfm2_moe,
-        eps="norm_eps",
     ),
     "falcon-h1": GgufArch(
         "FalconH1ForCausalLM",

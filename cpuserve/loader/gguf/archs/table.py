@@ -1,6 +1,7 @@
 """The architectures of GGUF files: for each its model family, tensors and metadata.
 
-To add an architecture, add an entry to ARCHS in the file of its family.
+To add an architecture, add an entry to ARCHS in the file of its family, or to the record (`gguf`)
+of a family with a folder.
 Tensors and keys follow the gguf package and the llama.cpp converters.
 tests/loader/test_gguf_archs.py writes a file of each architecture and reads it again.
 """
@@ -28,7 +29,7 @@ from cpuserve.loader.gguf.archs import (
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
-from cpuserve.models import gguf_of_plugin
+from cpuserve.models import FAMILIES, gguf_of_plugin
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
@@ -100,6 +101,7 @@ ARCHS: dict[str, GgufArch] = {
     **gpt.ARCHS,
     **hybrids.ARCHS,
     **rwkv.ARCHS,
+    **{name: imported(place) for name, place in FAMILIES.gguf.items()},
 }
 
 

@@ -61,21 +61,6 @@ _GLM = {
     "attn_q_norm": "attn.q_norm",
     "attn_k_norm": "attn.k_norm",
 }
-_GEMMA4 = {
-    "ln1": "input_layernorm",
-    "ln2": "pre_feedforward_layernorm",
-    "attn_post_norm": "post_attention_layernorm",
-    "ffn_post_norm": "post_feedforward_layernorm",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_q": "self_attn.q_proj.linear",
-    "attn_k": "self_attn.k_proj.linear",
-    "attn_v": "self_attn.v_proj.linear",
-    "attn_out": "self_attn.o_proj.linear",
-    "ffn_gate": "mlp.gate_proj.linear",
-    "ffn_up": "mlp.up_proj.linear",
-    "ffn_down": "mlp.down_proj.linear",
-}
 _PIXTRAL_12B = {
     "architectures": {
         f"{name}ForCausalLM": "LlavaForConditionalGeneration" for name in ("Llama", "Mistral")
@@ -102,7 +87,6 @@ _KIMI = {
     "ffn_up": "mlp.fc0",
     "ffn_down": "mlp.fc1",
 }
-_GEMMA4_IN_ORDER = (1536, 2560)  # the widths of E2B and E4B, where a token sees those before it
 
 
 def _kimi(keys: Keys) -> dict[str, Any]:
@@ -266,54 +250,6 @@ def _pixel_limits(keys: Keys) -> dict[str, Any]:
     return {"size": {"shortest_edge": least, "longest_edge": most}}
 
 
-def _gemma4(keys: Keys) -> dict[str, Any]:
-    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 3)
-    heads = vision["num_attention_heads"]
-    (q, _), (k, _) = (shape_of(keys, f"v.blk.0.attn_{part}.weight", 2) for part in "qk")
-    vision |= {
-        "hidden_activation": "gelu_pytorch_tanh",  # of all published models; files do not have it
-        "num_key_value_heads": k * heads // q,
-        "head_dim": q // heads,
-        "rms_norm_eps": vision["layer_norm_eps"],
-        "pooling_kernel_size": merge,
-        "position_embedding_size": shape_of(keys, "v.position_embd.weight", 3)[1],
-        "use_clipped_linears": keys.has("v.blk.0.attn_q.input_max"),
-        "standardize": keys.has("v.std_bias"),
-    }
-    # As in llama.cpp: files do not say in which models a token of a picture sees all of it.
-    whole = keys.count("projection_dim") not in _GEMMA4_IN_ORDER
-    return {
-        "model_type": "gemma4",
-        "vision_config": vision,
-        "text_config": {"use_bidirectional_attention": "vision" if whole else None},
-        PICTURES: {
-            **read_pixels(keys),
-            "patch_size": vision["patch_size"],
-            "pooling_kernel_size": merge,
-            "max_soft_tokens": 280,
-            "resample": 3,
-        },
-    }
-
-
-def _gemma4_unified(keys: Keys) -> dict[str, Any]:
-    merge, width = keys.count("projector.scale_factor", 3), keys.count("embedding_length")
-    _, table, _ = shape_of(keys, "v.position_embd.weight", 3)
-    sizes = {"patch_size": keys.count("patch_size"), "pooling_kernel_size": merge}
-    return {
-        "model_type": "gemma4_unified",
-        "vision_config": {
-            **sizes,
-            "mm_embed_dim": width,
-            "output_proj_dims": width,
-            "mm_posemb_size": table,
-            "rms_norm_eps": keys.real("attention.layer_norm_epsilon"),
-        },
-        "text_config": {"use_bidirectional_attention": "vision"},
-        PICTURES: {**read_pixels(keys), **sizes, "max_soft_tokens": 280, "resample": 3},
-    }
-
-
 def _pixtral(keys: Keys) -> dict[str, Any]:
     """Return the settings of Mistral 3, or of Pixtral 12B, which merges no patches."""
     vision = {**read_vision(keys), "model_type": "pixtral"}
@@ -398,8 +334,6 @@ PROJECTORS = {
         {
             "Qwen3ForCausalLM": "Qwen3VLForConditionalGeneration",
             "Qwen3MoeForCausalLM": "Qwen3VLMoeForConditionalGeneration",
-            "Qwen3_5ForCausalLM": "Qwen3_5ForConditionalGeneration",
-            "Qwen3_5MoeForCausalLM": "Qwen3_5MoeForConditionalGeneration",
         },
         _qwen3_vl,
         {
@@ -443,36 +377,6 @@ PROJECTORS = {
         },
         "visual.vision_model.encoder.layers",
         SIGLIP,
-    ),
-    "gemma4v": Projector(
-        {"Gemma4ForCausalLM": "Gemma4ForConditionalGeneration"},
-        _gemma4,
-        {
-            "v.patch_embd": "vision_tower.patch_embedder.input_proj",
-            "v.position_embd.weight": "vision_tower.patch_embedder.position_embedding_table",
-            "v.std_bias": "vision_tower.std_bias",
-            "v.std_scale": "vision_tower.std_scale",
-            "mm.input_projection": "model.embed_vision.embedding_projection",
-        },
-        "vision_tower.encoder.layers",
-        _GEMMA4,
-        channels_last=("v.patch_embd.weight",),
-    ),
-    "gemma4uv": Projector(
-        {"Gemma4ForCausalLM": "Gemma4UnifiedForConditionalGeneration"},
-        _gemma4_unified,
-        {
-            "v.patch_norm.1": "model.vision_embedder.patch_ln1",
-            "v.patch_embd": "model.vision_embedder.patch_dense",
-            "v.patch_norm.2": "model.vision_embedder.patch_ln2",
-            "v.position_embd.weight": "model.vision_embedder.pos_embedding",
-            "v.patch_norm.3": "model.vision_embedder.pos_norm",
-            "mm.input_projection": "model.embed_vision.embedding_projection",
-        },
-        "",
-        {},
-        channels_last=("v.patch_embd.weight", "v.patch_norm.1.weight", "v.patch_norm.1.bias"),
-        turned=("v.position_embd.weight",),
     ),
     "pixtral": Projector(
         {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ import msgspec
 
 from cpuserve.base.errors import ModelError
 from cpuserve.base.fault_points import fault
+from cpuserve.base.registry import imported
 from cpuserve.media.pictures.layout import Family
 from cpuserve.models import media_reader
 
@@ -27,8 +27,7 @@ def reader_of(config: Mapping[str, Any]) -> FamilyReader | None:
     place = media_reader(config)
     if place is None:
         return None
-    module, _, name = place.partition(":")
-    reader: FamilyReader = getattr(import_module(module), name)
+    reader: FamilyReader = imported(place)
     return reader
 
 
