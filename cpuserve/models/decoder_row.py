@@ -9,7 +9,7 @@ from typing import Any
 from cpuserve.models.config import read_bool, read_choice, read_int
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
+from cpuserve.models.stored_names import AS_PROGRAM, BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
 
 Config = Mapping[str, Any]
@@ -53,6 +53,7 @@ class DecoderRow:
     more: reads further arguments of `read_decoder`.
     finish: changes what `read_decoder` returned.
     stored: how files call its tensors.
+    built: returns the tensors that are built from others, for a config; None: there are none.
     """
 
     about: str
@@ -72,20 +73,21 @@ class DecoderRow:
     more: Callable[[Config], dict[str, Any]] = nothing_more
     finish: Callable[[ModelSpec, Config], ModelSpec] = as_read
     stored: StoredNames = AS_PROGRAM
+    built: Callable[[Config], BuiltTensors | None] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.about)
 
     def spec(self, config: Config) -> ModelSpec:
         """Return the hyperparameters in a config of the family; ModelError for an invalid value."""
-        config = self.prepare(config)
+        config = {**self.defaults, **self.prepare(config)}
+        config |= {key: value for key, value in self.usual.items() if config.get(key) is None}
         fixed = dict(self.fixed)
         if self.activation:
             read_choice(config, "hidden_act", self.activation, {self.activation: self.activation})
             fixed["hidden_act"] = "silu"
-        missing = {key: value for key, value in self.usual.items() if config.get(key) is None}
         spec = read_decoder(
-            {**self.defaults, **config, **missing, **fixed},
+            {**config, **fixed},
             positions=self.positions,
             qkv_bias=_read_bias(config, self.bias),
             out_bias=_read_bias(config, self.bias if self.out_bias is None else self.out_bias),

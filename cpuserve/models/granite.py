@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,19 +15,19 @@ from cpuserve.models.config import (
     read_windows,
     refuse,
 )
+from cpuserve.models.decoder_row import ATTENTION_BIAS, MLP_BIAS, Config, DecoderRow
 from cpuserve.models.experts import read_experts
 from cpuserve.models.llama import (
     attend,
     build_decoder,
     build_sandwich,
-    read_decoder,
     self_attention,
 )
 from cpuserve.models.mamba import add_mamba2, read_mamba2
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import StoredNames
+from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import rows
@@ -38,56 +37,34 @@ MAMBA = ("mamba", "linear_attention")
 ATTENTION = ("attention", "full_attention")
 
 
-class Granite:
-    """Granite 3, dense. Source: transformers modeling_granite."""
+def _multiplied(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Return the spec with the constants that multiply parts of the model.
 
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite config."""
-        mlp_bias = read_bool(config, "mlp_bias", False)
-        return _spec(config, mlp_bias=mlp_bias)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s)
-
-
-class GraniteSwa:
-    """Granite with windows, attention sinks and a RoPE by layer. Source: modeling_granite_swa."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite SWA config; a RoPE base of 0 means no RoPE."""
-        defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
-        config = {**defaults, "tie_word_embeddings": True, **config}
-        spec = _spec(config, mlp_bias=read_bool(config, "mlp_bias", False))
-        return _by_layer(config, spec)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=partial(self_attention, sinks=True))
+    In the source, each layer adds m times its result to x, where m is the residual multiplier.
+    The program keeps x / m and adds the result without the factor:
+    a norm of x / m returns the same as a norm of x if its epsilon is divided by m^2.
+    """
+    residual = read_float(config, "residual_multiplier", 1.0, low=1e-9, high=1e9)
+    return replace(
+        spec,
+        norm_eps=spec.norm_eps / residual**2,
+        embed_scale=read_float(config, "embedding_multiplier", 1.0) / residual,
+        attention_scale=read_float(config, "attention_multiplier", 1.0),
+        logit_scale=1.0 / read_float(config, "logits_scaling", 1.0),
+    )
 
 
-class GraniteMoeSwa:
-    """Granite SWA with routed experts (3B-A600M). Source: modeling_granitemoe_swa."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite MoE SWA config."""
-        counted = {"num_local_experts": 8, "num_experts_per_tok": 2, **config}
-        return _by_layer(config, GraniteMoe.spec(counted))
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        mlp = partial(_mlp, router="router", separate=True)
-        build_decoder(b, s, attention=partial(self_attention, sinks=True), mlp=mlp)
+Granite = DecoderRow(
+    "Granite 3, dense. Source: transformers modeling_granite.",
+    positions=2048,
+    bias=ATTENTION_BIAS,
+    mlp_bias=MLP_BIAS,
+    finish=_multiplied,
+)
 
 
-def _by_layer(config: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
-    """Return the spec with the window and the RoPE of each layer."""
+def _by_layer(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Return the spec with the window and the RoPE of each layer; a base of 0 means no RoPE."""
     window = read_int(config, "sliding_window", 128, low=0)
     parts: SpecParts = {
         **spec.parts,
@@ -100,147 +77,111 @@ def _by_layer(config: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
         parts["ropes"] = tuple(
             None if base == 0 else _rope_of(config, spec.head_dim, base) for base in bases
         )
-    return replace(spec, parts=parts)
+    return _multiplied(replace(spec, parts=parts), config)
 
 
-def _rope_of(config: Mapping[str, Any], head_dim: int, base: float) -> Rope:
+def _rope_of(config: Config, head_dim: int, base: float) -> Rope:
     """Return the RoPE of a layer: the scaling of the config with `base` as its base."""
     params = {**read_object(config, "rope_parameters"), "rope_theta": base}
     return read_rope({**config, "rope_parameters": params}, head_dim, 8192)[0]
 
 
-class HyperClovaX:
-    """HyperCLOVA X SEED Think 14B: Granite with norms after each part too.
+_sink_attention = partial(self_attention, sinks=True)
 
-    Source: transformers modeling_hyperclovax.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a HyperCLOVA X config; its logits are multiplied."""
-        config = {"logits_scaling": 1.0, **config}
-        spec = _spec(
-            config,
-            mlp_bias=read_bool(config, "mlp_bias", False),
-            parts={
-                "post_norms": read_bool(config, "use_post_norm", True),
-                "post_eps": read_float(config, "rms_norm_eps", 1e-6),
-            },
-        )
-        scale = config.get("attention_multiplier")
-        return replace(
-            spec,
-            attention_scale=None if scale is None else spec.attention_scale,
-            logit_scale=read_float(config, "logits_scaling", 1.0),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        if not s.parts["post_norms"]:
-            build_decoder(b, s)
-            return
-        eps = s.parts["post_eps"]
-
-        def norm(b: Builder, x: ValueId, name: str) -> ValueId:
-            after = name.endswith(("post_norm1", "post_norm2"))
-            return b.rms_norm(x, name, eps=eps if after else None)
-
-        norms = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
-        build_sandwich(b, s, attention=attend, norms=norms, norm=norm)
+GraniteSwa = replace(
+    Granite,
+    about="Granite with windows, attention sinks and a RoPE by layer."
+    " Source: modeling_granite_swa.",
+    layers=partial(build_decoder, attention=_sink_attention),
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    finish=_by_layer,
+)
 
 
-class GraniteMoe:
-    """Granite 3 with routed experts, and perhaps an expert that all tokens share.
-
-    Source: transformers modeling_granitemoe, modeling_granitemoeshared.
-    """
-
-    stored = StoredNames(
-        {
-            r"(\.block_sparse_moe)\.experts\.gate_up_proj$": r"\1.input_linear.weight",
-            r"(\.block_sparse_moe)\.experts\.down_proj$": r"\1.output_linear.weight",
-            r"(\.block_sparse_moe\.router)\.weight": r"\1.layer.weight",
-        }
-    )
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite MoE config.
-
-        Its intermediate_size is the width of an expert.
-        """
-        parts = read_experts(config, count="num_local_experts", width="intermediate_size")
-        shared = config.get("shared_intermediate_size")
-        parts["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
-        return _spec(config, parts=parts)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, mlp=_mlp)
-
-
-class GraniteMoeHybrid:
-    """Granite 4: Mamba2 and attention, or attention alone.
-
-    Source: transformers modeling_granitemoehybrid.
-    """
-
-    stored = GraniteMoe.stored
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite 4 config; all layers are Mamba2 by default."""
-        kinds = read_kinds(config, "layer_types", (*MAMBA, *ATTENTION), lambda _: MAMBA[0])
-        parts: SpecParts = {"experts": 0}
-        if read_int(config, "num_local_experts", low=0):
-            parts = read_experts(config, count="num_local_experts", width="intermediate_size")
-        parts["shared_width"] = read_int(config, "shared_intermediate_size")
-        parts["attends"] = tuple(kind in ATTENTION for kind in kinds)
-        if any(kind in MAMBA for kind in kinds):
-            parts["mamba2"] = read_mamba2(config)
-        spec = _spec(config, parts=parts)
-        kind = config.get("position_embedding_type")
-        if kind not in (None, "nope", "rope"):
-            refuse("position_embedding_type", kind, "rope, nope or null")
-        return spec if kind == "rope" else replace(spec, rope=None)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=_mix, mlp=_mlp)
-
-
-class MiniCpm:
-    """MiniCPM 1, 2, 4 and 4.1: Granite, with other keys for its constants.
-
-    Source: modeling_minicpm of the published checkpoints.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a MiniCPM config, without sparse attention."""
-        if config.get("sparse_config") is not None:
-            want = "null (attention then reads all keys): remove the key from config.json"
-            refuse("sparse_config", config["sparse_config"], want)
-        layers = read_int(config, "num_hidden_layers", high=4096)
-        width = read_int(config, "hidden_size", high=1 << 20)
-        heads = read_int(config, "num_attention_heads", high=65536)
-        head_dim = read_int(config, "head_dim", max(width // heads, 1), high=1024)
-        depth = read_float(config, "scale_depth", 1.0, low=1e-6, high=1e6)
-        constants = {
-            "embedding_multiplier": read_float(config, "scale_emb", 1.0),
-            "residual_multiplier": depth / layers**0.5,
-            "logits_scaling": width / read_int(config, "dim_model_base", 1),
-            "attention_multiplier": head_dim**-0.5,
-        }
-        return _spec({"tie_word_embeddings": True, **config, **constants})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
+def _hyperclova_layers(b: Builder, s: ModelSpec) -> None:
+    if not s.parts["post_norms"]:
         build_decoder(b, s)
+        return
+    eps = s.parts["post_eps"]
+
+    def norm(b: Builder, x: ValueId, name: str) -> ValueId:
+        after = name.endswith(("post_norm1", "post_norm2"))
+        return b.rms_norm(x, name, eps=eps if after else None)
+
+    norms = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
+    build_sandwich(b, s, attention=attend, norms=norms, norm=norm)
+
+
+def _hyperclova(config: Config) -> dict[str, Any]:
+    return {
+        "parts": {
+            "post_norms": read_bool(config, "use_post_norm", True),
+            "post_eps": read_float(config, "rms_norm_eps", 1e-6),
+        }
+    }
+
+
+def _hyperclova_scales(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Return the spec with the constants of Granite; but its logits are multiplied."""
+    spec = _multiplied(spec, config)
+    if config.get("attention_multiplier") is None:
+        spec = replace(spec, attention_scale=None)
+    return replace(spec, logit_scale=read_float(config, "logits_scaling", 1.0))
+
+
+HyperClovaX = replace(
+    Granite,
+    about="HyperCLOVA X SEED Think 14B: Granite with norms after each part too."
+    " Source: transformers modeling_hyperclovax.",
+    layers=_hyperclova_layers,
+    more=_hyperclova,
+    finish=_hyperclova_scales,
+)
+
+
+def _minicpm(config: Config) -> Config:
+    """Return the config with the keys of Granite; ModelError for sparse attention."""
+    if config.get("sparse_config") is not None:
+        want = "null (attention then reads all keys): remove the key from config.json"
+        refuse("sparse_config", config["sparse_config"], want)
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    width = read_int(config, "hidden_size", high=1 << 20)
+    heads = read_int(config, "num_attention_heads", high=65536)
+    head_dim = read_int(config, "head_dim", max(width // heads, 1), high=1024)
+    depth = read_float(config, "scale_depth", 1.0, low=1e-6, high=1e6)
+    return {
+        **config,
+        "embedding_multiplier": read_float(config, "scale_emb", 1.0),
+        "residual_multiplier": depth / layers**0.5,
+        "logits_scaling": width / read_int(config, "dim_model_base", 1),
+        "attention_multiplier": head_dim**-0.5,
+    }
+
+
+MiniCpm = replace(
+    Granite,
+    about="MiniCPM 1, 2, 4 and 4.1: Granite, with other keys for its constants."
+    " Source: modeling_minicpm of the published checkpoints.",
+    prepare=_minicpm,
+    defaults={"tie_word_embeddings": True},
+    mlp_bias=False,
+)
+
+
+def _granite_moe(config: Config) -> dict[str, Any]:
+    """Return the settings of experts; intermediate_size is the width of one."""
+    parts = read_experts(config, count="num_local_experts", width="intermediate_size")
+    shared = config.get("shared_intermediate_size")
+    parts["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
+    return {"parts": {**parts, **_split(config)}}
+
+
+def _split(config: Config) -> SpecParts:
+    return {"split": read_bool(config, "mlp_input_split", False)}  # only configs of GGUF files
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -251,39 +192,6 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     else:
         sizes = s.parts["mamba2"]
         add_mamba2(b, sizes, f"model.layers.{layer}.mamba", h, x)
-
-
-def _spec(
-    config: Mapping[str, Any],
-    *,
-    mlp_bias: bool = False,
-    parts: SpecParts | None = None,
-) -> ModelSpec:
-    """Return the hyperparameters that all Granite families share.
-
-    In the source, each layer adds m times its result to x, where m is the residual multiplier.
-    The program keeps x / m and adds the result without the factor:
-    a norm of x / m returns the same as a norm of x if its epsilon is divided by m^2.
-    """
-    bias = read_bool(config, "attention_bias", False)
-    if parts is not None:  # only configs of GGUF files have mlp_input_split
-        parts = {**parts, "split": read_bool(config, "mlp_input_split", False)}
-    spec = read_decoder(
-        config,
-        positions=2048,
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=mlp_bias,
-        parts=parts,
-    )
-    residual = read_float(config, "residual_multiplier", 1.0, low=1e-9, high=1e9)
-    return replace(
-        spec,
-        norm_eps=spec.norm_eps / residual**2,
-        embed_scale=read_float(config, "embedding_multiplier", 1.0) / residual,
-        attention_scale=read_float(config, "attention_multiplier", 1.0),
-        logit_scale=1.0 / read_float(config, "logits_scaling", 1.0),
-    )
 
 
 def _mlp(
@@ -331,3 +239,64 @@ def _mlp(
             both = [f"{at}.shared_mlp.{part}_proj" for part in ("gate", "up")]
         g = b.linear(h, both, features=shared, then=then)
         b.linear(g, f"{at}.shared_mlp.output_linear", add_to=x, use="down")
+
+
+GraniteMoe = replace(
+    Granite,
+    about="Granite 3 with routed experts, and perhaps an expert that all tokens share."
+    " Source: transformers modeling_granitemoe, modeling_granitemoeshared.",
+    layers=partial(build_decoder, mlp=_mlp),
+    mlp_bias=False,
+    more=_granite_moe,
+    stored=StoredNames(
+        {
+            r"(\.block_sparse_moe)\.experts\.gate_up_proj$": r"\1.input_linear.weight",
+            r"(\.block_sparse_moe)\.experts\.down_proj$": r"\1.output_linear.weight",
+            r"(\.block_sparse_moe\.router)\.weight": r"\1.layer.weight",
+        }
+    ),
+)
+
+GraniteMoeSwa = replace(
+    GraniteMoe,
+    about="Granite SWA with routed experts (3B-A600M). Source: modeling_granitemoe_swa.",
+    layers=partial(
+        build_decoder,
+        attention=_sink_attention,
+        mlp=partial(_mlp, router="router", separate=True),
+    ),
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    finish=_by_layer,
+    stored=AS_PROGRAM,
+)
+
+
+def _granite4(config: Config) -> dict[str, Any]:
+    """Return the settings of layers; all layers are Mamba2 by default."""
+    kinds = read_kinds(config, "layer_types", (*MAMBA, *ATTENTION), lambda _: MAMBA[0])
+    parts: SpecParts = {"experts": 0}
+    if read_int(config, "num_local_experts", low=0):
+        parts = read_experts(config, count="num_local_experts", width="intermediate_size")
+    parts["shared_width"] = read_int(config, "shared_intermediate_size")
+    parts["attends"] = tuple(kind in ATTENTION for kind in kinds)
+    if any(kind in MAMBA for kind in kinds):
+        parts["mamba2"] = read_mamba2(config)
+    return {"parts": {**parts, **_split(config)}}
+
+
+def _granite4_rope(spec: ModelSpec, config: Config) -> ModelSpec:
+    kind = config.get("position_embedding_type")
+    if kind not in (None, "nope", "rope"):
+        refuse("position_embedding_type", kind, "rope, nope or null")
+    spec = _multiplied(spec, config)
+    return spec if kind == "rope" else replace(spec, rope=None)
+
+
+GraniteMoeHybrid = replace(
+    GraniteMoe,
+    about="Granite 4: Mamba2 and attention, or attention alone."
+    " Source: transformers modeling_granitemoehybrid.",
+    layers=partial(build_decoder, attention=_mix, mlp=_mlp),
+    more=_granite4,
+    finish=_granite4_rope,
+)
