@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cpuserve.models.config import (
@@ -15,14 +15,13 @@ from cpuserve.models.config import (
     read_object,
     read_windows,
 )
+from cpuserve.models.decoder_row import ATTENTION_BIAS, Config, DecoderRow, when_empty
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.head_norms import head_norm_attention
 from cpuserve.models.llama import (
-    LayerPart,
     build_decoder,
     gated_mlp,
     paired_attention,
-    read_decoder,
     rms_norm,
 )
 from cpuserve.models.parts import SpecParts
@@ -32,105 +31,9 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, RouterScore, ValueId
 
 
-class Cohere:
-    """Command R: attention and MLP read the same input. Source: transformers modeling_cohere."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Cohere config."""
-        parts: SpecParts = {"head_norm": read_bool(config, "use_qk_norm", False)}
-        return read_cohere({"rope_theta": 500000.0, **config}, parts)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        _build(b, s, _normed_attention if s.parts["head_norm"] else paired_attention)
-
-
-class Cohere2:
-    """Command R7B: three layers with a window and RoPE, then a layer with neither, and so on.
-
-    Source: transformers modeling_cohere2.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Cohere 2 config."""
-        pattern = read_int(config, "sliding_window_pattern", 4)
-        window = read_int(config, "sliding_window", 4096, low=0)
-        windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
-        no_rope = tuple(i for i, window in enumerate(windows) if not window)
-        parts: SpecParts = {"windows": windows, "no_rope": no_rope}
-        return read_cohere(config, parts)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        _build(b, s)
-
-
-class CohereCompass:
-    """North Micro Vision, text: Command R, where kinds of layers may differ in RoPE or have none.
-
-    Source: transformers modeling_cohere_compass.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Cohere Compass text config."""
-        window = read_int(config, "sliding_window", 4096, low=0)
-        windows = read_windows(config, window, default=lambda _layer: False)
-        by_kind = read_object(config, "rope_parameters")
-        _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
-        plain, kinds = {**config, "rope_parameters": None}, ("full_attention", "sliding_attention")
-        ropes: dict[str, Rope | None] = {}
-        for kind in kinds:
-            own = by_kind.get(kind, {}) if {*by_kind} & {*kinds} else by_kind
-            if own is None:
-                ropes[kind] = None
-            else:
-                ropes[kind], _ = read_rope({**plain, "rope_parameters": own}, head_dim, 8192)
-        full, local = ropes["full_attention"], ropes["sliding_attention"]
-        parts: SpecParts = {
-            "windows": windows,
-            "ropes": tuple(local if keys else full for keys in windows),
-        }
-        scale = config.get("logit_scale")
-        spec = read_cohere({**plain, "logit_scale": 1.0 if scale is None else scale}, parts)
-        return replace(spec, rope=full or local)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, norm=cohere_norm, parallel=True)
-
-
-def read_cohere(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
-    """Return the hyperparameters that all Cohere models share."""
-    bias = read_bool(config, "attention_bias", False)
-    tied = config.get("tie_word_embeddings")
-    spec = read_decoder(
-        {
-            **config,
-            "tie_word_embeddings": True if tied is None else tied,
-            "layer_norm_eps": config.get("layer_norm_eps") or 1e-5,
-        },
-        positions=8192,
-        qkv_bias=bias,
-        out_bias=bias,
-        parts=parts,
-        eps="layer_norm_eps",
-    )
-    return replace(spec, logit_scale=read_float(config, "logit_scale", 0.0625))
-
-
 def cohere_norm(b: Builder, x: ValueId, name: str) -> ValueId:
     """Return the layer norm of x, without bias."""
     return b.layer_norm(x, name, bias=False)
-
-
-def _build(b: Builder, s: ModelSpec, attention: LayerPart = paired_attention) -> None:
-    build_decoder(b, s, attention=attention, norm=cohere_norm, parallel=True)
 
 
 def _normed_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -139,47 +42,92 @@ def _normed_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: Value
     head_norm_attention(b, s, layer, h, x, q=f"{at}.q_norm", k=f"{at}.k_norm", paired=True)
 
 
-class Cohere2Moe:
-    """Cohere 2 with experts: the result may be the mean of routed and shared experts.
-
-    Source: transformers modeling_cohere2_moe.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Cohere 2 config with experts."""
-        width = read_int(config, "intermediate_size", high=1 << 24)
-        first = read_int(config, "first_k_dense_replace", 0, low=0)
-        dense = read_dense_layers(config, first=first)
-        score = read_choice(
-            config, "expert_selection_fn", "softmax", {"softmax": "softmax", "sigmoid": "sigmoid"}
-        )
-        mean = {"average": "average", "sum": "sum"}
-        parts: SpecParts = {
-            **_read_windows(config, first, dense),
-            **read_experts(config, count="num_experts", width="intermediate_size"),
-            "shared_width": width * read_int(config, "num_shared_experts", 0, low=0),
-            "dense_layers": dense,
-            "dense_width": read_int(config, "prefix_dense_intermediate_size", width, high=1 << 24),
-            "sigmoid": score == "sigmoid",
-            "renormalize": read_bool(config, "norm_topk_prob", True),
-            "mean": read_choice(config, "shared_expert_combination_strategy", "average", mean)
-            == "average",
-            "rms": config.get("rms_norm_eps") is not None,
-        }
-        if parts["rms"]:
-            config = {**config, "layer_norm_eps": config["rms_norm_eps"]}
-        config = {**config, "head_dim": read_int(config, "head_dim", 128)}
-        return read_cohere(config, parts)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        norm = rms_norm if s.parts["rms"] else cohere_norm
-        build_decoder(b, s, attention=paired_attention, mlp=_mlp, norm=norm, parallel=True)
+_build = partial(build_decoder, attention=paired_attention, norm=cohere_norm, parallel=True)
+_with_eps = when_empty(layer_norm_eps=1e-5)
 
 
-def _read_windows(config: Mapping[str, Any], first: int, dense: tuple[int, ...]) -> SpecParts:
+def _cohere_layers(b: Builder, s: ModelSpec) -> None:
+    _build(b, s, attention=_normed_attention if s.parts["head_norm"] else paired_attention)
+
+
+def _logit_scale(spec: ModelSpec, config: Config) -> ModelSpec:
+    return replace(spec, logit_scale=read_float(config, "logit_scale", 0.0625))
+
+
+Cohere = DecoderRow(
+    "Command R: attention and MLP read the same input. Source: transformers modeling_cohere.",
+    positions=8192,
+    layers=_cohere_layers,
+    prepare=_with_eps,
+    defaults={"rope_theta": 500000.0},
+    usual={"tie_word_embeddings": True},
+    bias=ATTENTION_BIAS,
+    eps="layer_norm_eps",
+    more=lambda config: {"parts": {"head_norm": read_bool(config, "use_qk_norm", False)}},
+    finish=_logit_scale,
+)
+
+
+def _cohere2(config: Config) -> dict[str, Any]:
+    pattern = read_int(config, "sliding_window_pattern", 4)
+    window = read_int(config, "sliding_window", 4096, low=0)
+    windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
+    no_rope = tuple(i for i, window in enumerate(windows) if not window)
+    return {"parts": {"windows": windows, "no_rope": no_rope}}
+
+
+Cohere2 = replace(
+    Cohere,
+    about="Command R7B: three layers with a window and RoPE, then a layer with neither, and so on."
+    " Source: transformers modeling_cohere2.",
+    layers=_build,
+    defaults={},
+    more=_cohere2,
+)
+
+
+def _compass_ropes(config: Config) -> Config:
+    """Return the config with the RoPE of each kind of layers, or None, under the kind."""
+    by_kind = read_object(config, "rope_parameters")
+    _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
+    plain, kinds = {**config, "rope_parameters": None}, ("full_attention", "sliding_attention")
+    ropes: dict[str, Rope | None] = {}
+    for kind in kinds:
+        own = by_kind.get(kind, {}) if {*by_kind} & {*kinds} else by_kind
+        if own is None:
+            ropes[kind] = None
+        else:
+            ropes[kind], _ = read_rope({**plain, "rope_parameters": own}, head_dim, 8192)
+    return {**_with_eps(plain), **ropes}
+
+
+def _compass(config: Config) -> dict[str, Any]:
+    window = read_int(config, "sliding_window", 4096, low=0)
+    windows = read_windows(config, window, default=lambda _layer: False)
+    full, local = config["full_attention"], config["sliding_attention"]
+    return {
+        "parts": {"windows": windows, "ropes": tuple(local if keys else full for keys in windows)}
+    }
+
+
+def _any_rope(spec: ModelSpec, config: Config) -> ModelSpec:
+    rope = config["full_attention"] or config["sliding_attention"]
+    return replace(_logit_scale(spec, config), rope=rope)
+
+
+CohereCompass = replace(
+    Cohere2,
+    about="North Micro Vision, text: Command R, where kinds of layers may differ in RoPE or have"
+    " none. Source: transformers modeling_cohere_compass.",
+    layers=partial(build_decoder, norm=cohere_norm, parallel=True),
+    prepare=_compass_ropes,
+    usual={"tie_word_embeddings": True, "logit_scale": 1.0},
+    more=_compass,
+    finish=_any_rope,
+)
+
+
+def _read_windows(config: Config, first: int, dense: tuple[int, ...]) -> SpecParts:
     """Return the entries of ModelSpec.parts for windows of layers and for layers without a RoPE.
 
     first: the number of layers at the beginning, which have their own pattern of windows.
@@ -213,7 +161,6 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         at,
         h,
         x,
-        parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=bool(s.parts["sigmoid"] and s.parts["renormalize"]),
         score=score,
         scale=share,
@@ -222,3 +169,44 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         out = gated_mlp(b, s, f"{at}.shared_experts", h, shared)
         b.multiply_by(out, share)
         b.add(out, to=x)
+
+
+def _cohere2_moe_layers(b: Builder, s: ModelSpec) -> None:
+    _build(b, s, mlp=_mlp, norm=rms_norm if s.parts["rms"] else cohere_norm)
+
+
+def _cohere2_moe_keys(config: Config) -> Config:
+    if config.get("rms_norm_eps") is not None:
+        config = {**config, "layer_norm_eps": config["rms_norm_eps"]}
+    return {**_with_eps(config), "head_dim": read_int(config, "head_dim", 128)}
+
+
+def _cohere2_moe(config: Config) -> dict[str, Any]:
+    width = read_int(config, "intermediate_size", high=1 << 24)
+    first = read_int(config, "first_k_dense_replace", 0, low=0)
+    dense = read_dense_layers(config, first=first)
+    sigmoid = {"softmax": False, "sigmoid": True}
+    mean = {"average": True, "sum": False}
+    return {
+        "parts": {
+            **_read_windows(config, first, dense),
+            **read_experts(config, count="num_experts", width="intermediate_size"),
+            "shared_width": width * read_int(config, "num_shared_experts", 0, low=0),
+            "dense_layers": dense,
+            "dense_width": read_int(config, "prefix_dense_intermediate_size", width, high=1 << 24),
+            "sigmoid": read_choice(config, "expert_selection_fn", "softmax", sigmoid),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            "mean": read_choice(config, "shared_expert_combination_strategy", "average", mean),
+            "rms": config.get("rms_norm_eps") is not None,
+        }
+    }
+
+
+Cohere2Moe = replace(
+    Cohere2,
+    about="Cohere 2 with experts: the result may be the mean of routed and shared experts."
+    " Source: transformers modeling_cohere2_moe.",
+    layers=_cohere2_moe_layers,
+    prepare=_cohere2_moe_keys,
+    more=_cohere2_moe,
+)

@@ -2,137 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cpuserve.models.config import read_architectures, read_bool, read_int, refuse
-from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
+from cpuserve.models.decoder_row import Config, DecoderRow, with_head_dim, without_nulls
+from cpuserve.models.experts import GATED_PARTS, add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import (
     build_decoder,
     dense_mlp,
     gated_mlp,
     paired_attention,
-    read_decoder,
 )
-from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import columns, rows
 
-PARTS = ("gate_proj", "up_proj", "down_proj")
 BIAS = "moe_statics.e_score_correction_bias"
 WHOLE = "Ernie4_5_VLMoeForConditionalGeneration"
 
 
-class Ernie45:
-    """ERNIE 4.5 0.3B. Source: transformers modeling_ernie4_5."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in an ERNIE 4.5 config."""
-        config = {**config, "head_dim": read_int(config, "head_dim", 128)}
-        return _spec(config, {})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=paired_attention)
+Ernie45 = DecoderRow(
+    "ERNIE 4.5 0.3B. Source: transformers modeling_ernie4_5.",
+    positions=131072,
+    layers=partial(build_decoder, attention=paired_attention),
+    prepare=lambda config: with_head_dim(128)(without_nulls(config)),
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True},
+    bias=("use_bias", False),
+    mlp_bias=("use_bias", False),
+)
 
 
-class Ernie45Moe:
-    """ERNIE 4.5 21B-A3B and 300B-A47B: a bias is added to the softmax for the choice of experts.
-
-    Source: transformers modeling_ernie4_5_moe.
-    """
-
-    stored = StoredNames({r"\.mlp\.gate\.moe_statics\.": ".mlp.moe_statics."})
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in an ERNIE 4.5 config; keys of experts have two spellings."""
-        if isinstance(config.get("moe_intermediate_size"), list):
-            refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
-        named = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
-        config = {**config, **{a: config.get(b) for a, b in named.items() if config.get(a) is None}}
-        parts: SpecParts = {
-            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
-            "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
-            "dense_layers": _dense_layers(config),
-            # The bias of experts is a matrix [1, experts] in safetensors,
-            # and a vector in GGUF files.
-            "flat_bias": read_bool(config, "flat_expert_bias", False),
-        }
-        return _spec(config, parts)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=paired_attention, mlp=_mixture)
-
-
-class Ernie45VlMoe:
-    """ERNIE 4.5 VL 28B-A3B and 424B-A47B (text): pictures have experts of their own.
-
-    Source: transformers modeling_ernie4_5_vl_moe. Routers are stored by their inputs.
-    """
-
-    stored = StoredNames(
-        {
-            r"\.mlp\.text_moe\.gate\.moe_statics\.": ".mlp.moe_statics.",
-            r"\.mlp\.text_moe\.experts\.": ".mlp.experts.",
-        },
-        turned={".mlp.text_moe.gate": ".mlp.gate"},
-    )
-
-    @staticmethod
-    def built(config: Mapping[str, Any]) -> BuiltTensors | None:
-        """Return what reads the biases of experts, which have a second row for pictures."""
-        if WHOLE not in read_architectures(config):
-            return None
-        return BuiltTensors("cpuserve.quant.first_rows:FirstRows", (BIAS,))
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a config, where lists have a value for text first."""
-        usual = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
-        given = {**usual, **{key: value for key, value in config.items() if value is not None}}
-        every = (*usual, "moe_layer_start_index", "moe_layer_end_index")
-        lists = {key: given[key] for key in every if isinstance(given.get(key), list)}
-        text = {key: each[0] for key, each in lists.items() if each}
-        spec = Ernie45Moe.spec({**given, **text})
-        dense = (
-            read_dense_layers(given) if "mlp_layer_types" in given else spec.parts["dense_layers"]
-        )
-        experts = spec.parts["experts"]
-        router = columns("gate", 0, experts)
-        return replace(spec, parts={**spec.parts, "dense_layers": dense, "router": router})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        experts = s.parts["experts"]
-        for layer in range(s.layers):
-            at = f"model.layers.{layer}.mlp"
-            b.leave(
-                f"{at}.experts.{expert}.{part}.weight"
-                for expert in range(experts, 2 * experts)
-                for part in PARTS
-            )
-            b.leave(
-                (f"{at}.gate.weight_1", *(f"{at}.vision_moe.gate.{n}" for n in ("weight", BIAS)))
-            )
-            b.leave(
-                f"{at}.vision_moe.experts.{expert}.{part}.weight"
-                for expert in range(experts)
-                for part in PARTS
-            )
-        Ernie45Moe.build(b, s)
-
-
-def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _dense_layers(config: Config) -> tuple[int, ...]:
     """Return the layers without experts: outside of a range, or skipped by an interval."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     first = read_int(config, "moe_layer_start_index", 1, low=0)
@@ -157,7 +61,6 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         at,
         h,
         x,
-        parts=PARTS,
         renormalize=True,
         bias=bias,
         router=s.parts.get("router", "gate"),
@@ -167,19 +70,95 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
 
 
-def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
-    """Return the hyperparameters that dense models and mixtures share."""
-    bias = read_bool(config, "use_bias", False)
-    return read_decoder(
+def _moe_keys(config: Config) -> Config:
+    """Return the config with one of two spellings of the numbers of experts."""
+    if isinstance(config.get("moe_intermediate_size"), list):
+        refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
+    spellings = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+    config = without_nulls(config)
+    older = {key: config[other] for key, other in spellings.items() if other in config}
+    return {**older, **config}
+
+
+def _moe(config: Config) -> dict[str, Any]:
+    return {
+        "parts": {
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
+            "dense_layers": _dense_layers(config),
+            # The bias of experts is a matrix [1, experts] in safetensors,
+            # and a vector in GGUF files.
+            "flat_bias": read_bool(config, "flat_expert_bias", False),
+        }
+    }
+
+
+Ernie45Moe = replace(
+    Ernie45,
+    about="ERNIE 4.5 21B-A3B and 300B-A47B: a bias is added to the softmax for the choice of"
+    " experts. Source: transformers modeling_ernie4_5_moe.",
+    layers=partial(build_decoder, attention=paired_attention, mlp=_mixture),
+    prepare=_moe_keys,
+    more=_moe,
+    stored=StoredNames({r"\.mlp\.gate\.moe_statics\.": ".mlp.moe_statics."}),
+)
+
+
+def _vl_layers(b: Builder, s: ModelSpec) -> None:
+    experts = s.parts["experts"]
+    for layer in range(s.layers):
+        at = f"model.layers.{layer}.mlp"
+        b.leave(
+            f"{at}.experts.{expert}.{part}.weight"
+            for expert in range(experts, 2 * experts)
+            for part in GATED_PARTS
+        )
+        b.leave((f"{at}.gate.weight_1", *(f"{at}.vision_moe.gate.{n}" for n in ("weight", BIAS))))
+        b.leave(
+            f"{at}.vision_moe.experts.{expert}.{part}.weight"
+            for expert in range(experts)
+            for part in GATED_PARTS
+        )
+    Ernie45Moe.build(b, s)
+
+
+def _text_values(config: Config) -> Config:
+    """Return the config with the value for text of each list, which is the first one."""
+    usual = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
+    config = {**usual, **without_nulls(config)}
+    keys = (*usual, "moe_layer_start_index", "moe_layer_end_index")
+    lists = {key: config[key] for key in keys if isinstance(config.get(key), list)}
+    return _moe_keys({**config, **{key: values[0] for key, values in lists.items() if values}})
+
+
+def _vl_moe(config: Config) -> dict[str, Any]:
+    parts = _moe(config)["parts"]
+    if "mlp_layer_types" in config:
+        parts["dense_layers"] = read_dense_layers(config)
+    return {"parts": {**parts, "router": columns("gate", 0, parts["experts"])}}
+
+
+def _built(config: Config) -> BuiltTensors | None:
+    """Return what reads the biases of experts, which have a second row for pictures."""
+    if WHOLE not in read_architectures(config):
+        return None
+    return BuiltTensors("cpuserve.quant.first_rows:FirstRows", (BIAS,))
+
+
+# Routers are stored by their inputs.
+Ernie45VlMoe = replace(
+    Ernie45Moe,
+    about="ERNIE 4.5 VL 28B-A3B and 424B-A47B (text): pictures have experts of their own."
+    " Source: transformers modeling_ernie4_5_vl_moe.",
+    layers=_vl_layers,
+    prepare=_text_values,
+    more=_vl_moe,
+    stored=StoredNames(
         {
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
-            **{key: value for key, value in config.items() if value is not None},
+            r"\.mlp\.text_moe\.gate\.moe_statics\.": ".mlp.moe_statics.",
+            r"\.mlp\.text_moe\.experts\.": ".mlp.experts.",
         },
-        positions=131072,
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=bias,
-        parts=parts,
-    )
+        turned={".mlp.text_moe.gate": ".mlp.gate"},
+    ),
+    built=_built,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from cpuserve.models.config import (
     read_windows,
     refuse,
 )
+from cpuserve.models.decoder_row import Config, DecoderRow
 from cpuserve.models.experts import (
     read_dense_layers,
     read_experts,
@@ -27,7 +28,6 @@ from cpuserve.models.llama import (
     build_decoder,
     build_sandwich,
     qk_norm_attention,
-    read_decoder,
 )
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
@@ -38,53 +38,51 @@ from cpuserve.program.ops import ValueId
 NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
-class Exaone4:
-    """EXAONE 4.0 1.2B (no windows) and 32B (windows in 3 of 4 layers). Source: modeling_exaone4."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in an EXAONE 4 config.
-
-        In a model with windows, the layers without a window have no RoPE.
-        """
-        return _spec(config, {})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS)
+def _read_windows(config: Config) -> tuple[int, ...]:
+    """Return the window of each layer, by sliding_windows or else by sliding_window; 0 = none."""
+    sizes = config.get("sliding_windows")
+    if sizes is None:
+        window = read_int(config, "sliding_window", 4096, low=0)
+        return read_windows(config, window, default=_pattern(config))
+    kinds = read_windows({**config, "sliding_window": None}, 1, default=_pattern(config))
+    if not isinstance(sizes, list) or len(sizes) != len(kinds):
+        refuse("sliding_windows", sizes, f"{len(kinds)} numbers, one for a layer")
+    return tuple(
+        read_int({"sliding_windows": size}, "sliding_windows") if kind else 0
+        for kind, size in zip(kinds, sizes, strict=True)
+    )
 
 
-class ExaoneMoe:
-    """K-EXAONE 236B-A23B and 2.0: EXAONE 4 with norms before each part, and experts.
+def _pattern(config: Config) -> Callable[[int], bool]:
+    """Return a function from a layer to whether it has a window, by sliding_window_pattern.
 
-    Source: transformers modeling_exaone_moe, and vLLM exaone_moe for what 2.0 adds: a size for the
-    window of each layer, and a limit of the gates and ups of some layers.
+    The pattern is a number n (every n-th layer is global) or a text such as "LLLG".
     """
+    pattern = config.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - {"L", "G"}:
+            refuse("sliding_window_pattern", pattern, 'a number, or a text of "L" and "G"')
+        last = read_int(config, "num_hidden_layers", high=4096) - 1
+        return lambda i: pattern[i % len(pattern)] == "L" and i < last
+    every = read_int(config, "sliding_window_pattern", 4)
+    return lambda i: (i + 1) % every != 0
 
-    stored = StoredNames({r"\.mlp\.e_score_": ".mlp.gate.e_score_"})
 
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a K-EXAONE config."""
-        parts: SpecParts = {
-            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
-            "shared": read_int(config, "num_shared_experts", 1),
-            "dense_layers": _read_dense(config),
-            "limits": read_limits(
-                config, "swiglu_limits", read_int(config, "num_hidden_layers", high=4096)
-            ),
-            "groups": read_groups(config, (1, 1), best=2),
-            "expert_scale": read_float(config, "routed_scaling_factor", 2.5),
-            "renormalize": read_bool(config, "norm_topk_prob", True),
-        }
-        spec = _spec(config, parts)
-        return replace(spec, parts={**spec.parts, "guess": _head(config, spec)})
+def _layers(config: Config) -> SpecParts:
+    """Return the windows; in a model with windows, the layers without a window have no RoPE."""
+    if not config.get("sliding_windows") and config.get("sliding_window", 4096) is None:
+        return {}
+    windows = _read_windows(config)
+    return {"windows": windows, "no_rope": tuple(i for i, keys in enumerate(windows) if not keys)}
 
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=qk_norm_attention, mlp=_mlp)
+
+Exaone4 = DecoderRow(
+    "EXAONE 4.0 1.2B (no windows) and 32B (windows in 3 of 4 layers). Source: modeling_exaone4.",
+    positions=2048,
+    layers=partial(build_sandwich, attention=partial(attend, qk_norm=True), norms=NORMS),
+    defaults={"rms_norm_eps": 1e-5},
+    more=lambda config: {"parts": _layers(config)},
+)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -93,7 +91,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     sigmoid_mixture(b, replace(s, parts={**s.parts, "gate_limit": limit}), layer, h, x)
 
 
-def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _read_dense(config: Config) -> tuple[int, ...]:
     """Return the layers without experts; older copies of K-EXAONE have the key is_moe_layer."""
     first = read_int(config, "first_k_dense_replace", 1, low=0)
     if config.get("mlp_layer_types") is not None:
@@ -102,7 +100,7 @@ def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(i for i, flag in enumerate(routed) if not flag)
 
 
-def _head(config: Mapping[str, Any], spec: ModelSpec) -> SpecParts:
+def _head(config: Config, spec: ModelSpec) -> SpecParts:
     """Return what differs in a head: its layer has a RoPE and no experts.
 
     It has a window if the first layer of the model has one, or as mtp_layer_types says.
@@ -122,39 +120,34 @@ def _head(config: Mapping[str, Any], spec: ModelSpec) -> SpecParts:
     return found
 
 
-def _read_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the window of each layer, by sliding_windows or else by sliding_window; 0 = none."""
-    sizes = config.get("sliding_windows")
-    if sizes is None:
-        window = read_int(config, "sliding_window", 4096, low=0)
-        return read_windows(config, window, default=_pattern(config))
-    kinds = read_windows({**config, "sliding_window": None}, 1, default=_pattern(config))
-    if not isinstance(sizes, list) or len(sizes) != len(kinds):
-        refuse("sliding_windows", sizes, f"{len(kinds)} numbers, one for a layer")
-    return tuple(
-        read_int({"sliding_windows": size}, "sliding_windows") if kind else 0
-        for kind, size in zip(kinds, sizes, strict=True)
-    )
+def _exaone_moe(config: Config) -> dict[str, Any]:
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    return {
+        "parts": {
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "num_shared_experts", 1),
+            "dense_layers": _read_dense(config),
+            "limits": read_limits(config, "swiglu_limits", layers),
+            "groups": read_groups(config, (1, 1), best=2),
+            "expert_scale": read_float(config, "routed_scaling_factor", 2.5),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            **_layers(config),
+        }
+    }
 
 
-def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
-    if config.get("sliding_windows") or config.get("sliding_window", 4096) is not None:
-        windows = _read_windows(config)
-        full = tuple(i for i, keys in enumerate(windows) if not keys)
-        parts = {**parts, "windows": windows, "no_rope": full}
-    return read_decoder({"rms_norm_eps": 1e-5, **config}, positions=2048, parts=parts)
+def _with_head(spec: ModelSpec, config: Config) -> ModelSpec:
+    return replace(spec, parts={**spec.parts, "guess": _head(config, spec)})
 
 
-def _pattern(config: Mapping[str, Any]) -> Callable[[int], bool]:
-    """Return a function from a layer to whether it has a window, by sliding_window_pattern.
-
-    The pattern is a number n (every n-th layer is global) or a text such as "LLLG".
-    """
-    pattern = config.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str):
-        if not pattern or set(pattern) - {"L", "G"}:
-            refuse("sliding_window_pattern", pattern, 'a number, or a text of "L" and "G"')
-        last = read_int(config, "num_hidden_layers", high=4096) - 1
-        return lambda i: pattern[i % len(pattern)] == "L" and i < last
-    every = read_int(config, "sliding_window_pattern", 4)
-    return lambda i: (i + 1) % every != 0
+# vLLM's exaone_moe has what 2.0 adds: a size for the window of each layer, and a limit of the gates
+# and ups of some layers.
+ExaoneMoe = replace(
+    Exaone4,
+    about="K-EXAONE 236B-A23B and 2.0: EXAONE 4 with norms before each part, and experts."
+    " Source: transformers modeling_exaone_moe, and vLLM exaone_moe.",
+    layers=partial(build_decoder, attention=qk_norm_attention, mlp=_mlp),
+    more=_exaone_moe,
+    finish=_with_head,
+    stored=StoredNames({r"\.mlp\.e_score_": ".mlp.gate.e_score_"}),
+)
