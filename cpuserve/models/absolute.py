@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -22,7 +23,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.decoder_row import Config, without_nulls
 from cpuserve.models.llama import layer_window, read_decoder
-from cpuserve.models.opt import ACTIVATIONS, NORM_EPS, POSITION_OFFSET
+from cpuserve.models.opt import NORM_EPS, POSITION_OFFSET
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.program.builder import Builder

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.base import GGUF_HEAD
 from cpuserve.models.config import (
     read_architectures,
@@ -16,7 +17,6 @@ from cpuserve.models.config import (
     read_int,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.program.builder import Builder

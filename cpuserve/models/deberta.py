@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.bert import (
     POOLER,
     WORDS,
@@ -15,7 +16,6 @@ from cpuserve.models.bert import (
     leave_linears,
 )
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.relative import Distances, RelativeRows

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.base import DECODER_HEAD, GGUF_HEAD
 from cpuserve.models.config import (
     read_bool,
@@ -39,7 +40,6 @@ from cpuserve.models.llama import (
     self_attention,
     squared_mlp,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Joined, ValueId

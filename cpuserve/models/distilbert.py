@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.bert import (
     WORDS,
     LayerNames,
@@ -14,7 +15,6 @@ from cpuserve.models.bert import (
     word_weights,
 )
 from cpuserve.models.config import read_bool, read_choice, read_dtype, read_int, refuse
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 

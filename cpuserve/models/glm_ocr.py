@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpuserve.models.activations import GATED
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -18,7 +19,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import GATED
 from cpuserve.models.parts import TowerParts
 from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import read_choice, read_int, refuse
 from cpuserve.models.llama import read_decoder, unpaired
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS, GATED
 from cpuserve.models.bert import encoder_sizes, leave_linears
 from cpuserve.models.config import read_choice, read_float, read_int, refuse
-from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -19,7 +20,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels, read_sizes
 from cpuserve.program.builder import Builder

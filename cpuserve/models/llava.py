@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -22,7 +23,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.pixtral import pixtral, pixtral_spec, project
 from cpuserve.models.siglip import (
     HEAD,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS, GATED
 from cpuserve.models.base import GGUF_HEAD
 from cpuserve.models.bert import leave_linears, read_encoder_heads
 from cpuserve.models.config import (
@@ -18,7 +19,6 @@ from cpuserve.models.config import (
     read_windows,
 )
 from cpuserve.models.llama import layer_rope, layer_window
-from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope, split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.base.errors import ModelError
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -16,23 +17,8 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
-ACTIVATIONS: dict[str, Then] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "quick_gelu": "quick_gelu",
-}
-# The same in MLPs with a gate; programs have no gated ReLU and no gated quick GELU.
-GATED: dict[str, Then] = {
-    kind: cast("Then", f"{then}_mul")
-    for kind, then in ACTIVATIONS.items()
-    if then not in ("relu", "quick_gelu")
-}
 POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
 NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key for it
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import read_bool, read_choice
 from cpuserve.models.gpt_neox import grouped_attention, plain_mlp
 from cpuserve.models.llama import finish_decoder, read_decoder
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 

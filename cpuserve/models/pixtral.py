@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS, GATED
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -17,7 +18,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS, GATED
 from cpuserve.models.config import read_choice, read_dtype, read_int, read_object, refuse
-from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.qwen_vl import MLX_NAMES, NORM_EPS, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels, read_theta

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_choice,
     read_dtype,
@@ -17,7 +18,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.text_parts import KEYS

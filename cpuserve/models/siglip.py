@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -19,7 +20,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope, read_sections
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames

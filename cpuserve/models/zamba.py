@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from cpuserve.models.activations import GATED
 from cpuserve.models.config import read_choice, read_int, refuse
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
 from cpuserve.models.mamba import read_mamba1
-from cpuserve.models.opt import GATED
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.models.zamba2 import HYBRID, MAMBA, has_own_blocks, read_wide_heads

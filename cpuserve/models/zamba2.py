@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.models.activations import GATED
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
 from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.mamba import add_mamba2, read_mamba2
-from cpuserve.models.opt import GATED
 from cpuserve.models.sizes import Mamba2Sizes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -21,7 +22,6 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.gemma4 import BUDGETS
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_choice,
     read_dtype,
@@ -18,7 +19,6 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.llama import unpaired
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
 from cpuserve.program.builder import Builder

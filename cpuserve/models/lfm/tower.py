@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
+from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -19,7 +20,6 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.parts import TowerParts
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.siglip import HEAD, SIGLIP_USUAL, read_siglip, siglip_layer
