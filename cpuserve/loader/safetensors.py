@@ -187,6 +187,11 @@ class SafetensorsStore:
         """Return the name that Programs use for a tensor of the files."""
         return program_name(stored, self._names)
 
+    @property
+    def offset_norms(self) -> bool:
+        """Whether files of MLX have norms with 1 added to their weights (StoredNames)."""
+        return self._names.offset_norms
+
     def names(self) -> set[str]:
         """Return the names of all tensors, except tensors that no Program reads."""
         return set(self._tensors)

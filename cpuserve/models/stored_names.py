@@ -33,6 +33,8 @@ class StoredNames:
     cut: a function that returns the tensors that the Program reads as several, each with its parts;
       in a stack of matrices, the rows of each matrix are divided.
     turned: matrices that the Program reads transposed, each with the tensor of the Program.
+    offset_norms: whether files of MLX have norms with 1 added to their weights, which the Program
+      adds again.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class StoredNames:
     cut: Callable[[ModelSpec], Mapping[str, Shares]] = _uncut
     turned: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
+    offset_norms: bool = False
 
     def normalize(self, name: str) -> str:
         """Return the name of a tensor of a file as files of other families would have it."""

@@ -9,7 +9,7 @@ alone: settings of a matrix without a mode mean affine codes, whatever the mode 
 Embeddings and output heads are quantized as well.
 
 The matrices of all experts are a stack, `switch_mlp.up_proj` of 3 dimensions.
-Weights of Qwen3-Next and Qwen3.5 norms are stored with 1 added, and weights of convolutions are
+Norms of some families are stored with 1 added to their weights, and weights of convolutions are
 [channels, taps, 1]. Other tools (AutoRound) quantize for MLX without these two changes; as in
 mlx-lm, convolutions of [channels, 1, taps] tell that the norms are plain, too. Latent attention has
 kv_b_proj, or instead, as stacks of one matrix for each head, embed_q [heads, rank, keys] and
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-OFFSET_NORMS = ("qwen3_next", "qwen3_5")  # the beginnings of model types
 NORMS = (
     *(".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight"),
     *(".q_norm.weight", ".k_norm.weight"),
@@ -77,8 +76,7 @@ def mlx_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     named = getattr(store, "named", None)  # files call the text part of a model as they like
     if named is not None and isinstance(settings, Mapping):
         settings = {_as_named(key, value, named): value for key, value in settings.items()}
-    text = config.get("text_config") or config
-    offset = str(text.get("model_type", "")).startswith(OFFSET_NORMS)
+    offset = getattr(store, "offset_norms", False)
     return MlxWeights(MlxStore(store, offset_norms=offset), settings)
 
 

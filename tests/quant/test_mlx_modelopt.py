@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, quant_method, read_config
-from cpuserve.models import build_program, spec_from_config
+from cpuserve.loader.safetensors import SafetensorsStore
+from cpuserve.models import build_program, spec_from_config, stored_names
 from cpuserve.quant import dequantize, open_weights
 from tests.helpers.quantized import mlx, quantized_copy
 from tests.helpers.tiny import tiny_model
@@ -116,22 +117,40 @@ def test_mlx_subtracts_the_one_that_it_has_added_to_norms():
     taps = STREAM.normal(size=(6, 4, 1)).astype(np.float32)
     norms = dict.fromkeys(("model.norm.weight", "linear_attn.norm.weight"), NORM)
     store = Store(**norms, **{"linear_attn.conv1d.weight": taps})
-    for kind in ({"model_type": "qwen3_next"}, {"text_config": {"model_type": "qwen3_5_moe_text"}}):
-        weights = open_weights("mlx", store, {"quantization": {}, **kind})
-        np.testing.assert_allclose(dequantize(weights.get("model.norm.weight"))[0], NORM - 1)
-        np.testing.assert_array_equal(dequantize(weights.get("linear_attn.norm.weight"))[0], NORM)
-        found = dequantize(weights.get("linear_attn.conv1d.weight"))
-        np.testing.assert_array_equal(found, taps.reshape(6, 1, 4))
-    plain = open_weights("mlx", store, {"quantization": {}, "model_type": "llama"})
+    plain = mlx_opened(store)
     np.testing.assert_array_equal(dequantize(plain.get("model.norm.weight"))[0], NORM)
+    store.offset_norms = True
+    weights = mlx_opened(store)
+    np.testing.assert_allclose(dequantize(weights.get("model.norm.weight"))[0], NORM - 1)
+    np.testing.assert_array_equal(dequantize(weights.get("linear_attn.norm.weight"))[0], NORM)
+    found = dequantize(weights.get("linear_attn.conv1d.weight"))
+    np.testing.assert_array_equal(found, taps.reshape(6, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text", "offset"),
+    [
+        ("Qwen3NextForCausalLM", None, True),
+        ("Qwen3_5MoeForCausalLM", None, True),
+        ("Qwen3_5ForConditionalGeneration", "qwen3_5_text", True),
+        ("MiniCPMV4_6ForConditionalGeneration", "qwen3_5_text", True),
+        ("Qwen3VLForConditionalGeneration", "qwen3_vl_text", False),
+        ("LlamaForCausalLM", None, False),
+    ],
+)
+def test_families_say_whether_mlx_adds_one_to_their_norms(architecture, text, offset, tmp_path):
+    whole = {} if text is None else {"text_config": {"model_type": text}}
+    names = stored_names({"architectures": [architecture], **whole})
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert SafetensorsStore(tmp_path, names=names).offset_norms is offset
 
 
 def test_norms_beside_plain_convolutions_are_plain_in_mlx():
     """ml-explore/mlx-lm#1197: a wrong sign of the format shifted each norm by 1."""
     taps = STREAM.uniform(-1, 1, (6, 1, 4)).astype(np.float16)
     store = Store(**{"model.norm.weight": NORM, "linear_attn.conv1d.weight": taps})
-    kind = {"model_type": "qwen3_5", "quantization": {}}
-    weights = open_weights("mlx", store, kind)
+    store.offset_norms = True
+    weights = mlx_opened(store)
     np.testing.assert_array_equal(dequantize(weights.get("model.norm.weight"))[0], NORM)
     np.testing.assert_array_equal(dequantize(weights.get("linear_attn.conv1d.weight")), taps)
 

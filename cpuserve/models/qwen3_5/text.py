@@ -17,6 +17,7 @@ from cpuserve.models.experts import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.ops import ValueId
@@ -26,6 +27,7 @@ from cpuserve.program.parts import rows
 Project = Callable[[Builder, DeltaSizes, str, ValueId], tuple[ValueId, ValueId]]
 
 KINDS = ("linear_attention", "full_attention")
+STORED = StoredNames(offset_norms=True)
 
 
 class Qwen3Next:
@@ -33,6 +35,8 @@ class Qwen3Next:
 
     Source: transformers modeling_qwen3_next.
     """
+
+    stored = STORED
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -57,6 +61,8 @@ class Qwen35:
     Source: transformers modeling_qwen3_5.
     """
 
+    stored = STORED
+
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Qwen3.5 text config."""
@@ -71,6 +77,8 @@ class Qwen35:
 
 class Qwen35Moe:
     """Qwen3.5 with routed experts, and one for all tokens. Source: modeling_qwen3_5_moe."""
+
+    stored = STORED
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
