@@ -51,7 +51,6 @@ RANK = {
 NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
     "program/interpret.py",
-    "program/compare.py",  # holds native ops against the interpreter
     # Parts of the interpreter:
     "program/reference/attention.py",
     "program/reference/recurrent.py",

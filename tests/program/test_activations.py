@@ -13,7 +13,6 @@ import pytest
 from cpuserve import _C
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.compare import compare
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.ops import Then, split_then
 from cpuserve.runtime.native import NativeExecutor
@@ -21,6 +20,7 @@ from cpuserve.runtime.torch_executor import load_tensors
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.op_compare import compare
 from tests.helpers.oracle import first_state
 from tests.helpers.tiny import tiny_model
 from tests.program.test_native_ops import mixed_steps

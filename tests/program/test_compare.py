@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from cpuserve.program.compare import compare, stored_format
 from cpuserve.program.operations.attention import Attention, RopeStoreKV
 from cpuserve.program.operations.dense import Linear, Logits
 from cpuserve.program.operations.experts import Combine
 from cpuserve.program.operations.norms import RmsNorm
 from cpuserve.program.reference.quantized import GROUP, quantize_rows
+from tests.helpers.op_compare import compare, stored_format
 from tests.helpers.oracle import interpreter_of, program_of
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import tiny_model

@@ -15,7 +15,6 @@ from cpuserve import _C
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.compare import compare
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.online import OnlineWeights
@@ -27,6 +26,7 @@ from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.gpt_oss import published
 from tests.helpers.levels import LEVELS, each_level, each_level_of_vectors
+from tests.helpers.op_compare import compare
 from tests.helpers.oracle import first_state  # it also gives torch one thread
 from tests.helpers.quantized import ORDERED, quantized_copy
 from tests.helpers.steps import Sequence, all_rows, step

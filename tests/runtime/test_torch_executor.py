@@ -11,7 +11,6 @@ import torch
 from cpuserve.core.step import LogitRow
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.compare import compare
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
 from cpuserve.runtime.executor import StepArrays
@@ -19,6 +18,7 @@ from cpuserve.runtime.torch_executor import TorchExecutor, as_torch
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.op_compare import compare
 from tests.helpers.oracle import interpreter_of, precise_torch, transformers_logits
 from tests.helpers.rounding import assert_likeliest, largest, model_bound
 from tests.helpers.steps import Sequence, all_rows, step
