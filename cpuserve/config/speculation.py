@@ -7,30 +7,18 @@ from collections.abc import Mapping
 import msgspec
 
 from cpuserve.base.errors import ConfigError
+from cpuserve.base.registry import imported
 
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.
 AUTO, NGRAM, DRAFT_MODEL, MTP, EAGLE3 = "auto", "ngram", "draft_model", "mtp", "eagle3"
-# Names of vLLM for "mtp", by the architecture of the model.
-MTP_OF = (
-    *(
-        "deepseek_mtp",
-        "deepseek_v4_mtp",
-        "glm4_moe_mtp",
-        "glm4_moe_lite_mtp",
-        "qwen3_next_mtp",
-        "qwen3_5_mtp",
-    ),
-    *("gemma4_mtp", "mimo_mtp", "mimo_v2_mtp", "ernie_mtp", "longcat_flash_mtp"),
-    *("step3p5_mtp", "exaone_moe_mtp", "hy_v3_mtp", "nemotron_h_mtp"),
-    *("bailing_hybrid_mtp", "bailing_hybrid_v3_mtp"),
-)
 
 
 class DrafterKind(msgspec.Struct, kw_only=True, frozen=True):
     """A kind of drafter: how options ask for it, and which functions know it ("module:function").
 
-    method: its name in --speculative-config; aliases: other names, of vLLM.
+    method: its name in --speculative-config.
+    aliases: returns its other names, which vLLM has for heads of some families. "": it has none.
     named: whether `model` there names its checkpoint.
     head: whether it reads hidden states of the model, so it needs the native executor.
     facts: takes the facts of the model, its path, the method and the path of the drafter's
@@ -41,15 +29,15 @@ class DrafterKind(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     method: str
-    aliases: tuple[str, ...] = ()
+    aliases: str = ""
     named: bool = False
     head: bool = False
     facts: str = ""
     build: str = ""
 
 
-# All kinds of drafters by name. MTP is a head in the checkpoint of the model, or in its own one
-# (the assistants of Gemma 4).
+# All kinds of drafters by name. MTP is a head in the checkpoint of the model, or an assistant in
+# a checkpoint of its own.
 KINDS = {
     "ngram": DrafterKind(method=NGRAM),
     "draft_model": DrafterKind(
@@ -59,7 +47,7 @@ KINDS = {
     ),
     "mtp": DrafterKind(
         method=MTP,
-        aliases=MTP_OF,
+        aliases="cpuserve.models:mtp_methods",
         head=True,
         facts="cpuserve.loader.speculation.guess_heads:with_head",
         build="cpuserve.engine.speculation.draft_head:build",
@@ -119,7 +107,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     method AUTO: the same, with less memory (`automatic`).
     method "draft_model": the same as AUTO, and the tokens that `model` generates.
     method "mtp": the same as AUTO, where the checkpoint must have a head for it, or the tokens that
-    `model` guesses, an assistant of Gemma 4.
+    `model` guesses, an assistant.
     method "eagle3": the same as AUTO, and the tokens that the EAGLE-3 head `model` guesses.
     """
 
@@ -184,7 +172,8 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         raise ValueError(msg)
     model = values.get("model") or ""
     method = values.get("method") or (DRAFT_MODEL if model else None)
-    method = next((kind.method for kind in KINDS.values() if method in kind.aliases), method)
+    if isinstance(method, str) and not any(kind.method == method for kind in KINDS.values()):
+        method = _by_alias(method)
     methods = list(dict.fromkeys(f'"{kind.method}"' for kind in KINDS.values()))
     if f'"{method}"' not in methods:
         msg = f"method must be {', '.join(methods[:-1])} or {methods[-1]}"
@@ -208,6 +197,12 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         prompt_lookup_max=most,
         prompt_lookup_min=least,
     )
+
+
+def _by_alias(name: str) -> str:
+    """Return the method that has this other name, or the name itself."""
+    kinds = (kind for kind in KINDS.values() if kind.aliases)
+    return next((kind.method for kind in kinds if name in imported(kind.aliases)()), name)
 
 
 def kind_of(method: object, *, named: bool) -> str | None:

@@ -40,6 +40,7 @@ __all__ = [
     "gguf_of_plugin",
     "has_no_head",
     "media_reader",
+    "mtp_methods",
     "names_of",
     "plugin_notes",
     "projector_of",
@@ -91,6 +92,12 @@ def gguf_of_plugin(name: str) -> str | None:
     if name not in FAMILIES.gguf:
         _look_up(name)
     return FAMILIES.gguf.get(name)
+
+
+def mtp_methods() -> set[str]:
+    """Return the names of vLLM for heads and assistants of all families, as methods."""
+    add_plugins()
+    return {name for family in FAMILIES.texts.values() for name in family.mtp_methods}
 
 
 def projector_of(kind: str) -> str | None:

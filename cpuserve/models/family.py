@@ -181,6 +181,7 @@ class ModelFamily:
     guesses: the head that guesses the token after the next one.
     assistants: the classes of small models that guess for it (AssistantDef), as "module:class", by
       architecture.
+    mtp_methods: names of vLLM for its own head or its assistants, as methods of speculation.
     label: its name in texts for users; "": its architecture.
     tokenizer: what its tokenizers have and no others.
     tools: how it writes tool calls and thoughts, if its templates do not show it.
@@ -202,6 +203,7 @@ class ModelFamily:
     gguf: Mapping[str, str] = field(default_factory=dict)
     guesses: Guesses | None = None
     assistants: Mapping[str, str] = field(default_factory=dict)
+    mtp_methods: tuple[str, ...] = ()
     label: str = ""
     tokenizer: TokenizerTables = field(default_factory=TokenizerTables)
     tools: ToolTables = field(default_factory=ToolTables)

@@ -13,6 +13,7 @@ from cpuserve import models
 from cpuserve.base import plugins
 from cpuserve.base.errors import ModelError
 from cpuserve.config.fields import FIELDS
+from cpuserve.config.speculation import MTP, read_speculation
 from cpuserve.loader.gguf.archs import table as archs
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.mmproj import find_projector
@@ -112,6 +113,7 @@ SAMPLE = ModelFamily(
     gguf={"sample": f"{__name__}:GGUF"},
     guesses=Guesses(NEXTN),
     assistants={"SampleAssistantForCausalLM": f"{__name__}:SampleAssistant"},
+    mtp_methods=("sample_mtp",),
     tokenizer=TokenizerTables(
         files={"sample*.words": f"{__name__}:read_sample"},
         splits={"sample": f"{__name__}:SPLITS"},
@@ -199,6 +201,13 @@ def test_a_plug_in_reads_mmproj_files_of_its_kind_and_of_known_kinds(plugged):
     wholes = find_projector("mlp").wholes
     assert wholes["SampleForCausalLM"] == "SampleForConditionalGeneration"
     assert wholes["LlamaForCausalLM"] == "LlavaForConditionalGeneration"
+
+
+def test_a_plug_in_has_a_method_of_speculation(plugged):
+    plugged(SAMPLE)
+    assert read_speculation({"method": "sample_mtp"}).method == MTP
+    with pytest.raises(ValueError, match="method must be"):
+        read_speculation({"method": "other_mtp"})
 
 
 def test_a_plug_in_has_assistants_of_its_own(plugged, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ FAMILIES = (
         ("BailingHybridForCausalLM",),
         "cpuserve.models.bailing:BailingHybrid",
         guesses=Guesses(FINAL),
+        mtp_methods=("bailing_hybrid_mtp",),
     ),
     ModelFamily(("BailingMoeForCausalLM",), "cpuserve.models.bailing:BailingMoe"),
     ModelFamily(
@@ -24,6 +25,7 @@ FAMILIES = (
         },
         wholes=(Whole(("BailingMoeV3VLForConditionalGeneration",), "bailing_hybrid"),),
         guesses=Guesses(FINAL),
+        mtp_methods=("bailing_hybrid_v3_mtp",),
     ),
     ModelFamily(
         ("SarvamMLAForCausalLM",),

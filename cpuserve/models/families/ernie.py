@@ -19,6 +19,7 @@ FAMILIES = (
         ("Ernie4_5_MoeForCausalLM",),
         "cpuserve.models.ernie4_5:Ernie45Moe",
         guesses=Guesses(_ERNIE, dense=True),
+        mtp_methods=("ernie_mtp",),
     ),
     ModelFamily(
         ("Ernie4_5_VLMoeForCausalLM",),

@@ -20,5 +20,6 @@ FAMILIES = (
         ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
         "cpuserve.models.exaone4:ExaoneMoe",
         guesses=Guesses(MTP),
+        mtp_methods=("exaone_moe_mtp",),
     ),
 )

@@ -89,12 +89,14 @@ FAMILIES = (
             ),
         ),
         guesses=Guesses(NEXTN),
+        mtp_methods=("glm4_moe_mtp",),
     ),
     ModelFamily(
         ("Glm4MoeLiteForCausalLM",),
         "cpuserve.models.deepseek:Glm4MoeLite",
         shared_gguf={"Glm4MoeLiteForCausalLM": "deepseek2"},
         guesses=Guesses(NEXTN),
+        mtp_methods=("glm4_moe_lite_mtp",),
     ),
     ModelFamily(
         ("Glm5NextForCausalLM",),

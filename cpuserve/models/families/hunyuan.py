@@ -16,6 +16,7 @@ FAMILIES = (
         ("HYV3ForCausalLM",),
         "cpuserve.models.mixtures:HunYuan3",
         guesses=Guesses(FINAL),
+        mtp_methods=("hy_v3_mtp",),
     ),
     ModelFamily(
         ("HYV4ForCausalLM",),

@@ -21,6 +21,7 @@ FAMILIES = (
         ("MiMoV2FlashForCausalLM",),
         "cpuserve.models.mimo_v2:MiMoV2Flash",
         guesses=Guesses(_MIMO, dense=True),
+        mtp_methods=("mimo_v2_mtp",),
     ),
     ModelFamily(("MiMoV2ForCausalLM",), "cpuserve.models.mimo_v2:MiMoV2"),
 )

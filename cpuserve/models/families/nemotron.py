@@ -42,5 +42,6 @@ FAMILIES = (
             ),
         ),
         guesses=Guesses(_NEMOTRON, gguf=_NEMOTRON_GGUF, described=True),
+        mtp_methods=("nemotron_h_mtp",),
     ),
 )

@@ -68,6 +68,7 @@ FAMILIES = (
         classifiers=("Qwen2ForSequenceClassification",),
         taggers=("Qwen2ForTokenClassification",),
         guesses=Guesses(_MIMO_7B, hidden_first=True),
+        mtp_methods=("mimo_mtp",),
     ),
     ModelFamily(("Qwen2MoeForCausalLM",), "cpuserve.models.mixtures:Qwen2Moe"),
     ModelFamily(

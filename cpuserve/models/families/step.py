@@ -20,5 +20,6 @@ FAMILIES = (
         text_types={"step3p5": TextType(sizes(128815, 4096, 11264, 45, 64, 128000))},
         wholes=(Whole(("Step3p7ForConditionalGeneration",), "step3p5"),),
         guesses=Guesses(_STEP),
+        mtp_methods=("step3p5_mtp",),
     ),
 )

@@ -27,6 +27,7 @@ FAMILIES = (
         assistants={
             "Gemma4AssistantForCausalLM": "cpuserve.models.gemma4.assistant:Gemma4Assistant"
         },
+        mtp_methods=("gemma4_mtp",),
         label="Gemma 4",
         tokenizer=TokenizerTables(
             gguf={"gemma4": "cpuserve.models.gemma4.tokenizer:IN_GGUF"},

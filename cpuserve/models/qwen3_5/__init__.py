@@ -22,6 +22,7 @@ FAMILIES = (
             Whole(("MiniCPMV4_7ForConditionalGeneration",), "qwen3_5_text", tied=False),
         ),
         guesses=Guesses(MTP),
+        mtp_methods=("qwen3_5_mtp",),
         tokenizer=TokenizerTables(splits={"qwen35": "cpuserve.models.qwen3_5.tokenizer:SPLITS"}),
     ),
     ModelFamily(
@@ -43,5 +44,6 @@ FAMILIES = (
         ("Qwen3NextForCausalLM",),
         "cpuserve.models.qwen3_5.text:Qwen3Next",
         guesses=Guesses(MTP),
+        mtp_methods=("qwen3_next_mtp",),
     ),
 )
