@@ -39,7 +39,7 @@ def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
         return config
     if _equal(weights.get(own), weights.get(tied)):
         return config
-    names = [key for key in ("tie_embedding",) if key in config]  # the key of LFM2
+    names = [key for key in ("tie_embedding",) if key in config]  # another name of it
     return {**config, **dict.fromkeys(["tie_word_embeddings", *names], False), OWN_HEAD: True}
 
 

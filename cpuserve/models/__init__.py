@@ -276,8 +276,9 @@ def _check_shared(config: Mapping[str, Any], architecture: str, spec: ModelSpec)
     chosen = config.get("moe_topk")
     if type(chosen) is int and config.get("num_experts_per_tok", chosen) != chosen:
         refuse("num_experts_per_tok", config["num_experts_per_tok"], f"{chosen}, as moe_topk says")
-    # transformers writes what Step 3.5 says in other keys there as well.
-    if config.get("per_layer_config") and not architecture.startswith(("Gemma4", "Step3p5")):
+    family = FAMILIES.texts.get(architecture)
+    own_keys = () if family is None else family.own_keys
+    if config.get("per_layer_config") and "per_layer_config" not in own_keys:
         refuse("per_layer_config", config["per_layer_config"], "null in this family")
     heads = config.get("num_attention_heads", spec.q_heads)
     for key in ("n_head", "n_heads", "num_heads", "attention_heads"):

@@ -182,7 +182,11 @@ class ModelFamily:
     assistants: the classes of small models that guess for it (AssistantDef), as "module:class", by
       architecture.
     mtp_methods: names of vLLM for its own head or its assistants, as methods of speculation.
+    own_keys: keys of config.json that transformers may write for any family, and that this one
+      reads; others refuse them.
     label: its name in texts for users; "": its architecture.
+    example_of: the kind of models of which messages name it as one that runs: "states" (its layers
+      keep more than keys and values).
     tokenizer: what its tokenizers have and no others.
     tools: how it writes tool calls and thoughts, if its templates do not show it.
     """
@@ -204,7 +208,9 @@ class ModelFamily:
     guesses: Guesses | None = None
     assistants: Mapping[str, str] = field(default_factory=dict)
     mtp_methods: tuple[str, ...] = ()
+    own_keys: tuple[str, ...] = ()
     label: str = ""
+    example_of: str = ""
     tokenizer: TokenizerTables = field(default_factory=TokenizerTables)
     tools: ToolTables = field(default_factory=ToolTables)
 

@@ -69,14 +69,18 @@ def runs_through_transformers(config: Mapping[str, Any]) -> bool:
     if not transformers_knows(config):
         raise unknown(architecture, _ways_out(config))
     if _keeps_states(config):
-        raise unknown(architecture, _STATES)
+        raise unknown(architecture, _states())
     return True
 
 
-_STATES = (
-    "its layers keep more than keys and values, so it cannot run through transformers "
-    "either. Of such models, Falcon-H1, Granite 4, LFM2, Nemotron 3 and Qwen3.5 run"
-)
+def _states() -> str:
+    """Return the end of an error: why transformers cannot run the model, and others that run."""
+    families = FAMILIES.texts.values()
+    *names, last = sorted({f.label for f in families if f.example_of == "states"}, key=str.lower)
+    return (
+        "its layers keep more than keys and values, so it cannot run through transformers "
+        f"either. Of such models, {', '.join(names)} and {last} run"
+    )
 
 
 def _ways_out(config: Mapping[str, Any]) -> str:

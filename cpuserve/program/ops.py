@@ -9,26 +9,6 @@ that read them need (ActFormat in `csrc/kernels/table/rows.h`). Ops run in progr
 value in place, as `ScaleQueries` does, and `Clip` if it has no `out`. `RopeStoreKV` changes qkv in
 place and writes the KV cache.
 
-Families that these ops cover, with ops that a family added:
-
-  Llama 2/3, Mistral, SmolLM2
-  Qwen2/2.5 (biases of q, k and v), Qwen3 (q and k norms inside RopeStoreKV), Qwen3-MoE
-  OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional projection
-    of word embeddings)
-  Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, Attention `scale` and `softcap`, `window`
-    and `rope` of each layer, norms after attention and MLP: RmsNorm, then Add)
-  DeepSeek V2 and V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head)
-  DeepSeek V3.2 (StoreIndexKeys, SelectKeys), GLM-5.3 (PoolIndexKeys, StreamWeights, Limit)
-  DeepSeek V4 (PoolEntries, EntryAttention, Rotate `paired`, Route `table`)
-  Granite 4 (ShortConv, Mamba2, GatedNorm), Mamba 1 and Jamba (ShortConv, SelectiveScan),
-  LFM2 (ShortConv between two Gates; GridConv in the tower of LFM3-VL)
-  gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
-  Persimmon, Command R+, StableLM 2 12B (PartLayerNorm)
-  Gemma 4 (Scale, Route `factors`, layers that share a cache; Clip in its tower)
-  Gemma 3n (Columns, MixParts, MatchRms, KeepTop)
-  Qwen4-Exp (NgramEmbed, SpreadStreams), encoders (Attention without `causal`, Hidden),
-  DeBERTa, MPNet and T5 (RelativeAttention)
-
 docs/design/programs.md says which family uses which operations.
 
 Operations are msgspec structs, because Python creates their classes in 1 ms.

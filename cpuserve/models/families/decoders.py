@@ -38,7 +38,12 @@ FAMILIES = (
     ModelFamily(("DiffLlamaForCausalLM",), "cpuserve.models.diffllama:DiffLlama"),
     ModelFamily(("Dots1ForCausalLM",), "cpuserve.models.mixtures:Dots1"),
     ModelFamily(("FalconForCausalLM", "RWForCausalLM"), "cpuserve.models.falcon:Falcon"),
-    ModelFamily(("FalconH1ForCausalLM",), "cpuserve.models.falcon_h1:FalconH1"),
+    ModelFamily(
+        ("FalconH1ForCausalLM",),
+        "cpuserve.models.falcon_h1:FalconH1",
+        label="Falcon-H1",
+        example_of="states",
+    ),
     ModelFamily(("FalconMambaForCausalLM",), "cpuserve.models.mamba:FalconMamba"),
     ModelFamily(("FlexOlmoForCausalLM",), "cpuserve.models.olmo:FlexOlmo"),
     ModelFamily(("FlintForCausalLM",), "cpuserve.models.flint:Flint"),

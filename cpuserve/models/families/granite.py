@@ -49,7 +49,12 @@ FAMILIES = (
         "cpuserve.models.granite:GraniteMoe",
         shared_gguf={"GraniteMoeSharedForCausalLM": "granitemoe"},
     ),
-    ModelFamily(("GraniteMoeHybridForCausalLM",), "cpuserve.models.granite:GraniteMoeHybrid"),
+    ModelFamily(
+        ("GraniteMoeHybridForCausalLM",),
+        "cpuserve.models.granite:GraniteMoeHybrid",
+        label="Granite 4",
+        example_of="states",
+    ),
     ModelFamily(("GraniteMoeSWAForCausalLM",), "cpuserve.models.granite:GraniteMoeSwa"),
     ModelFamily(("GraniteSWAForCausalLM",), "cpuserve.models.granite:GraniteSwa"),
     ModelFamily(

@@ -43,5 +43,7 @@ FAMILIES = (
         ),
         guesses=Guesses(_NEMOTRON, gguf=_NEMOTRON_GGUF, described=True),
         mtp_methods=("nemotron_h_mtp",),
+        label="Nemotron 3",
+        example_of="states",
     ),
 )

@@ -21,5 +21,7 @@ FAMILIES = (
         wholes=(Whole(("Step3p7ForConditionalGeneration",), "step3p5"),),
         guesses=Guesses(_STEP),
         mtp_methods=("step3p5_mtp",),
+        # transformers writes there what other keys say as well.
+        own_keys=("per_layer_config",),
     ),
 )

@@ -28,6 +28,7 @@ FAMILIES = (
             "Gemma4AssistantForCausalLM": "cpuserve.models.gemma4.assistant:Gemma4Assistant"
         },
         mtp_methods=("gemma4_mtp",),
+        own_keys=("per_layer_config",),
         label="Gemma 4",
         tokenizer=TokenizerTables(
             gguf={"gemma4": "cpuserve.models.gemma4.tokenizer:IN_GGUF"},
@@ -59,6 +60,7 @@ FAMILIES = (
                 "cpuserve.models.gemma4.assistant:Gemma4UnifiedAssistant"
             )
         },
+        own_keys=("per_layer_config",),
         label="Gemma 4",
     ),
 )

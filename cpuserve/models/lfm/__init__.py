@@ -23,6 +23,8 @@ FAMILIES = (
             ),
         ),
         gguf={"lfm2": "cpuserve.models.lfm.gguf:DENSE"},
+        label="LFM2",
+        example_of="states",
         tokenizer=TokenizerTables(splits={"lfm2": "cpuserve.tokenizer.splits:LLAMA"}),
         tools=ToolTables(
             calls={"lfm2": "cpuserve.models.lfm.tools:CALLS"},

@@ -23,6 +23,8 @@ FAMILIES = (
         ),
         guesses=Guesses(MTP),
         mtp_methods=("qwen3_5_mtp",),
+        label="Qwen3.5",
+        example_of="states",
         tokenizer=TokenizerTables(splits={"qwen35": "cpuserve.models.qwen3_5.tokenizer:SPLITS"}),
     ),
     ModelFamily(

@@ -44,8 +44,7 @@ def thinking_variables(on: bool) -> dict[str, Any]:
 
 
 # Template variables that keep the thoughts of earlier turns in the prompt;
-# a template reads one of them, or none. Templates of Qwen and LFM read preserve_thinking,
-# templates of GLM clear_thinking. Without these variables the prompt loses thoughts
+# a template reads one of them, or none. Without these variables the prompt loses thoughts
 # when the user writes again, and all tokens after the first thought are computed again.
 KEEPS_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False}
 

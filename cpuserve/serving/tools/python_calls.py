@@ -1,4 +1,4 @@
-"""Calls as Python writes them, which Llama 4, LFM2 and OLMo 3 use.
+"""Calls as Python writes them, which several families use.
 
     <|tool_call_start|>[get_weather(city="Paris", days=[1, 2]), other()]<|tool_call_end|>
 
