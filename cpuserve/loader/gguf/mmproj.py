@@ -124,7 +124,9 @@ def find_projector(kind: str) -> Projector | None:
     if found is None and (place := projector_of(kind)) is not None:
         found = imported(place)
     more = FAMILIES.mmproj.get(kind)
-    return found if found is None or more is None else replace(found, wholes=found.wholes | more)
+    return (
+        found if found is None or more is None else replace(found, wholes={**found.wholes, **more})
+    )
 
 
 def _projector(file: GgufFile) -> Projector:
