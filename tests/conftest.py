@@ -238,9 +238,10 @@ def eager(monkeypatch):
 def hasty(eager, monkeypatch):
     """Let a draft model guess the tokens of every text, whatever time it takes."""
     from cpuserve.engine.speculation.draft_model import DraftModel
+    from cpuserve.engine.speculation.prices import GuessPrices
 
-    monkeypatch.setattr(DraftModel, "_paying", lambda _self, turns, _budget: turns)
-    monkeypatch.setattr(DraftModel, "_is_worth", lambda *_: True)
+    monkeypatch.setattr(GuessPrices, "paying", lambda _self, turns, _budget: turns)
+    monkeypatch.setattr(DraftModel, "is_worth", lambda *_: True)
 
 
 @pytest.fixture
@@ -251,11 +252,11 @@ def patient_closes(monkeypatch):
     """
     from cpuserve.core.kv.disk import DiskCache
     from cpuserve.core.kv.offload import Offload
-    from cpuserve.engine.speculation.draft_model import DraftModel
+    from cpuserve.engine.speculation.model_proposer import ModelProposer
     from tests.helpers.patience import PATIENCE_S
 
-    for each in (DiskCache, Offload, DraftModel):
-        monkeypatch.setattr(each.close, "__defaults__", (PATIENCE_S,))
+    for store in (DiskCache, Offload, ModelProposer):
+        monkeypatch.setattr(store.close, "__defaults__", (PATIENCE_S,))
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_a_step_has_the_drafts_that_give_the_most_tokens_a_second(rows, chances,
     step_s = 0.01 * (1 + cost.row_work.of(1, rows - 1))
     budget = DraftBudget(cost, 100, 1.0, rows, 0, rows, step_s)
     assert budget.take(chances) == count
-    assert budget.took_s == pytest.approx(step_s + cost.draft_seconds(rows, 0, count))
+    assert budget.step_s == pytest.approx(step_s + cost.draft_seconds(rows, 0, count))
 
 
 def test_the_price_is_learned_for_each_number_of_rows_context_and_way_of_sampling():

@@ -9,13 +9,10 @@ from cpuserve.core.cost import RowWork
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.core.step import RowResult
-from cpuserve.engine.speculation.draft_model import (
-    SHARED_GAIN,
-    TRIALS,
-    TRY_AFTER,
-    Chances,
-    DraftModel,
-)
+from cpuserve.engine.speculation.draft_model import DraftModel
+from cpuserve.engine.speculation.model_proposer import ModelProposer
+from cpuserve.engine.speculation.prices import TRIALS, TRY_AFTER
+from cpuserve.engine.speculation.texts import SHARED_GAIN, Chances
 from cpuserve.sampling.params import SamplingParams
 from tests.core.test_drafts import Engine
 from tests.helpers.depth import deep_but
@@ -72,10 +69,11 @@ class Drafting(Engine):
         monkeypatch.setattr(NgramDrafts, "propose", lambda *_: ([], []))
         self.guesser = Guesser(num_blocks)
         kv = KvManager(num_blocks, BLOCK)
-        self.drafts = DraftModel(self.guesser, kv, VOCAB, longest=150)
-        self.drafts.num_steps = TRIALS
+        self.drafts = ModelProposer(DraftModel(self.guesser, kv), VOCAB, longest=150)
+        self.texts = self.drafts.texts
+        self.texts.num_steps = TRIALS
         self.drafter.proposers.append(self.drafts)
-        for cost, base in ((self.scheduler.cost, 0.01), (self.drafts.cost, draft_s)):
+        for cost, base in ((self.scheduler.cost, 0.01), (self.texts.cost, draft_s)):
             cost.base, cost.row, cost.key = base, 0.0, 0.0
             cost.token, cost.pair = token_s * 256, 0.0
             cost.row_work = RowWork(((1, base), (33, base + 32 * 0.0002)))
@@ -84,7 +82,7 @@ class Drafting(Engine):
     def step(self):
         batch = super().step()
         self.drafter.propose_after_sending(self.scheduler.running)
-        self.drafts.kv.check_invariants(t.tables for t in self.drafts._sequences.values())
+        self.texts.kv.check_invariants(t.tables for t in self.texts.by_request.values())
         return batch
 
 
@@ -100,7 +98,7 @@ def test_an_equal_model_guesses_all_tokens_and_computes_each_of_them_once(monkey
     # Of five tokens that a step accepted, the draft model has computed three.
     assert engine.guesser.steps[4] == [2]
     assert max(map(max, engine.guesser.steps[1:])) == 2
-    assert not engine.drafts._sequences
+    assert not engine.texts.by_request
 
 
 def test_wrong_guesses_change_no_token_and_leave_no_keys(monkeypatch):
@@ -215,8 +213,8 @@ def test_a_preempted_request_finds_its_blocks_again(monkeypatch):
         engine.step()
     engine.scheduler._preempt(request)
     engine.drafter.propose_after_sending(engine.scheduler.running)
-    assert not engine.drafts._sequences
-    assert engine.drafts.kv.num_free == engine.drafts.kv.num_blocks
+    assert not engine.texts.by_request
+    assert engine.texts.kv.num_free == engine.texts.kv.num_blocks
     engine.guesser.steps.clear()
     engine.run()
     assert engine.outputs[0] == reference(PROMPT, request.params, 11, 60)
@@ -253,7 +251,7 @@ def seconds_of(engine):
     """The seconds of all steps of both models."""
     drafts = sum(chunk.num_drafts for batch in engine.batches for chunk in batch.chunks)
     plain = len(engine.batches) * 0.01 + drafts * 0.0002
-    return plain + len(engine.guesser.steps) * engine.drafts.cost.base
+    return plain + len(engine.guesser.steps) * engine.texts.cost.base
 
 
 @pytest.mark.parametrize("draft_s", deep_but([0.001], [0.0005, 0.001, 0.003]))

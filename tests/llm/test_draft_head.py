@@ -10,7 +10,9 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.engine.speculation import draft_head
 from cpuserve.engine.speculation.draft_head import EARLY, DraftHead
-from cpuserve.engine.speculation.draft_model import TRIALS, TRY_AFTER, DraftModel
+from cpuserve.engine.speculation.model_proposer import ModelProposer
+from cpuserve.engine.speculation.prices import TRIALS, TRY_AFTER, GuessPrices
+from cpuserve.engine.speculation.texts import DraftTexts
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_convert import convert
 from tests.helpers.guess_head import FAMILIES, is_offset, table_of, with_head
@@ -172,14 +174,14 @@ def test_grammars_and_several_choices_have_the_same_bits(hasty, checkpoint):
 @pytest.fixture
 def watched(monkeypatch):
     """Per step of a head: for each text its first position, the position and number of tokens."""
-    found, step = [], DraftModel._step
+    found, step = [], DraftTexts.run
 
     def watch(self, chunks):
-        firsts = {text.slot: text.first for text in self._sequences.values()}
+        firsts = {text.slot: text.first for text in self.by_request.values()}
         found.append([(firsts[c.slot], c.start + firsts[c.slot], len(c.token_ids)) for c in chunks])
         return step(self, chunks)
 
-    monkeypatch.setattr(DraftModel, "_step", watch)
+    monkeypatch.setattr(DraftTexts, "run", watch)
     return found
 
 
@@ -207,13 +209,13 @@ def test_a_head_computes_a_long_prompt_in_parts_and_each_row_once(
 @pytest.fixture
 def guessed(monkeypatch):
     """All guesses of heads, in order."""
-    found, guess = [], DraftModel._guess
+    found, guess = [], ModelProposer._guess
 
     def watch(self, turn, row):
         found.append(row.token)
         return guess(self, turn, row)
 
-    monkeypatch.setattr(DraftModel, "_guess", watch)
+    monkeypatch.setattr(ModelProposer, "_guess", watch)
     return found
 
 
@@ -275,8 +277,8 @@ def test_a_head_begins_anew_after_a_prefix_that_it_has_not_seen(
     path = checkpoint("glm4-moe", sure=True)
     with make(path) as llm:
         with monkeypatch.context() as without:
-            without.setattr(DraftHead, "_round", lambda *_: None)
-            without.setattr(DraftHead, "_end", lambda *_: None)
+            without.setattr(ModelProposer, "_round", lambda *_: None)
+            without.setattr(DraftHead, "begin_round", lambda *_: None)
             want = llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids
         assert llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids == want
         assert llm._client.stats.accepted_tokens > 20
@@ -286,7 +288,7 @@ def test_a_head_begins_anew_after_a_prefix_that_it_has_not_seen(
 def test_a_head_that_does_not_pay_rests_and_tries_a_guess_now_and_then(
     eager, no_ngrams, checkpoint, watched, monkeypatch
 ):
-    monkeypatch.setattr(DraftModel, "_paying", lambda *_: [])
+    monkeypatch.setattr(GuessPrices, "paying", lambda *_: [])
     # A try after TRY_AFTER rounds, and then after twice as many.
     texts, params = TEXTS[:2], [plain_params(0.0, n, 120) for n in range(2)]
     with make(checkpoint("glm4-moe", sure=True)) as llm:
@@ -308,7 +310,7 @@ def test_a_head_that_rests_looks_up_no_prefixes(eager, no_ngrams, checkpoint, mo
         found.append(len(ids))
         return match(self, chain, ids)
 
-    monkeypatch.setattr(DraftModel, "_paying", lambda *_: [])
+    monkeypatch.setattr(GuessPrices, "paying", lambda *_: [])
     with make(checkpoint("glm4-moe")) as llm:
         llm.generate([prompt], plain_params(0.8, 1, TRIALS + 10))
         monkeypatch.setattr(KvManager, "match_prefix", watch)
@@ -321,7 +323,7 @@ def test_no_request_fails_if_the_head_does(hasty, checkpoint, monkeypatch, caplo
     path, params = checkpoint("glm4-moe"), [plain_params(0.7, n) for n in range(len(TEXTS))]
     with make(path, head=False) as llm:
         plain = [answer(o) for o in llm.generate(TEXTS, params)]
-    step, calls = DraftHead._step, []
+    step, calls = DraftHead.run, []
 
     def fail(self, chunks):
         calls.append(1)
@@ -329,7 +331,7 @@ def test_no_request_fails_if_the_head_does(hasty, checkpoint, monkeypatch, caplo
             raise RuntimeError("no more")
         return step(self, chunks)
 
-    monkeypatch.setattr(DraftHead, "_step", fail)
+    monkeypatch.setattr(DraftHead, "run", fail)
     with make(path) as llm:
         assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
     assert len(calls) == 6

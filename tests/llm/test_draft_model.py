@@ -11,7 +11,7 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import StartupError
 from cpuserve.core.speculation.ngram_drafts import NgramDrafts
-from cpuserve.engine.speculation.draft_model import DraftModel
+from cpuserve.engine.speculation.texts import DraftTexts
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_speculation import PARAMS, PROMPTS, SIZES, answer, forms
@@ -148,14 +148,14 @@ def test_grammars_and_several_choices_have_the_same_bits(hasty, drafts):
 @pytest.fixture
 def watched(monkeypatch):
     """The draft models of all engines that are made, and the numbers of tokens of their steps."""
-    found, step = {"tokens": [], "models": []}, DraftModel._step
+    found, step = {"tokens": [], "models": []}, DraftTexts.run
 
     def watch(self, chunks):
         found["tokens"].append(sum(len(chunk.token_ids) for chunk in chunks))
         found["models"].append(self)
         return step(self, chunks)
 
-    monkeypatch.setattr(DraftModel, "_step", watch)
+    monkeypatch.setattr(DraftTexts, "run", watch)
     return found
 
 
@@ -182,7 +182,7 @@ def test_no_request_fails_if_the_draft_model_does(hasty, drafts, monkeypatch, ca
     params = [plain_params(0.7, n) for n in range(len(TEXTS))]
     with make() as llm:
         plain = [answer(o) for o in llm.generate(TEXTS, params)]
-    step, calls = DraftModel._step, []
+    step, calls = DraftTexts.run, []
 
     def fail(self, chunks):
         calls.append(1)
@@ -190,7 +190,7 @@ def test_no_request_fails_if_the_draft_model_does(hasty, drafts, monkeypatch, ca
             raise RuntimeError("no more")
         return step(self, chunks)
 
-    monkeypatch.setattr(DraftModel, "_step", fail)
+    monkeypatch.setattr(DraftTexts, "run", fail)
     with make(drafts["near"]) as llm:
         assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
     assert len(calls) == 6

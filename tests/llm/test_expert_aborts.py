@@ -149,7 +149,7 @@ def test_aborts_at_any_moment_leave_nothing_and_change_no_bit(
         assert core.kv.num_free == core.kv.num_blocks
         assert parts(core)["held"] == 0
         if core._proposer is not None:
-            assert core._proposer.kv.num_free == core._proposer.kv.num_blocks
+            assert core._proposer.texts.kv.num_free == core._proposer.texts.kv.num_blocks
         again = alone(core, requests[:3])
         return found, aborted, core.stats, again
 

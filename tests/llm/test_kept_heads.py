@@ -13,7 +13,8 @@ from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.speculation.ngram_drafts import NgramDrafts
 from cpuserve.engine.inline import InlineClient
 from cpuserve.engine.speculation import draft_head
-from cpuserve.engine.speculation.draft_model import DraftModel
+from cpuserve.engine.speculation.model_proposer import ModelProposer
+from cpuserve.engine.speculation.texts import DraftTexts
 from cpuserve.loader.load import read_config
 from cpuserve.models import spec_from_config
 from tests.helpers.depth import deep_but
@@ -65,10 +66,10 @@ def make(drafter, *, head=True, **options):
 def seen(monkeypatch):
     """For each row of a head the first position of its text, and its own; and all guesses."""
     rows, guesses = [], []
-    step, guess = DraftModel._step, DraftModel._guess
+    step, guess = DraftTexts.run, ModelProposer._guess
 
     def watch_step(self, chunks):
-        firsts = {text.slot: text.first for text in self._sequences.values()}
+        firsts = {text.slot: text.first for text in self.by_request.values()}
         rows.extend((firsts[c.slot], c.start + firsts[c.slot]) for c in chunks)
         return step(self, chunks)
 
@@ -76,21 +77,21 @@ def seen(monkeypatch):
         guesses.append(row.token)
         return guess(self, turn, row)
 
-    monkeypatch.setattr(DraftModel, "_step", watch_step)
-    monkeypatch.setattr(DraftModel, "_guess", watch_guess)
+    monkeypatch.setattr(DraftTexts, "run", watch_step)
+    monkeypatch.setattr(ModelProposer, "_guess", watch_guess)
     return rows, guesses
 
 
 @pytest.fixture
 def kept(monkeypatch):
     """The offload of each head, in order."""
-    found, keep = [], DraftModel.keep
+    found, keep = [], ModelProposer.keep
 
     def watch(self, offload):
         found.append(offload)
         keep(self, offload)
 
-    monkeypatch.setattr(DraftModel, "keep", watch)
+    monkeypatch.setattr(ModelProposer, "keep", watch)
     return found
 
 
@@ -136,7 +137,7 @@ def test_an_idle_engine_writes_the_keys_of_a_head_to_files(
     patient_offload, monkeypatch, drafter, seen, kept, tmp_path
 ):
     # Nothing is written when the engine ends.
-    monkeypatch.setattr(DraftModel, "close", lambda self: self.executor.close())
+    monkeypatch.setattr(ModelProposer, "close", lambda self: self.texts.executor.close())
     found, options = drafter("glm4-moe"), {"prefix_cache_dir": str(tmp_path)}
     with make(found, **options) as llm:
         ask(llm, seen, cached=0)

@@ -94,7 +94,7 @@ class DraftBudget:
         )
 
     @property
-    def took_s(self) -> float:
+    def step_s(self) -> float:
         """The seconds that the step is expected to take, with the drafts so far."""
         return self.base_s + self._seconds_of(self.num_drafts)
 

@@ -1,8 +1,8 @@
-"""Assistant: draft tokens of an assistant of Gemma 4, which reads the KV cache of its model."""
+"""Assistant: guesses of an assistant of Gemma 4, which reads the KV cache of its model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,100 +14,103 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.request import Request
 from cpuserve.core.speculation.budget import DraftBudget
-from cpuserve.core.step import LogitRow, SeqChunk
-from cpuserve.engine.speculation.draft_head import WEYL, DraftHead
-from cpuserve.engine.speculation.draft_model import TRY_AFTER, Draft, DraftedText
+from cpuserve.core.step import LogitRow, RowResult, SeqChunk
+from cpuserve.engine.speculation.hidden_states import WEYL, HiddenStates
+from cpuserve.engine.speculation.model_proposer import Guesser, ModelProposer
+from cpuserve.engine.speculation.prices import GuessPrices
+from cpuserve.engine.speculation.texts import DraftedText, DraftTexts, DraftTurn
 
 if TYPE_CHECKING:
     from cpuserve.engine.speculation.parts import EngineParts
     from cpuserve.loader.speculation.guess_heads import GuessHead
-    from cpuserve.runtime.executor import Executor, StepRows
+    from cpuserve.runtime.executor import Executor
 
 
-class Assistant(DraftHead):
-    """Guesses the tokens after running texts with an assistant.
+class Assistant(Guesser):
+    """Guesses with an assistant of the model.
 
     An assistant stores no keys, so a text lacks none: not after a prefix from the cache, not after
     a preemption, and not after rounds without guesses. A row reads the embedding of the last token
-    or of the last guess, and attends to the keys of the tokens before the last one.
+    or of the last guess, and attends to the keys of the tokens before the last one, which may be
+    of media.
 
+    target: the executor of the model.
+    head: the assistant that `executor` runs.
     groups: the cache groups, in the model, of the KV layers that the assistant reads.
     """
 
-    most_rests = TRY_AFTER  # a try costs no more than its guess
-    keeps_keys = False  # it has none
-
     def __init__(
-        self,
-        executor: Executor,
-        vocab: int,
-        longest: int,
-        target: Executor,
-        head: GuessHead,
-        groups: Sequence[int],
+        self, executor: Executor, target: Executor, head: GuessHead, groups: Sequence[int]
     ) -> None:
-        kv = KvManager(1, 1, prefix_caching=False)
-        super().__init__(executor, kv, vocab, longest, target, head)
+        self.texts = DraftTexts(executor, KvManager(1, 1, prefix_caching=False))
+        self.prices = GuessPrices(self.texts)
+        self._hidden = HiddenStates(self.texts, target, head)
         self._groups = groups
         self._requests: dict[SlotId, Request] = {}
         self._tables: dict[SlotId, list[BlockTable]] = {}  # as this executor has them
 
-    def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
-        rows = self._rows
-        known = [r for r in requests if r.slot in rows and self._row(r, rows[r.slot]) is not None]
-        turns = self._chosen(self._turns(known), budget)
-        chunks = [self._first_chunk(turn, rows[turn.request.slot]) for turn in turns]
-        self._guess_on(chunks, turns, budget)
+    def begin_round(self, ended: Mapping[SlotId, Request]) -> None:
+        """Note the rows of the model's last step."""
+        del ended
+        self._hidden.take_step()
 
-    def _may_have_drafts(self, request: Request) -> bool:
-        """Whether the next step may verify drafts of a request; its keys may be of media."""
-        if request.most_drafts <= 0 or request.computes_prompt:
-            return False
-        return len(request.token_ids) + request.most_drafts <= self._longest
+    def can_guess(self, request: Request) -> bool:
+        """Whether the model's last step had the token before the last one of a text."""
+        return self._row(request) is not None
 
-    def _row(self, request: Request, step: StepRows) -> int | None:
+    def _row(self, request: Request) -> int | None:
         """Return the row in the model's last step of the token before the last one of a text."""
-        at = len(request.token_ids) - 2 - step.position
-        return step.row + at if 0 <= at < step.tokens else None
+        step = self._hidden.rows.get(request.slot)
+        if step is None:
+            return None
+        index = len(request.token_ids) - 2 - step.position
+        return step.row + index if 0 <= index < step.tokens else None
 
-    # --- texts -------------------------------------------------------------------------------
+    def add(self, request: Request, slot: SlotId) -> DraftedText:
+        """Return the text of a request."""
+        text = self.texts.add(request, slot)
+        self._requests[slot] = request
+        self._tables[slot] = [BlockTable() for _ in self._groups]
+        self.texts.admit(slot, request, request.seed + WEYL)
+        return text
 
-    def _begin_at(self, request: Request, sequence: DraftedText, first: int) -> None:
-        del first
-        self._requests[sequence.slot] = request
-        self._tables[sequence.slot] = [BlockTable() for _ in self._groups]
-        self._admit(sequence.slot, request, request.seed + WEYL)
+    def learn(self, text: DraftedText, ids: Sequence[int]) -> None:
+        """Learn which guesses were right; a text lacks no keys."""
+        self.texts.learn(text, ids)
+        text.computed = text.base = len(ids)
 
-    def _learn(self, sequence: DraftedText, ids: Sequence[int]) -> None:
-        self._learn_chances(sequence, ids)
-        sequence.computed = sequence.base = len(ids)
+    def first_chunks(
+        self, requests: Sequence[Request], turns: list[DraftTurn], budget: DraftBudget
+    ) -> tuple[list[SeqChunk], list[DraftTurn]]:
+        """Return chunks with the last tokens of texts and hidden states of the model, and turns."""
+        del requests, budget
+        chunks: list[SeqChunk] = []
+        for turn in turns:
+            request, row = turn.request, self._row(turn.request)
+            assert row is not None, "a text without this row has no turn"
+            for group, table in zip(self._groups, self._tables[request.slot], strict=True):
+                follow(table, request.tables[group])
+            chunks.append(self._chunk(turn.text, request.token_ids[-1:]))
+            chunks[-1].media = [row]
+        return chunks, turns
 
-    def _grow(self, sequence: DraftedText, tokens: int) -> bool:
-        del sequence, tokens
-        return True
+    def next_chunk(self, text: DraftedText) -> SeqChunk:
+        """Return a chunk with the last guess of a text, which reads the assistant's own state."""
+        return self._chunk(text, text.guesses[-1:])
 
-    # --- steps of the assistant ----------------------------------------------------------------
+    def run(self, chunks: list[SeqChunk]) -> list[RowResult]:
+        """Run a step; return the results of its rows."""
+        return self._hidden.run(chunks)
 
-    def _first_chunk(self, turn: Draft, step: StepRows) -> SeqChunk:
-        """Return a chunk with the last token of a text, and the hidden state of the model."""
-        request, row = turn.request, self._row(turn.request, step)
-        assert row is not None
-        for group, known in zip(self._groups, self._tables[request.slot], strict=True):
-            follow(known, request.tables[group])
-        chunk = self._chunk(turn.sequence, request.token_ids[-1:])
-        chunk.media = [row]
-        return chunk
-
-    def _chunk(self, sequence: DraftedText, tokens: list[int]) -> SeqChunk:
+    def _chunk(self, text: DraftedText, tokens: list[int]) -> SeqChunk:
         """Return a chunk with one token. All rows of a round are at the same place."""
-        slot, last, guesses = sequence.slot, sequence.base - 1, len(sequence.guessed)
+        slot, last, guesses = text.slot, text.base - 1, len(text.guesses)
         request = self._requests[slot]
         if request.params.temperature > 0:
             # The random number of a row follows from its position, which does not change.
-            self._admit(slot, request, request.seed + WEYL * (guesses + 1))
+            self.texts.admit(slot, request, request.seed + WEYL * (guesses + 1))
         rows = [LogitRow(0, num_top=0)]
-        tables = self._tables[slot]
-        return SeqChunk(slot, tokens, last - 1, tables, rows, angles=[[last]])
+        return SeqChunk(slot, tokens, last - 1, self._tables[slot], rows, angles=[[last]])
 
 
 def follow(known: BlockTable, table: BlockTable) -> None:
@@ -119,8 +122,8 @@ def follow(known: BlockTable, table: BlockTable) -> None:
     known += table[same:]
 
 
-def build(parts: EngineParts) -> Assistant:
-    """Return an assistant of an engine's model; its executor has no KV blocks."""
+def build(parts: EngineParts) -> ModelProposer:
+    """Return the proposer of an assistant; its executor has no KV blocks."""
     from cpuserve.loader.speculation.assistants import open_assistant
     from cpuserve.quant import quantize_online
     from cpuserve.runtime.native import NativeExecutor
@@ -142,4 +145,5 @@ def build(parts: EngineParts) -> Assistant:
     assert isinstance(parts.target, NativeExecutor)  # DrafterKind.head
     kv: dict[str, Any] = {"kv_owner": parts.target.native, "kv_layers": draft.caches}
     executor = NativeExecutor(own, head.program, weights, parts.team, **kv)
-    return Assistant(executor, parts.vocab, draft.max_model_len, parts.target, head, groups)
+    guesser = Assistant(executor, parts.target, head, groups)
+    return ModelProposer(guesser, parts.vocab, draft.max_model_len)
