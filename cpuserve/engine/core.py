@@ -250,10 +250,14 @@ class EngineCore:
         """The grammars of this engine; created when the first request with a grammar arrives."""
         if self._grammars is None:
             from cpuserve.engine.grammars.client import Grammars
+            from cpuserve.engine.grammars.proposer import GrammarProposer
 
             self._grammars = Grammars(
                 self.config, self.limits.vocab, self._eos_ids, lambda: self.wake()
             )
+            if (drafter := self.scheduler.drafter) is not None:
+                most_tokens = self.config.max_num_batched_tokens
+                drafter.with_masks = GrammarProposer(self._grammars, most_tokens)
         return self._grammars
 
     def _add_grammar(self, request: Request) -> bool:
@@ -336,8 +340,10 @@ class EngineCore:
         moving_s = offload.seconds if offload is not None else 0.0
         if self._grammars is not None:
             self._take_compiled(self._grammars)
-            late, running = self.scheduler.masks_late, self.scheduler.running
-            self.scheduler.masks_late = not self._grammars.begin_step(running, late=late)
+            late, drafter = self.scheduler.masks_late, self.scheduler.drafter
+            self.scheduler.masks_late = not self._grammars.begin_step(late=late)
+            if drafter is not None and not self.scheduler.masks_late:
+                drafter.propose_with_masks(self.scheduler.running)
         batch = self.scheduler.schedule()
         if self._grammars is not None and self.scheduler.masks_late and not batch.chunks:
             self._grammars.settle(LATE_S)

@@ -33,6 +33,7 @@ class Drafter:
     prices: what steps with and without drafts take by `clock`; None without a clock.
     proposers: the first one looks at each text right after a step (n-grams). The others take their
       time, after the tokens of the step were sent.
+    with_masks: looks before a step at the requests whose bitmasks have come; None = there are none.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Drafter:
     ) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.proposers = list(proposers)
+        self.with_masks: Proposer | None = None
         self._round: Round | None = None
         self.limits = StepLimits(CostModel(), sys.maxsize)
         self.prices = None if clock is None else CostModel()
@@ -86,6 +88,14 @@ class Drafter:
         if self._round is not None:
             for proposer in self.proposers[1:]:
                 proposer.propose(requests, self._round)
+
+    def propose_with_masks(self, requests: Sequence[Request]) -> None:
+        """Let grammars set drafts of running requests just before a step, when bitmasks have come.
+
+        Before the first round there is nothing to propose: no request has drafts or may jump.
+        """
+        if self._round is not None and self.with_masks is not None:
+            self.with_masks.propose(requests, self._round)
 
     def _propose_all(self, requests: Sequence[Request], running: int) -> None:
         if self._worth_of and not self._worth:

@@ -5,10 +5,10 @@ The process, the library and the bitmasks are created for the first request with
 `add` decides whether a request is ready. Threads start the process and wait for compilations,
 and `collect` returns the results so far. Each request slot has a bitmask for the next token,
 and one after each draft token. Right after a step, `begin_fill` asks for the bitmasks of the
-running requests; `begin_step` takes them before the next step, with the tokens that the grammars
-determine, and `masks_for` returns them. If the bitmasks are late, requests with grammars wait,
-and other requests run. A process that ends, or does not reply for REPLY_S seconds, is replaced.
-The grammars in use are then compiled again, and their requests continue.
+running requests; `begin_step` takes them before the next step, `take_guess` has the tokens that
+the grammars determine, and `masks_for` returns the bitmasks. If they are late, requests with
+grammars wait, and other requests run. A process that ends, or does not reply for REPLY_S seconds,
+is replaced. The grammars in use are then compiled again, and their requests continue.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class Grammars:
         self._start = Start(
             config.tokenizer_path, vocab, ends, num_masks, words, cpus, threads, behind
         )
-        self._most_tokens = config.max_num_batched_tokens
         self._sources = config.sources
         self._wake = wake
         self._known: OrderedDict[tuple[Key, str], _Grammar] = OrderedDict()
@@ -359,7 +358,7 @@ class Grammars:
         """Ask for the missing bitmasks of these running requests, which sample in the next step.
 
         This method does not wait for the reply.
-        jumps: how many tokens each of them may take that no step samples (`begin_step`).
+        jumps: how many tokens each of them may take that no step samples (`take_guess`).
         """
         if not self.settle(0.0):
             return
@@ -458,44 +457,31 @@ class Grammars:
                 )
                 self._errors[number] = Verdict(number, again, fault=False)
 
-    def begin_step(self, running: Sequence[Request], *, late: bool) -> bool:
-        """Let the running requests jump over tokens that their grammars determine.
+    def begin_step(self, *, late: bool) -> bool:
+        """Wait shortly for the bitmasks of a step; False if they are late.
 
-        Leaves each of them only the draft tokens with bitmasks, and those that the grammar adds.
-        Returns False if the bitmasks are late; with `late`, they have been late before.
+        late: whether they have been late before, so that this does not wait.
         """
-        if not self.settle(0.0 if late else GRACE_S):
-            return False
-        room = self._most_tokens - len(running) - sum(request.sure for request in running)
-        for request in running:
-            if request.masked and (jumped := self._take_guess(request, room)):
-                request.jump(jumped)
-                room -= len(jumped)
-        return True
+        return self.settle(0.0 if late else GRACE_S)
 
-    def _take_guess(self, request: Request, room: int) -> list[int]:
-        """Set the draft tokens of a request; return the tokens, at most `room`, to jump over."""
+    def take_guess(self, request: Request, room: int) -> Guessed | None:
+        """Return the tokens that may follow a request by its grammar, which they are taken from.
+
+        None = the drafts of the request have bitmasks as they are. It jumps over at most `room`
+        tokens: with more, or without bitmasks for the request as it is now, nothing may follow.
+        """
         entry = self._requests[request.id]
         guessed, entry.guessed = entry.guessed, None
-        current = entry.filled == (request.slot, request.num_preemptions)
-        if not current or entry.taken != request.num_output:
-            request.drafts, request.chances = [], []
-            current = False
+        filled = entry.filled == (request.slot, request.num_preemptions)
+        current = filled and entry.taken == request.num_output
         if guessed is None:
-            return []
-        jumped = guessed.jumped
-        if not current or len(jumped) > room:
-            request.drafts, request.chances = [], []
-            if jumped:
+            return None if current else Guessed([], [], [])
+        if not current or len(guessed.jumped) > room:
+            if guessed.jumped:
                 self._renew(entry, request.id)
-            return []
-        entry.taken += len(jumped)
-        known = [1.0] * (len(jumped) + len(guessed.drafts))
-        known[: len(request.chances)] = request.chances[: len(known)]
-        chances = zip(guessed.only, known[len(jumped) :], strict=True)
-        request.drafts = guessed.drafts
-        request.chances = [1.0 if only else chance for only, chance in chances]
-        return jumped
+            return Guessed([], [], [])
+        entry.taken += len(guessed.jumped)
+        return guessed
 
     def _renew(self, entry: _GrammarRequest, number: RequestId) -> None:
         """Drop a matcher that has consumed tokens which its request has not taken."""
