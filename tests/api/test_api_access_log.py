@@ -273,7 +273,10 @@ def test_no_line_is_left_out(written, count):
         assert told[str(number)]["completion_tokens"] == 2
 
 
-FORWARDED = b"GET /nowhere HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 203.0.113.7, 10.2.3.4\r\n\r\n"
+FORWARDED = (
+    b"GET /nowhere HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    b"x-forwarded-for: 203.0.113.7, 10.2.3.4\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize(
