@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.generation.batch import BatchItem, run_batch
 from cpuserve.serving.generation.fan_out import sequences_of
+from tests.helpers.depth import deep_but
 from tests.helpers.dots_ocr import DOTS_OCR
 from tests.helpers.media_items import picture_item
 from tests.helpers.patience import PATIENCE_S
@@ -75,6 +77,8 @@ MODELS = [
         *UNMERGED,
     ),
 ]
+# One of each kind: tiles, pictures of any size, a mask within pictures, a canvas.
+FEW = (MODELS[0], MODELS[2], GEMMA4, ONEVISION)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -195,51 +199,70 @@ async def answer(client, request, payload_of=None):
     return tokens, scores, cached
 
 
-def test_a_picture_is_seen_once_and_never_taken_for_another(model):
-    path, theirs = model
-    one, other = Question(theirs, 1), Question(theirs, 2)
-    wanted = [answered_by_transformers(theirs, each) for each in (one, other)]
+@pytest.fixture(scope="module")
+def alone(model):
+    """What one process answers, one question after the other, and what it counts meanwhile."""
+    _, theirs = model
+    facts = SimpleNamespace(one=Question(theirs, 1), other=Question(theirs, 2))
 
     async def body(client):
-        first = await one.answered_in(client)
-        assert (first[0], first[2]) == (wanted[0], 0)
-        assert one.asked == [0]
-        again = await one.answered_in(client)
-        assert again[:2] == first[:2]
-        assert again[2] == (len(one.ids) - 1) // BLOCK * BLOCK, "0 tokens are recomputed"
-        assert one.asked == [0], "0 pictures are decoded"
-        assert client.stats.media_queries == 1, "0 pictures are encoded"
-        second = await other.answered_in(client)
-        assert (second[0], second[2]) == (wanted[1], BLOCK), "only the text is shared"
-        assert second[1] != first[1], "the likelihoods are those of the other picture"
+        facts.first = await facts.one.answered_in(client)
+        assert facts.one.asked == [0]
+        facts.again = await facts.one.answered_in(client)
+        facts.encoded = client.stats.media_queries
+        facts.second = await facts.other.answered_in(client)
         assert await client.ask("check") == {"ok": True}
+        facts.zeroth = await Question(theirs, 0).answered_in(client)
 
-    with_engine(path, body)
+    with_engine(model[0], body, max_num_batched_tokens="512")
+    return facts
 
 
-@pytest.mark.parametrize("given", [{}, {"tensor_parallel_size": "2"}])
-def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
+def test_a_picture_is_seen_once_and_never_taken_for_another(model, alone):
+    _, theirs = model
+    one, other = alone.one, alone.other
+    first, again, second = alone.first, alone.again, alone.second
+    assert (first[0], first[2]) == (answered_by_transformers(theirs, one), 0)
+    assert again[:2] == first[:2]
+    assert again[2] == (len(one.ids) - 1) // BLOCK * BLOCK, "0 tokens are recomputed"
+    assert one.asked == [0], "0 pictures are decoded"
+    assert alone.encoded == 1, "0 pictures are encoded"
+    wanted = answered_by_transformers(theirs, other)
+    assert (second[0], second[2]) == (wanted, BLOCK), "only the text is shared"
+    assert second[1] != first[1], "the likelihoods are those of the other picture"
+
+
+def answers_among_others(model, **given):
+    """The tokens and logprobs of three questions that share short steps with prompts of text."""
     path, theirs = model
     texts = [list(range(20 + n, 120 + n)) for n in range(4)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
-    async def alone(client):
-        return [await Question(theirs, n).answered_in(client) for n in range(3)]
-
     async def among_others(client):
         others = [asyncio.create_task(answer(client, AddRequest.of(ids, params))) for ids in texts]
         asked = [Question(theirs, n) for n in range(3)]
-        found = await asyncio.gather(*(question.answered_in(client) for question in asked))
+        answers = await asyncio.gather(*(question.answered_in(client) for question in asked))
         await asyncio.gather(*others)
-        return found
+        return answers
 
-    want = with_engine(path, alone, max_num_batched_tokens="512")
     # A step of Gemma 4 must have room for the 70 tokens of a picture.
     tokens = "128" if name_of(theirs) in (GEMMA4, UNIFIED) else "64"
-    found = with_engine(path, among_others, max_num_batched_tokens=tokens, **given)
-    assert [each[:2] for each in found] == [each[:2] for each in want]
+    answers = with_engine(path, among_others, max_num_batched_tokens=tokens, **given)
+    return [tokens_and_logprobs for *tokens_and_logprobs, _ in answers]
 
 
+def test_bits_do_not_depend_on_the_batch(model, alone):
+    wanted = [list(one[:2]) for one in (alone.zeroth, alone.first, alone.second)]
+    assert answers_among_others(model) == wanted
+
+
+@pytest.mark.parametrize("model", deep_but(FEW, MODELS), indirect=True)
+def test_bits_do_not_depend_on_the_ranks(model, alone):
+    wanted = [list(one[:2]) for one in (alone.zeroth, alone.first, alone.second)]
+    assert answers_among_others(model, tensor_parallel_size="2") == wanted
+
+
+@pytest.mark.parametrize("model", deep_but(FEW, MODELS), indirect=True)
 def test_an_engine_on_a_thread_of_this_process_gets_the_patches_that_it_asks_for(model):
     path, theirs = model
     questions = [Question(theirs, n) for n in (1, 2, 1)]
