@@ -77,6 +77,7 @@ def front_end_of(place):
 
 def test_each_background_task_is_told_when_it_fails_and_runs_again(tmp_path, monkeypatch, caplog):
     broken, shown, told = Broken(monkeypatch), [], set()
+    names = kept_names()
 
     async def on_ready(url, client):
         shown.append(url)
@@ -95,10 +96,10 @@ def test_each_background_task_is_told_when_it_fails_and_runs_again(tmp_path, mon
                 assert degraded["reasons"]["running batches"] == "ValueError"
                 front_end.context.kept.put(response())
                 os.kill(client._replicas[0].engine.pid, signal.SIGKILL)
-                while set(broken.runs) != kept_names() or min(broken.runs.values()) < 2:
+                while set(broken.runs) != names or min(broken.runs.values()) < 2:
                     told.update(troubles())
                     await asyncio.sleep(0.005)
-                assert told == kept_names()
+                assert told == names
                 while (await http.get("/health")).content:
                     await asyncio.sleep(0.02)
             front_end._on_signal(signal.SIGTERM)
@@ -106,7 +107,7 @@ def test_each_background_task_is_told_when_it_fails_and_runs_again(tmp_path, mon
         front_end.state.batches.directory.close()
 
     asyncio.run(main())
-    for name in kept_names():
+    for name in names:
         assert f"{name} failed (broken on purpose) and starts again" in caplog.text
     assert troubles() == {}
 

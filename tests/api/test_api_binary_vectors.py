@@ -1,5 +1,6 @@
 """Vectors as bytes, in the number types of vLLM and torch; and conversations in place of texts."""
 
+import itertools
 import json
 import math
 from array import array
@@ -36,12 +37,11 @@ def numbers_of(content, kind, order):
     return torch.from_numpy(bits).view(TORCH[kind])
 
 
-@pytest.mark.parametrize("kind", NUMBER_TYPES)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
-def test_numbers_are_rounded_as_torch_rounds_them(kind, values):
+def test_numbers_are_rounded_as_torch_rounds_them(values):
     values = array("f", [*values, *EDGES])
-    expected = torch.tensor(values).to(TORCH[kind])
-    for order in ("little", "big"):
+    for kind, order in itertools.product(NUMBER_TYPES, ("little", "big")):
+        expected = torch.tensor(values).to(TORCH[kind])
         numbers = numbers_of(vector_bytes(values, kind, order), kind, order)
         assert torch.equal(numbers.view(torch.uint8), expected.view(torch.uint8))
 

@@ -23,9 +23,11 @@ ELSEWHERE = {
 }
 
 
-def functions():
+def functions(text=""):
+    """Yield (file, function) of all files that contain a text."""
     for path in sorted(ROOT.rglob("*.py")):
-        for node in nodes(path.read_text(encoding="utf-8")):
+        source = path.read_text(encoding="utf-8")
+        for node in nodes(source) if text in source else ():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path.relative_to(ROOT).as_posix(), node
 
@@ -69,7 +71,7 @@ def is_awaited(function):
 def kept_names():
     """The names of all tasks that the server keeps, for a server with one engine."""
     names = set()
-    for path, function in functions():
+    for path, function in functions("keep("):
         for node in own(function):
             if called(node) == "keep" and isinstance(node.func, ast.Name):
                 name = node.args[0]
