@@ -85,6 +85,12 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 # reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# An engine computes in one thread, which may run on any CPU. Threads that are pinned to CPUs which
+# other tests use wait for their turn there at each of the hundreds of barriers of a step. Tests of
+# threads, ranks and places say how many they want, and where.
+os.environ.setdefault("CPUSERVE_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How many drafts pay follows from measured times, so with drafts the number of steps and events of
 # a response would differ from run to run, but none of its tokens (tests/llm/test_speculation.py).
 os.environ.setdefault("CPUSERVE_SPECULATE", "off")

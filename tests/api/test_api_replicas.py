@@ -134,7 +134,9 @@ def test_two_native_engines_answer_as_one_does():
         wanted = server.post("/v1/completions", **ask)["choices"][0]["text"]
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this test needs two CPUs")
-    with running_server(model, "--served-model-name", "tiny", "-dp", "2") as server:
+    with running_server(
+        model, "--served-model-name", "tiny", "-dp", "2", "--omp-threads-bind", "auto"
+    ) as server:
         for _ in range(4):
             assert server.post("/v1/completions", **ask)["choices"][0]["text"] == wanted
         cpu = json.loads(server.get("/v1/cpu"))

@@ -34,7 +34,8 @@ def process_and_children(pid):
 @pytest.mark.deep
 def test_one_allowed_cpu_gets_one_compute_thread_and_everything_else():
     cpu = max(os.sched_getaffinity(0))
-    with running_server(tiny_model("llama"), prefix=["taskset", "-c", str(cpu)]) as client:
+    bind, prefix = ("--omp-threads-bind", "auto"), ["taskset", "-c", str(cpu)]
+    with running_server(tiny_model("llama"), *bind, prefix=prefix) as client:
         answer = client.post("/v1/completions", prompt=[5, 6, 7], max_tokens=4, ignore_eos=True)
         report = json.loads(client.get("/v1/cpu"))
         threads = process_and_children(client.pid)

@@ -28,7 +28,7 @@ EXECUTORS = ["torch", "native"]
 
 def make(executor, **options):
     # torch's own threads spin, which takes minutes where a core is shared.
-    threads = {"omp_threads_bind": "0"} if executor == "torch" else {}
+    threads = {"omp_threads_bind": "0" if executor == "torch" else "auto"}
     return LLM(str(tiny_model("llama")), executor=executor, **{**SIZES, **threads, **options})
 
 
