@@ -323,40 +323,6 @@ def _plain_activation(default: str, key: str = "hidden_act") -> Callable[[Config
     return lambda config: {"parts": {"activation": read_choice(config, key, default, ACTIVATIONS)}}
 
 
-def _phi(config: Config) -> Config:
-    if read_bool(config, "qk_layernorm", False):
-        refuse("qk_layernorm", True, "false: layer norms of each head are missing")
-    return config
-
-
-def _phi_layers(b: Builder, s: ModelSpec) -> None:
-    x = b.embed("model.embed_tokens")
-    for i in range(s.layers):
-        at = f"model.layers.{i}"
-        h = b.layer_norm(x, f"{at}.input_layernorm")
-        b.linear(attend(b, s, i, h), f"{at}.self_attn.dense", bias=True, add_to=x)
-        then = s.parts["activation"]
-        g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-        b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x, use="down")
-    h = b.layer_norm(x, "model.final_layernorm")
-    b.logits(h, "lm_head", tied_to="model.embed_tokens" if s.tied else None, bias=True)
-
-
-Phi = DecoderRow(
-    "Phi-1, 1.5 and 2: the output head has a bias. Source: transformers modeling_phi.",
-    positions=2048,
-    layers=_phi_layers,
-    prepare=_phi,
-    defaults={"layer_norm_eps": 1e-5},
-    usual={"partial_rotary_factor": 0.5},
-    fixed={"hidden_act": "silu"},
-    bias=True,
-    mlp_bias=True,
-    eps="layer_norm_eps",
-    more=_plain_activation("gelu_new"),
-)
-
-
 def _starcoder2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     at, then = f"model.layers.{layer}.mlp", s.parts["activation"]
     g = b.linear(h, f"{at}.c_fc", features=s.intermediate, bias=s.mlp_bias, then=then)

@@ -1,15 +1,11 @@
-"""Decoders with rows of positions, layer norms and MLPs without gates: a table of rows.
-
-They differ in the names of their tensors: GPT-1, GPT-2, GPT-BigCode (StarCoder 1, SantaCoder),
-GPT-Neo, CTRL, BioGPT and XGLM.
-"""
+"""The table of decoders with layer norms and MLPs without gates, which differ in their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Any
 
+from cpuserve.base.errors import ModelError
 from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
@@ -19,108 +15,19 @@ from cpuserve.models.config import (
     read_ids,
     read_int,
     read_kinds,
+    read_object,
     refuse,
 )
-from cpuserve.models.decoder_row import Config, without_nulls
-from cpuserve.models.llama import layer_window, read_decoder
-from cpuserve.models.opt import NORM_EPS, POSITION_OFFSET
+from cpuserve.models.decoder_row import Config, DecoderRow, without_nulls
+from cpuserve.models.llama import read_clip, read_decoder, unpaired
+from cpuserve.models.parts import SpecParts
+from cpuserve.models.plain_layers import PlainLayers, PlainRow, by_group, matrices
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
-from cpuserve.program.builder import Builder
-from cpuserve.program.ops import ValueId
-from cpuserve.program.parts import columns
-from cpuserve.program.program import Use
+from cpuserve.models.stored_names import StoredNames
+from cpuserve.program.parts import rows
 
-
-@dataclass(frozen=True)
-class AbsoluteRow:
-    """A family whose positions have rows that are added to embeddings: a ModelDef.
-
-    about: what sets it apart, for `cpuserve models`, and the source.
-    read: reads the hyperparameters in a config of the family.
-    words, layers, last, head: names of the embeddings, of the module with the layers, of the norm
-      after them ("" = none) and of the output head.
-    norms, qkv, out, up, down: names in a layer: the norms of attention and MLP, and the matrices.
-    places: the table of positions; None = they are computed, with `span` of the width (`span` of
-      `Builder.position_embed`). offset: the row of position 0.
-    after: whether norms follow attention and MLP.
-    eps: the epsilon of norms in layers, if it is not that of the last norm.
-    turned: whether files have matrices as [in, out] unless spec.parts["transposed"] is false.
-    qkv_bias, head_bias: whether these matrices have biases; all others have.
-    qkv_use, out_use, down_use: the uses of these matrices (`WeightNeed.use`).
-    stored: how files call its tensors.
-    """
-
-    about: str
-    read: Callable[[Config], ModelSpec]
-    _: KW_ONLY
-    words: str
-    layers: str
-    norms: tuple[str, str]
-    qkv: tuple[str, ...]
-    out: str
-    up: str
-    down: str
-    last: str = ""
-    head: str = "lm_head"
-    places: str | None = None
-    span: Callable[[int], int] = int
-    offset: int = 0
-    after: bool = False
-    eps: float | None = None
-    turned: bool = False
-    qkv_bias: bool = True
-    head_bias: bool = False
-    qkv_use: Literal["linear", "qkv"] = "linear"
-    out_use: Use = "linear"
-    down_use: Use = "down"
-    stored: StoredNames = AS_PROGRAM
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.about)
-
-    def spec(self, config: Config) -> ModelSpec:
-        """Return the hyperparameters in a config of the family; ModelError for an invalid value."""
-        return self.read(config)
-
-    def build(self, b: Builder, s: ModelSpec) -> None:
-        """Append the operations of a model with hyperparameters `s` to its builder `b`."""
-        x = b.embed(self.words, scale=s.embed_scale)
-        rows, span = s.max_position + self.offset, 0.0 if self.places else self.span(s.width)
-        b.position_embed(x, self.places, rows=rows, offset=self.offset, span=span)
-        for layer in range(s.layers):
-            x = self._add_layer(b, s, layer, x)
-        h = b.layer_norm(x, self.last) if self.last else x
-        b.logits(h, self.head, tied_to=self.words if s.tied else None, bias=self.head_bias)
-
-    def _add_layer(self, b: Builder, s: ModelSpec, layer: int, x: ValueId) -> ValueId:
-        """Return the stream after a layer."""
-        at, eps = f"{self.layers}.{layer}", self.eps
-        first, second = (f"{at}.{norm}" for norm in self.norms)
-        h = x if self.after else b.layer_norm(x, first, eps=eps)
-        features = (s.q_heads + 2 * s.kv_heads) * s.head_dim // len(self.qkv)
-        names = [self._matrix(s, f"{at}.{name}", features) for name in self.qkv]
-        qkv = b.linear(h, names, features=features, bias=self.qkv_bias, use=self.qkv_use)
-        b.rope_store_kv(qkv, layer=layer, rope=None)
-        scale = s.head_dim**-0.5 if s.attention_scale is None else s.attention_scale
-        if s.parts.get("by_layer"):
-            scale /= layer + 1
-        a = b.attention(qkv, layer=layer, window=layer_window(s, layer), scale=scale)
-        out = self._matrix(s, f"{at}.{self.out}", s.width)
-        b.linear(a, out, bias=True, add_to=x, use=self.out_use)
-        if self.after:
-            x = b.layer_norm(x, first, eps=eps)
-        h, then = x if self.after else b.layer_norm(x, second, eps=eps), s.activation
-        up = self._matrix(s, f"{at}.{self.up}", s.intermediate)
-        g = b.linear(h, up, features=s.intermediate, bias=True, then=then)
-        b.linear(
-            g, self._matrix(s, f"{at}.{self.down}", s.width), bias=True, add_to=x, use=self.down_use
-        )
-        return b.layer_norm(x, second, eps=eps) if self.after else x
-
-    def _matrix(self, s: ModelSpec, name: str, features: int) -> str:
-        """Return the name that a Program has for matrix `name`, which has `features` outputs."""
-        return columns(name, 0, features) if self.turned and s.parts["transposed"] else name
+POSITION_OFFSET = 2  # position 0 is row 2 of the tables of OPT and BioGPT
+NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT and BioGPT configs have no key for it
 
 
 def _read_gpt(
@@ -189,20 +96,24 @@ def _gpt2(config: Config) -> ModelSpec:
     )
 
 
-Gpt2 = AbsoluteRow(
-    "GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.",
-    _gpt2,
+_GPT2 = PlainLayers(
     words="transformer.wte",
     places="transformer.wpe",
     layers="transformer.h",
     norms=("ln_1", "ln_2"),
-    qkv=("attn.c_attn",),
+    qkv=matrices("attn.c_attn"),
     out="attn.c_proj",
     up="mlp.c_fc",
     down="mlp.c_proj",
     last="transformer.ln_f",
     turned=True,
     out_use="down",
+)
+
+Gpt2 = PlainRow(
+    "GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.",
+    _gpt2,
+    _GPT2,
 )
 
 
@@ -213,10 +124,8 @@ def _gpt_bigcode(config: Config) -> ModelSpec:
     return replace(_gpt2({**usual, "conv1d_transposed": True}), kv_heads=1)
 
 
-GptBigCode = replace(
-    Gpt2,
-    about="StarCoder 1 and SantaCoder. Source: transformers modeling_gpt_bigcode.",
-    read=_gpt_bigcode,
+GptBigCode = PlainRow(
+    "StarCoder 1 and SantaCoder. Source: transformers modeling_gpt_bigcode.", _gpt_bigcode, _GPT2
 )
 
 
@@ -232,14 +141,16 @@ def _openai_gpt(config: Config) -> ModelSpec:
     return _gpt2({**config, **keys})
 
 
-OpenAiGpt = replace(
-    Gpt2,
-    about="OpenAI GPT. Source: transformers modeling_openai.",
-    read=_openai_gpt,
-    words="transformer.tokens_embed",
-    places="transformer.positions_embed",
-    last="",
-    after=True,
+OpenAiGpt = PlainRow(
+    "OpenAI GPT. Source: transformers modeling_openai.",
+    _openai_gpt,
+    replace(
+        _GPT2,
+        words="transformer.tokens_embed",
+        places="transformer.positions_embed",
+        last="",
+        after=True,
+    ),
     stored=StoredNames(published={r"^(tokens_embed|positions_embed)\.": r"transformer.\1."}),
 )
 
@@ -255,22 +166,24 @@ def _ctrl(config: Config) -> ModelSpec:
     return replace(spec, embed_scale=spec.width**0.5)
 
 
-Ctrl = AbsoluteRow(
+Ctrl = PlainRow(
     "CTRL. Source: transformers modeling_ctrl.",
     _ctrl,
-    words="transformer.w",
-    span=lambda width: width // 2,
-    layers="transformer.h",
-    norms=("layernorm1", "layernorm2"),
-    qkv=tuple(f"multi_head_attention.W{part}" for part in "qkv"),
-    out="multi_head_attention.dense",
-    up="ffn.0",
-    down="ffn.2",
-    last="transformer.layernorm",
-    eps=1e-6,
-    head_bias=True,
-    out_use="output",
-    down_use="linear",
+    PlainLayers(
+        words="transformer.w",
+        span=lambda width: width // 2,
+        layers="transformer.h",
+        norms=("layernorm1", "layernorm2"),
+        qkv=matrices(*(f"multi_head_attention.W{part}" for part in "qkv")),
+        out="multi_head_attention.dense",
+        up="ffn.0",
+        down="ffn.2",
+        last="transformer.layernorm",
+        eps=1e-6,
+        head_bias=True,
+        out_use="output",
+        down_use="linear",
+    ),
 )
 
 
@@ -308,20 +221,21 @@ def _windows(config: Config, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == "local" else 0 for kind in expanded)
 
 
-GptNeo = AbsoluteRow(
+GptNeo = PlainRow(
     "GPT-Neo 125M to 2.7B. Source: transformers modeling_gpt_neo.",
     _gpt_neo,
-    words="transformer.wte",
-    places="transformer.wpe",
-    layers="transformer.h",
-    norms=("ln_1", "ln_2"),
-    qkv=tuple(f"attn.attention.{part}_proj" for part in "qkv"),
-    out="attn.attention.out_proj",
-    up="mlp.c_fc",
-    down="mlp.c_proj",
-    last="transformer.ln_f",
-    qkv_bias=False,
-    qkv_use="qkv",
+    PlainLayers(
+        words="transformer.wte",
+        places="transformer.wpe",
+        layers="transformer.h",
+        norms=("ln_1", "ln_2"),
+        qkv=matrices(*(f"attn.attention.{part}_proj" for part in "qkv")),
+        out="attn.attention.out_proj",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        last="transformer.ln_f",
+        qkv_use="qkv",
+    ),
 )
 
 
@@ -335,6 +249,9 @@ def _biogpt(config: Config, activation: str = "hidden_act", positions: int = 102
     spec = read_decoder(
         {**config, **fixed, "tie_word_embeddings": tied, "rms_norm_eps": NORM_EPS},
         positions=positions,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
     )
     chosen = {"activation": config.get(activation)}  # the name in messages
     scaled = read_bool(config, "scale_embedding", True)
@@ -346,21 +263,23 @@ def _biogpt(config: Config, activation: str = "hidden_act", positions: int = 102
     )
 
 
-BioGpt = AbsoluteRow(
-    "BioGPT and BioGPT-Large. Source: transformers modeling_biogpt.",
-    _biogpt,
+_BIOGPT = PlainLayers(
     words="biogpt.embed_tokens",
     places="biogpt.embed_positions",
     offset=POSITION_OFFSET,
     layers="biogpt.layers",
     norms=("self_attn_layer_norm", "final_layer_norm"),
-    qkv=tuple(f"self_attn.{part}_proj" for part in "qkv"),
+    qkv=matrices(*(f"self_attn.{part}_proj" for part in "qkv")),
     out="self_attn.out_proj",
     up="fc1",
     down="fc2",
     last="biogpt.layer_norm",
     head="output_projection",
     qkv_use="qkv",
+)
+
+BioGpt = PlainRow(
+    "BioGPT and BioGPT-Large. Source: transformers modeling_biogpt.", _biogpt, _BIOGPT
 )
 
 
@@ -379,14 +298,453 @@ def _xglm(config: Config) -> ModelSpec:
     return _biogpt({**config, **sizes}, "activation_function", 2048)
 
 
-Xglm = replace(
-    BioGpt,
-    about="XGLM. Source: transformers modeling_xglm.",
-    read=_xglm,
-    words="model.embed_tokens",
-    places=None,
-    span=lambda width: width // 2 - 1,
-    layers="model.layers",
-    last="model.layer_norm",
+Xglm = PlainRow(
+    "XGLM. Source: transformers modeling_xglm.",
+    _xglm,
+    replace(
+        _BIOGPT,
+        words="model.embed_tokens",
+        places=None,
+        span=lambda width: width // 2 - 1,
+        layers="model.layers",
+        last="model.layer_norm",
+        head="lm_head",
+    ),
+)
+
+
+def _opt(config: Config) -> ModelSpec:
+    """Return the hyperparameters in an OPT config.
+
+    Keys of spec.parts: "embed_width" (word_embed_proj_dim), "norm_first" (do_layer_norm_before)
+    and "final_norm" (whether a norm follows the last layer).
+    """
+    if not read_bool(config, "layer_norm_elementwise_affine", True):
+        msg = "config.json: layer_norm_elementwise_affine false is not supported, only true"
+        raise ModelError(msg)
+    activation = config.get("activation_function")
+    own = {
+        "layer_norm_epsilon": NORM_EPS,
+        "ffn_dim": read_int(config, "ffn_dim", high=1 << 24),
+        "activation_function": "relu" if activation is None else activation,
+    }
+    spec = _read_gpt(
+        {**config, **own},
+        width="hidden_size",
+        heads="num_attention_heads",
+        layers="num_hidden_layers",
+        intermediate="ffn_dim",
+        positions=("max_position_embeddings", 2048),
+    )
+    bias = read_bool(config, "enable_bias", True)
+    norm_first = read_bool(config, "do_layer_norm_before", True)
+    return replace(
+        spec,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        parts={
+            "embed_width": read_int(config, "word_embed_proj_dim", spec.width, high=1 << 20),
+            "norm_first": norm_first,
+            "final_norm": norm_first and not read_bool(config, "_remove_final_layer_norm", False),
+        },
+    )
+
+
+def _opt_norms(layers: PlainLayers, s: ModelSpec) -> PlainLayers:
+    last = layers.last if s.parts["final_norm"] else ""
+    return replace(layers, after=not s.parts["norm_first"], last=last)
+
+
+Opt = PlainRow(
+    "OPT: layer norms and learned positions. Source: transformers modeling_opt.",
+    _opt,
+    replace(
+        _BIOGPT,
+        words="model.decoder.embed_tokens",
+        places="model.decoder.embed_positions",
+        narrow=("model.decoder.project_in", "model.decoder.project_out"),
+        layers="model.decoder.layers",
+        last="model.decoder.final_layer_norm",
+        head="lm_head",
+        fit=_opt_norms,
+    ),
+)
+
+
+def _activation(config: Config, key: str, default: str) -> SpecParts:
+    return {"activation": read_choice(config, key, default, ACTIVATIONS)}
+
+
+def _phi_keys(config: Config) -> Config:
+    if read_bool(config, "qk_layernorm", False):
+        refuse("qk_layernorm", True, "false: layer norms of each head are missing")
+    return config
+
+
+Phi = DecoderRow(
+    "Phi-1, 1.5 and 2: the output head has a bias. Source: transformers modeling_phi.",
+    positions=2048,
+    layers=PlainLayers(
+        words="model.embed_tokens",
+        layers="model.layers",
+        norms=("input_layernorm",),
+        qkv=matrices(*(f"self_attn.{part}_proj" for part in "qkv")),
+        out="self_attn.dense",
+        up="mlp.fc1",
+        down="mlp.fc2",
+        last="model.final_layernorm",
+        head_bias=True,
+        qkv_use="qkv",
+    ),
+    prepare=_phi_keys,
+    defaults={"layer_norm_eps": 1e-5},
+    usual={"partial_rotary_factor": 0.5},
+    fixed={"hidden_act": "silu"},
+    bias=True,
+    mlp_bias=True,
+    eps="layer_norm_eps",
+    more=lambda config: {"parts": _activation(config, "hidden_act", "gelu_new")},
+)
+
+
+def _gpt_neox_keys(config: Config) -> Config:
+    width, heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
+    if config.get("head_dim") not in (None, width // heads):  # it would change the RoPE only
+        refuse("head_dim", config["head_dim"], f"{width // heads}, or absent")
+    own = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+    return {
+        **config,
+        **{new: config[old] for old, new in own.items() if config.get(old) is not None},
+    }
+
+
+def _gpt_neox(config: Config) -> dict[str, Any]:
+    parallel = read_bool(config, "use_parallel_residual", True)
+    return {"parts": {**_activation(config, "hidden_act", "gelu"), "parallel": parallel}}
+
+
+_GPT_NEOX = PlainLayers(
+    words="gpt_neox.embed_in",
+    layers="gpt_neox.layers",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    qkv=by_group("attention.query_key_value"),
+    out="attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    last="gpt_neox.final_layer_norm",
+    head="embed_out",
+    out_use="output",
+)
+
+GptNeoX = DecoderRow(
+    "GPT-NeoX and Pythia: layer norms; attention and MLP may read the same x (in parallel)."
+    " Source: transformers modeling_gpt_neox.",
+    positions=2048,
+    layers=_GPT_NEOX,
+    prepare=_gpt_neox_keys,
+    defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+    fixed={"hidden_act": "silu", "head_dim": None},
+    bias=("attention_bias", True),
+    mlp_bias=True,
+    eps="layer_norm_eps",
+    more=_gpt_neox,
+    stored=StoredNames({r"^lm_head\.": "embed_out."}),
+)
+
+
+# Keys that transformers does not read in the families with these fixed values.
+_UNREAD = {"hidden_act": "silu", "head_dim": None, "num_key_value_heads": None}
+
+
+def _persimmon(config: Config) -> dict[str, Any]:
+    activations = {**ACTIVATIONS, "relu2": "relu2"}
+    return {
+        "parts": {
+            "activation": read_choice(config, "hidden_act", "relu2", activations),
+            "head_norm": read_bool(config, "qk_layernorm", True),
+        }
+    }
+
+
+Persimmon = DecoderRow(
+    "Persimmon 8B: each head of q and k has a layer norm. Source: modeling_persimmon.",
+    positions=16384,
+    layers=replace(
+        _GPT_NEOX,
+        words="model.embed_tokens",
+        layers="model.layers",
+        qkv=by_group("self_attn.query_key_value"),
+        head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+        out="self_attn.dense",
+        last="model.final_layernorm",
+        head="lm_head",
+        out_use="linear",
+    ),
+    defaults={"layer_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
+    usual={"partial_rotary_factor": 0.5},
+    fixed=_UNREAD,
+    bias=True,
+    mlp_bias=True,
+    eps="layer_norm_eps",
+    more=_persimmon,
+)
+
+
+def _without_rope(spec: ModelSpec, _config: Config) -> ModelSpec:
+    return replace(spec, rope=None)
+
+
+def _bloom_keys(config: Config) -> Config:
+    """Return the config with the keys of Llama.
+
+    No position limits its length, and configs do not always have the length of its training.
+    """
+    if read_bool(config, "apply_residual_connection_post_layernorm", False):
+        key = "apply_residual_connection_post_layernorm"
+        refuse(key, True, "false: norms are added to nothing else")
+    width, heads, layers = (
+        old if config.get(old) is not None else new
+        for old, new in (
+            ("n_embed", "hidden_size"),
+            ("n_head", "num_attention_heads"),
+            ("n_layer", "num_hidden_layers"),
+        )
+    )
+    hidden = read_int(config, width, high=1 << 20)
+    return {
+        **config,
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_attention_heads": read_int(config, heads, high=65536),
+        "num_hidden_layers": read_int(config, layers, high=4096),
+        "max_position_embeddings": read_int(config, "seq_length", 2048),
+    }
+
+
+_BLOOM = replace(
+    _GPT_NEOX,
+    words="transformer.word_embeddings",
+    words_norm="transformer.word_embeddings_layernorm",
+    layers="transformer.h",
+    qkv=by_group("self_attention.query_key_value"),
+    out="self_attention.dense",
+    last="transformer.ln_f",
     head="lm_head",
+    alibi=True,
+)
+
+Bloom = DecoderRow(
+    "BLOOM 560M to 176B. Source: transformers modeling_bloom.",
+    positions=2048,
+    layers=_BLOOM,
+    prepare=_bloom_keys,
+    defaults={"layer_norm_epsilon": 1e-5},
+    usual={"tie_word_embeddings": True},
+    fixed=_UNREAD,
+    bias=True,
+    mlp_bias=True,
+    eps="layer_norm_epsilon",
+    more=lambda _config: {"parts": {"activation": "gelu_tanh"}},
+    finish=_without_rope,
+)
+
+
+def _falcon_keys(config: Config) -> Config:
+    """Return the config of Falcon or RefinedWeb, its first spelling, with the keys of Llama.
+
+    In the first spelling, only models with the new architecture have n_head_kv.
+    """
+    spellings = {
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "num_kv_heads": "n_head_kv",
+    }
+    first = {new: config[old] for new, old in spellings.items() if config.get(old) is not None}
+    config = {**first, "new_decoder_architecture": "num_kv_heads" in first, **config}
+    if read_bool(config, "alibi", False):
+        refuse("alibi", True, "false: only Falcon models with RoPE are supported")
+    width = read_int(config, "hidden_size", high=1 << 20)
+    kv_heads = heads = read_int(config, "num_attention_heads", high=65536)
+    if read_bool(config, "new_decoder_architecture", False):
+        kv_heads = read_int(config, "num_kv_heads", heads, high=65536)
+    elif read_bool(config, "multi_query", True):
+        kv_heads = 1
+    return {
+        **config,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": read_int(config, "ffn_hidden_size", 4 * width, high=1 << 24),
+    }
+
+
+def _falcon(config: Config) -> dict[str, Any]:
+    grouped = read_bool(config, "new_decoder_architecture", False)
+    norms = read_int(config, "num_ln_in_parallel_attn", 2 if grouped else 1)
+    return {
+        "parts": {
+            **_activation(config, "activation", "gelu"),
+            "two_norms": grouped and norms == 2,
+            "parallel": grouped or read_bool(config, "parallel_attn", True),
+        }
+    }
+
+
+def _falcon_norms(layers: PlainLayers, s: ModelSpec) -> PlainLayers:
+    if s.parts["two_norms"]:
+        return replace(layers, norms=("ln_attn", "ln_mlp"))
+    return replace(layers, norms=layers.norms[:1]) if s.parts["parallel"] else layers
+
+
+Falcon = DecoderRow(
+    "Falcon with RoPE: 7B has one KV head, 40B and 180B a norm for attention and one for the MLP."
+    " Source: transformers modeling_falcon.",
+    positions=2048,
+    layers=replace(_BLOOM, words_norm="", alibi=False, fit=_falcon_norms),
+    prepare=_falcon_keys,
+    defaults={"layer_norm_epsilon": 1e-5},
+    usual={"tie_word_embeddings": True},
+    fixed={"hidden_act": "silu"},
+    bias=("bias", False),
+    mlp_bias=("bias", False),
+    eps="layer_norm_epsilon",
+    more=_falcon,
+)
+
+
+def _mpt_keys(config: Config) -> Config:
+    """Return the config with the keys of Llama."""
+    attention = read_object(config, "attn_config")
+    # transformers reads neither key: all of its models have ALiBi, and no norms of q and k.
+    if not read_bool(attention, "alibi", True) or read_bool(attention, "qk_ln", False):
+        refuse("attn_config", attention, "with alibi and without qk_ln")
+    if (most := read_int(attention, "alibi_bias_max", 8)) != 8:
+        refuse("attn_config.alibi_bias_max", most, "8")
+    width = read_int(config, "d_model", high=1 << 20)
+    return {
+        **config,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,  # transformers does not read expansion_ratio
+        "num_attention_heads": read_int(config, "n_heads", high=65536),
+        "num_hidden_layers": read_int(config, "n_layers", high=4096),
+        "max_position_embeddings": read_int(config, "max_seq_len", 2048),
+    }
+
+
+def _mpt_scale(spec: ModelSpec, config: Config) -> ModelSpec:
+    attention = read_object(config, "attn_config")
+    scale = attention.get("softmax_scale")
+    scale = None if scale is None else read_float(attention, "softmax_scale")
+    return replace(spec, rope=None, activation="gelu", attention_scale=scale)
+
+
+Mpt = DecoderRow(
+    "MPT 7B and 30B. Source: transformers modeling_mpt.",
+    positions=2048,
+    layers=PlainLayers(
+        words="transformer.wte",
+        layers="transformer.blocks",
+        norms=("norm_1", "norm_2"),
+        qkv=matrices("attn.Wqkv"),
+        out="attn.out_proj",
+        up="ffn.up_proj",
+        down="ffn.down_proj",
+        last="transformer.norm_f",
+        alibi=True,
+        norm_bias=False,
+    ),
+    prepare=_mpt_keys,
+    defaults={"layer_norm_epsilon": 1e-5},
+    usual={"tie_word_embeddings": True},
+    fixed=_UNREAD,
+    eps="layer_norm_epsilon",
+    more=lambda config: {"parts": {"clip": read_clip(read_object(config, "attn_config"))}},
+    finish=_mpt_scale,
+)
+
+
+def _gptj_keys(config: Config) -> Config:
+    """Return the config with the keys of Llama."""
+    width = read_int(config, "n_embd", high=1 << 20)
+    heads = read_int(config, "n_head", high=65536)
+    if width % heads:
+        refuse("n_embd", width, f"a multiple of n_head ({heads})")
+    rotary = read_int(config, "rotary_dim", 64, high=width // heads)
+    return {
+        **config,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_hidden_layers": read_int(config, "n_layer", high=4096),
+        "intermediate_size": read_int(config, "n_inner", 4 * width, high=1 << 24),
+        "max_position_embeddings": read_int(config, "n_positions", 2048),
+        "partial_rotary_factor": rotary / (width // heads),
+    }
+
+
+def _unpaired_queries(s: ModelSpec, at: str) -> dict[str, int]:
+    """Return the parts of matrices for q, k and v."""
+    rotary = s.rope.rotary if s.rope else 0
+    return {
+        **unpaired(f"{at}.attn.q_proj", s.q_heads, s.head_dim, rotary),
+        **unpaired(f"{at}.attn.k_proj", s.kv_heads, s.head_dim, rotary),
+        f"{at}.attn.v_proj": s.kv_heads * s.head_dim,
+    }
+
+
+_GPTJ = PlainLayers(
+    words="transformer.wte",
+    layers="transformer.h",
+    norms=("ln_1",),
+    qkv=_unpaired_queries,
+    out="attn.out_proj",
+    up="mlp.fc_in",
+    down="mlp.fc_out",
+    last="transformer.ln_f",
+    head_bias=True,
+    qkv_use="qkv",
+    down_use="linear",
+)
+
+GptJ = DecoderRow(
+    "GPT-J 6B. Source: transformers modeling_gptj.",
+    positions=2048,
+    layers=_GPTJ,
+    prepare=_gptj_keys,
+    defaults={"layer_norm_epsilon": 1e-5},
+    fixed={"hidden_act": "silu", "head_dim": None},  # transformers does not read head_dim
+    mlp_bias=True,
+    eps="layer_norm_epsilon",
+    more=lambda config: {"parts": _activation(config, "activation_function", "gelu_new")},
+)
+
+_SHARDS = 4  # CodeGen was trained on four devices, and its matrices have their parts in turn
+
+
+def _codegen_keys(config: Config) -> Config:
+    heads = read_int(config, "n_head", high=65536)
+    if heads % _SHARDS:
+        refuse("n_head", heads, f"a multiple of {_SHARDS}")
+    return _gptj_keys(config)
+
+
+def _sharded_queries(s: ModelSpec, at: str) -> dict[str, int]:
+    """Return the parts of one matrix, which has q, v and k of the heads of each shard in turn."""
+    name, width = f"{at}.attn.qkv_proj", s.width // _SHARDS
+    rotary = s.rope.rotary if s.rope else 0
+    parts: dict[str, int] = {}
+    for place, turned in ((0, True), (2, True), (1, False)):
+        for shard in range(_SHARDS):
+            first = (3 * shard + place) * width
+            if turned:
+                heads = s.q_heads // _SHARDS
+                parts |= unpaired(name, heads, s.head_dim, rotary, begin=first)
+            else:
+                parts[rows(name, first, width)] = width
+    return parts
+
+
+CodeGen = replace(
+    GptJ,
+    about="CodeGen 350M to 16B. Source: transformers modeling_codegen.",
+    layers=replace(_GPTJ, qkv=_sharded_queries, qkv_use="values"),
+    prepare=_codegen_keys,
 )

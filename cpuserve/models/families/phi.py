@@ -10,6 +10,6 @@ FAMILIES = (
         "cpuserve.models.decoders:Phi3",
         text_types={"phi3": TextType(sizes(32064, 3072, 8192, 32, 32, 4096))},
     ),
-    ModelFamily(("PhiForCausalLM",), "cpuserve.models.decoders:Phi"),
+    ModelFamily(("PhiForCausalLM",), "cpuserve.models.plain:Phi"),
     ModelFamily(("PhimoeForCausalLM", "PhiMoEForCausalLM"), "cpuserve.models.phimoe:PhiMoe"),
 )
