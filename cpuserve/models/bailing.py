@@ -30,6 +30,7 @@ from cpuserve.models.llama import (
     dense_mlp,
     finish_decoder,
     guess_inputs,
+    heads_of,
     read_decoder,
     rms_norm,
 )
@@ -288,13 +289,11 @@ def _read(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
     at = f"model.layers.{layer}.attention"
-    widths = [n * s.head_dim for n in (s.q_heads, s.kv_heads, s.kv_heads)]
     if s.parts.get("split"):  # GGUF files of Ling 1
-        qkv = b.linear(
-            h, [f"{at}.{p}_proj" for p in "qkv"], features=widths, bias=s.qkv_bias, use="qkv"
-        )
+        qkv = heads_of(b, s, at, h)
     else:
-        qkv = b.linear(h, f"{at}.query_key_value", features=sum(widths), bias=s.qkv_bias)
+        features = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+        qkv = b.linear(h, f"{at}.query_key_value", features=features, bias=s.qkv_bias)
     q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
     norms = (q_norm, k_norm) if s.parts["qk_norm"] else (None, None)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=norms[0], k_norm=norms[1])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_float, read_int, read_object, refuse
-from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.llama import finish_decoder, gated_mlp, heads_of, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -47,9 +47,7 @@ class DeciLm:
             at = f"model.layers.{i}"
             if kv:
                 h = b.rms_norm(x, f"{at}.input_layernorm")
-                parts = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
-                sizes = [s.q_heads * d, kv * d, kv * d]
-                qkv = b.linear(h, parts, features=sizes, bias=s.qkv_bias, use="qkv")
+                qkv = heads_of(b, s, f"{at}.self_attn", h, (s.q_heads, kv))
                 b.rope_store_kv(qkv, layer=cache, rope=s.rope, heads=(kv, d))
                 a = b.attention(qkv, layer=cache)
                 b.linear(a, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.base import DECODER_HEAD, GGUF_HEAD
 from cpuserve.models.config import (
+    read_architectures,
     read_bool,
     read_choice,
     read_flags,
+    read_float,
     read_int,
     read_qwen_windows,
     read_window,
@@ -32,17 +37,25 @@ from cpuserve.models.head_norms import head_norm_attention
 from cpuserve.models.llama import (
     attend,
     build_decoder,
+    build_sandwich,
+    finish_decoder,
     fused_attention,
     fused_mlp,
+    heads_of,
     layer_norm,
     paired_attention,
     qk_norm_attention,
     self_attention,
     squared_mlp,
 )
+from cpuserve.models.plain_layers import by_group
+from cpuserve.models.rope import ORIGINAL
 from cpuserve.models.spec import ModelSpec
+from cpuserve.models.stored_names import BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Joined, ValueId
+from cpuserve.program.parts import rows
+from cpuserve.program.program import Use
 
 
 def _relu2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -469,4 +482,318 @@ BitNet = DecoderRow(
     fixed={"hidden_act": "silu"},
     bias=ATTENTION_BIAS,
     more=_bitnet_gate,
+)
+
+
+_EXAONE_NAMES = {
+    r"^model\.embed_tokens\.": "transformer.wte.",
+    r"^model\.norm\.": "transformer.ln_f.",
+    r"^model\.layers\.": "transformer.h.",
+    r"\.self_attn\.o_proj\.": ".attn.attention.out_proj.",
+    r"\.self_attn\.": ".attn.attention.",
+    r"\.input_layernorm\.": ".ln_1.",
+    r"\.post_attention_layernorm\.": ".ln_2.",
+    r"\.mlp\.gate_proj\.": ".mlp.c_fc_0.",
+    r"\.mlp\.up_proj\.": ".mlp.c_fc_1.",
+    r"\.mlp\.down_proj\.": ".mlp.c_proj.",
+}
+
+
+def _exaone(config: Config) -> Config:
+    """Return the config with the keys of transformers, which published ones call otherwise."""
+    spellings = {
+        "num_hidden_layers": "num_layers",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    }
+    config = without_nulls(config)
+    return {**{key: config[old] for key, old in spellings.items() if old in config}, **config}
+
+
+def _exaone_layers(b: Builder, s: ModelSpec) -> None:
+    x = b.embed("transformer.wte")
+    for i in range(s.layers):
+        layer = f"transformer.h.{i}"
+        at = f"{layer}.attn.attention"
+        qkv = heads_of(b, s, at, b.rms_norm(x, f"{layer}.ln_1"))
+        b.rope_store_kv(qkv, layer=i, rope=s.rope)
+        b.linear(b.attention(qkv, layer=i), f"{at}.out_proj", bias=s.out_bias, add_to=x)
+        both, then = [f"{layer}.mlp.c_fc_{part}" for part in range(2)], s.gated_activation
+        h = b.rms_norm(x, f"{layer}.ln_2")
+        g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
+        b.linear(g, f"{layer}.mlp.c_proj", bias=s.mlp_bias, add_to=x, use="down")
+    finish_decoder(b, s, b.rms_norm(x, "transformer.ln_f"), embedding="transformer.wte")
+
+
+Exaone = DecoderRow(
+    "EXAONE 3.0, 3.5 and Deep: Llama with tensors in the style of GPT-2."
+    " Source: transformers configuration_exaone and conversion_mapping, which make it a Llama.",
+    positions=2048,
+    layers=_exaone_layers,
+    prepare=_exaone,
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "max_position_embeddings": 4096,
+        "eos_token_id": 361,
+    },
+    bias=ATTENTION_BIAS,
+    mlp_bias=MLP_BIAS,
+    stored=StoredNames(_EXAONE_NAMES),
+)
+
+
+def _internlm2_layers(b: Builder, s: ModelSpec) -> None:
+    x, by_heads = b.embed("model.tok_embeddings"), by_group("attention.wqkv")
+    for layer in range(s.layers):
+        at = f"model.layers.{layer}"
+        parts, h = by_heads(s, at), b.rms_norm(x, f"{at}.attention_norm")
+        qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+        b.rope_store_kv(qkv, layer=layer, rope=s.rope)
+        b.linear(b.attention(qkv, layer=layer), f"{at}.attention.wo", bias=s.out_bias, add_to=x)
+        both = [f"{at}.feed_forward.w1", f"{at}.feed_forward.w3"]
+        h = b.rms_norm(x, f"{at}.ffn_norm")
+        g = b.linear(h, both, features=s.intermediate, then="silu_mul")
+        b.linear(g, f"{at}.feed_forward.w2", add_to=x, use="down")
+    tied_to = "model.tok_embeddings" if s.tied else None
+    b.logits(b.rms_norm(x, "model.norm"), "lm_head" if s.tied else "output", tied_to=tied_to)
+
+
+InternLm2 = DecoderRow(
+    "InternLM 2 and 2.5. Source: modeling_internlm2 of the published checkpoints.",
+    positions=2048,
+    layers=_internlm2_layers,
+    bias=("bias", True),
+)
+
+
+def _bare_norm(b: Builder, x: ValueId, _name: str) -> ValueId:
+    """Return the RMS norm of x, which has no weights."""
+    return b.rms_norm(x, "norm", weightless=True)
+
+
+def _nanochat_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention of h to x.
+
+    In the source, queries and keys are normalized after the RoPE. A rotation does not change the
+    mean square of a head, and the norm has no weight, so it is the same before the RoPE.
+    """
+    at = f"model.layers.{layer}.self_attn"
+    qkv = heads_of(b, s, at, h)
+    b.part_norm(qkv, None, width=s.head_dim, parts=s.q_heads + s.kv_heads)
+    b.rope_store_kv(qkv, layer=layer, rope=s.rope)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+
+
+def _nanochat_layers(b: Builder, s: ModelSpec) -> None:
+    x = _bare_norm(b, b.embed("model.embed_tokens"), "")
+    for i in range(s.layers):
+        at = f"model.layers.{i}.mlp"
+        _nanochat_attention(b, s, i, _bare_norm(b, x, ""), x)
+        h = _bare_norm(b, x, "")
+        g = b.linear(h, f"{at}.fc1", features=s.intermediate, then="relu2")
+        b.linear(g, f"{at}.fc2", add_to=x, use="down")
+    finish_decoder(b, s, _bare_norm(b, x, ""), softcap=s.parts["logit_cap"])
+
+
+def _nanochat(config: Config) -> dict[str, Any]:
+    key = "final_logit_softcapping"
+    none = config.get(key, 15.0) is None
+    return {"parts": {"logit_cap": 0.0 if none else read_float(config, key, 15.0)}}
+
+
+def _turned_back(spec: ModelSpec, _config: Config) -> ModelSpec:
+    """Return the spec with a RoPE that turns the other way."""
+    if spec.rope is None:
+        return spec
+    backwards = tuple(-freq for freq in spec.rope.inv_freq)
+    # The norms after the RoPE undo the factor of YaRN.
+    rope = msgspec.structs.replace(spec.rope, inv_freq=backwards, attention_factor=1.0)
+    return replace(spec, rope=rope)
+
+
+NanoChat = DecoderRow(
+    "NanoChat d20 to d34. Source: transformers modeling_nanochat.",
+    positions=2048,
+    layers=_nanochat_layers,
+    activation="relu2",
+    bias=ATTENTION_BIAS,
+    more=_nanochat,
+    finish=_turned_back,
+)
+
+
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    ORIGINAL: 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+def _apertus(config: Config) -> Config:
+    keys = ("rope_parameters", "rope_scaling", "rope_theta")
+    scaled = any(config.get(key) for key in keys)
+    return config if scaled else {**config, "rope_parameters": _APERTUS_ROPE}
+
+
+def _xielu_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    at, layers = f"model.layers.{layer}.mlp", s.parts["xielu"]
+    u = b.linear(h, f"{at}.up_proj", features=s.intermediate)
+    b.xielu(u, f"{at}.act_fn", layers[layer] if layers else ())
+    return b.linear(u, f"{at}.down_proj", features=s.width, add_to=to, use="down")
+
+
+# Only configs of GGUF files have the key "xielu", with the parameters of xIELU for each layer.
+Apertus = DecoderRow(
+    "Apertus 8B and 70B: q and k norms, and the activation xIELU. Source: modeling_apertus.",
+    positions=65536,
+    layers=partial(
+        build_sandwich,
+        attention=partial(attend, qk_norm=True),
+        norms=("attention_layernorm", None, "feedforward_layernorm", None),
+        mlp=_xielu_mlp,
+    ),
+    prepare=_apertus,
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 12e6},
+    activation="xielu",
+    bias=ATTENTION_BIAS,
+    more=lambda config: {"parts": {"xielu": config.get("xielu", ())}},
+)
+
+
+def _apertus15(config: Config) -> Config:
+    inputs = read_int(config, "vocab_size", 266752)
+    outputs = read_int(config, "output_vocab_size", inputs, high=inputs)
+    return _apertus({**config, "vocab_size": outputs, "inputs": inputs})
+
+
+def _with_inputs(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Return the spec with parts["inputs"], the number of embeddings."""
+    inputs = config["inputs"]
+    if spec.tied and spec.vocab < inputs:
+        refuse("tie_word_embeddings", True, f"false with an output_vocab_size of {spec.vocab}")
+    return replace(spec, parts={**spec.parts, "inputs": inputs})
+
+
+# Text, pictures and sound share the ids of tokens, and only text has rows in the output head.
+Apertus15 = replace(
+    Apertus,
+    about="The part for text of Apertus 1.5. Source: transformers modeling_apertus1p5.",
+    prepare=_apertus15,
+    finish=_with_inputs,
+)
+
+
+_BAICHUAN = ("BaichuanForCausalLM", "BaiChuanForCausalLM")
+BAICHUAN_2_IDS = 125696  # the token ids of Baichuan 2; Baichuan 1 has 64000
+_ALIBI = {4096: False, 5120: True}  # by the width of the published models, 7B and 13B
+
+
+def has_normed_head(config: Config) -> bool:
+    """Return whether the rows of Baichuan's output matrix are normalized when it is loaded.
+
+    The files of Baichuan 2 have rows of any length.
+    """
+    if not any(name in _BAICHUAN for name in read_architectures(config)):
+        return False
+    return "z_loss_weight" in config or read_int(config, "vocab_size") >= BAICHUAN_2_IDS
+
+
+def _normed_head(config: Config) -> BuiltTensors | None:
+    """Return what normalizes the rows of the output matrix of Baichuan 2."""
+    if not has_normed_head(config):
+        return None
+    return BuiltTensors("cpuserve.quant.normed_head:NormedHead", ("lm_head.weight",), gguf=True)
+
+
+def _baichuan_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention of h to x."""
+    at = f"model.layers.{layer}.self_attn"
+    if s.parts["split"]:
+        qkv = heads_of(b, s, at, h)
+    else:
+        qkv = b.linear(h, f"{at}.W_pack", features=3 * s.q_heads * s.head_dim)
+    b.rope_store_kv(qkv, layer=layer, rope=s.rope)
+    a = b.attention(qkv, layer=layer, alibi=s.rope is None)
+    b.linear(a, f"{at}.o_proj", add_to=x, use="output")
+
+
+def _baichuan(config: Config) -> Config:
+    """Return the config with the number of positions.
+
+    Only configs of 7B, which has a RoPE, have max_position_embeddings. ALiBi does not limit the
+    length, and the length of the training is model_max_length.
+    """
+    positions = config.get("max_position_embeddings")
+    alibi = _ALIBI.get(read_int(config, "hidden_size", high=1 << 20), positions is None)
+    longest = positions or config.get("model_max_length")
+    return {**config, "max_position_embeddings": longest, "alibi": alibi}
+
+
+Baichuan = DecoderRow(
+    "Baichuan 1 and 2, 7B and 13B. Source: modeling_baichuan of the published checkpoints.",
+    positions=4096,
+    layers=partial(build_decoder, attention=_baichuan_attention),
+    prepare=_baichuan,
+    fixed={"num_key_value_heads": None, "head_dim": None},  # keys that no published code reads
+    more=lambda config: {"parts": {"split": read_bool(config, "split_qkv", False)}},  # of GGUF
+    finish=lambda spec, config: replace(spec, rope=None) if config["alibi"] else spec,
+    built=_normed_head,
+)
+
+
+def _diffllama(spec: ModelSpec, _config: Config) -> ModelSpec:
+    """Return the spec with the width of a head in the KV cache, where two values are one.
+
+    Queries and keys are half as wide, and zeros follow them.
+    """
+    if spec.kv_heads % 2:
+        refuse("num_key_value_heads", spec.kv_heads, "even: values of two heads are one")
+    return replace(spec, head_dim=2 * spec.head_dim, attention_scale=spec.head_dim**-0.5)
+
+
+def _difference_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention of h to x: the second half of the heads is subtracted."""
+    at, first = f"model.layers.{layer}.self_attn", 0.8 - 0.6 * math.exp(-0.3 * layer)
+    a = b.attention(_two_headed(b, s, layer, at, h), layer=layer, scale=s.attention_scale)
+    half = s.q_heads // 2 * s.head_dim
+    out, less = b.columns(a, half), b.columns(a, half, column=half)
+    b.scale_by_lambda(less, at, width=s.head_dim // 2, plus=first, negative=True)
+    b.add(less, to=out)
+    b.part_norm(out, None, width=s.head_dim, parts=s.q_heads // 2)
+    b.multiply_by(out, 1 - first)
+    b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+
+
+def _two_headed(b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId) -> ValueId:
+    """Return the queries, keys and values of h, and store keys and values in the KV cache.
+
+    A value joins a head of the first half of the heads and one of the second half.
+    Keys of both halves have the same values.
+    """
+    d, half, count = s.head_dim // 2, s.kv_heads // 2, s.q_heads + s.kv_heads
+    names = {f"{at}.q_proj": s.q_heads * d, f"{at}.k_proj": s.kv_heads * d}
+    uses: list[Use] = ["linear", "linear"]
+    for head in range(half):
+        names |= {rows(f"{at}.v_proj", i * d, d): d for i in (head, half + head)}
+        uses += ["values", "values"]
+    qkv = b.linear(h, list(names), features=list(names.values()), bias=s.qkv_bias, use=uses)
+    values = b.columns(qkv, s.kv_heads * d, column=count * d)
+    qk = b.resize_heads(b.columns(qkv, count * d), heads=count, begin=0, to=2 * d)
+    one = b.columns(qk, 2 * count * d, more=values)
+    both = b.columns(one, (2 * count + s.kv_heads) * d, more=values)
+    b.rope_store_kv(both, layer=layer, rope=s.rope)
+    return both
+
+
+DiffLlama = DecoderRow(
+    "DiffLlama. Source: transformers modeling_diffllama, and Ye et al., arXiv 2410.05258.",
+    positions=2048,
+    layers=partial(build_decoder, attention=_difference_attention),
+    defaults={"rms_norm_eps": 1e-5},
+    bias=ATTENTION_BIAS,
+    finish=_diffllama,
 )

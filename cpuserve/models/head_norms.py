@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpuserve.models.llama import heads_of
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Joined, ValueId
@@ -34,10 +35,8 @@ def head_norm_attention(
 
     paired: the RoPE rotates neighbouring dims.
     """
-    at, d = f"model.layers.{layer}.self_attn", s.head_dim
-    heads = (s.q_heads, s.kv_heads, s.kv_heads)
-    names = [f"{at}.{part}_proj" for part in "qkv"]
-    qkv = b.linear(h, names, features=[n * d for n in heads], bias=s.qkv_bias, use="qkv")
+    at = f"model.layers.{layer}.self_attn"
+    qkv = heads_of(b, s, at, h)
     norm_heads(b, s, qkv, q, k)
     if paired and s.rope is not None:
         b.rotate(qkv, heads=s.q_heads + s.kv_heads, rope=s.rope, paired=True)

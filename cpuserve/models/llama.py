@@ -227,6 +227,19 @@ def clip_values(b: Builder, s: ModelSpec, qkv: ValueId) -> None:
         b.clip(qkv, -clip, clip)
 
 
+def heads_of(
+    b: Builder, s: ModelSpec, at: str, h: ValueId, heads: tuple[int, int] | None = None
+) -> ValueId:
+    """Return queries, keys and values of h, by matrices of their own below the name `at`.
+
+    heads: the numbers of heads of queries, and of keys and values, if they differ from the model's.
+    """
+    queries, keys = heads or (s.q_heads, s.kv_heads)
+    features = [count * s.head_dim for count in (queries, keys, keys)]
+    names = [f"{at}.{part}_proj" for part in "qkv"]
+    return b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
+
+
 def attend(
     b: Builder,
     s: ModelSpec,

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, read_object, refuse
+from cpuserve.models.decoder_row import Config, DecoderRow
 from cpuserve.models.deepseek import build_latent, read_latent
 from cpuserve.models.experts import read_first_dense, read_groups
-from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.rope import ORIGINAL, read_query_scale
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-class Ministral3:
-    """Ministral 3 (3B, 8B, 14B): Mistral with queries scaled by position.
+def _rope(config: Config, default: Config) -> dict[str, Any]:
+    """Return rope_scaling with rope_parameters; YaRN with `default` if both are empty."""
+    params = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
+    yarn = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    return params or {**yarn, **default}
 
-    Source: transformers modeling_ministral3.
-    """
 
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Ministral 3 config."""
-        rope = _rope(config, {"rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384})
-        config = {"rms_norm_eps": 1e-5, **config, "rope_scaling": None, "rope_parameters": rope}
-        head_dim = config.get("head_dim", 128)
-        return read_decoder(
-            {**config, "head_dim": head_dim},
-            positions=262144,
-            window=read_int(config, "sliding_window", 0, low=0),
-            parts={"query_scale": read_query_scale(config)},
-        )
+def _ministral3(config: Config) -> Config:
+    rope = _rope(config, {"rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384})
+    return {**config, "rope_scaling": None, "rope_parameters": rope}
 
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s)
+
+def _scaled_queries(config: Config) -> dict[str, Any]:
+    window = read_int(config, "sliding_window", 0, low=0)
+    return {"window": window, "parts": {"query_scale": read_query_scale(config)}}
+
+
+Ministral3 = DecoderRow(
+    "Ministral 3 (3B, 8B, 14B): Mistral with queries scaled by position."
+    " Source: transformers modeling_ministral3.",
+    positions=262144,
+    prepare=_ministral3,
+    defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
+    more=_scaled_queries,
+)
 
 
 class Mistral4:
@@ -46,7 +47,7 @@ class Mistral4:
     """
 
     @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
+    def spec(config: Config) -> ModelSpec:
         """Return the hyperparameters in a Mistral Small 4 config."""
         rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
         if read_groups(config, (1, 1), best=2) is not None:
@@ -68,10 +69,3 @@ class Mistral4:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_latent(b, s, score="softmax")
-
-
-def _rope(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rope_scaling with rope_parameters; YaRN with `default` if both are empty."""
-    given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
-    yarn = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
-    return given or {**yarn, **default}

@@ -10,6 +10,7 @@ from cpuserve.models.config import read_bool, read_float, read_int, read_windows
 from cpuserve.models.gemma import NORMS, read_cap
 from cpuserve.models.llama import (
     finish_decoder,
+    heads_of,
     layer_rope,
     layer_window,
     plain_mlp,
@@ -94,8 +95,7 @@ def _without_rope(config: Mapping[str, Any], default: list[bool]) -> tuple[int, 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the attention of h, where the sigmoid of a linear of h multiplies each column."""
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
-    parts = {f"{at}.{p}_proj": (s.q_heads if p == "q" else s.kv_heads) * d for p in "qkv"}
-    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
+    qkv = heads_of(b, s, at, h)
     b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
     b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer))
     window = layer_window(s, layer)

@@ -21,6 +21,7 @@ from cpuserve.models.llama import (
     finish_decoder,
     gated_mlp,
     guess_inputs,
+    heads_of,
     layer_rope,
     layer_window,
     offset_norm,
@@ -202,11 +203,8 @@ def _of_layer(config: Mapping[str, Any], key: str, layer: int) -> object:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x; the sigmoid of a linear of h multiplies each head."""
-    at, d = f"model.layers.{layer}.self_attn", s.head_dim
-    heads = s.parts["heads"][layer]
-    counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
-    names, features = [f"{at}.{name}" for name in counts], [n * d for n in counts.values()]
-    qkv = b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
+    at, heads = f"model.layers.{layer}.self_attn", s.parts["heads"][layer]
+    qkv = heads_of(b, s, at, h, (heads, s.kv_heads))
     b.rope_store_kv(
         qkv,
         layer=layer,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from cpuserve.models.activations import GATED
 from cpuserve.models.config import read_choice, read_int, refuse
-from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.llama import finish_decoder, gated_mlp, heads_of, read_decoder
 from cpuserve.models.mamba import read_mamba1
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -103,8 +103,7 @@ class Zamba:
 def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, use: int) -> ValueId:
     """Return use number `use` of the transformer block `at`, of x, with the embeddings `first`."""
     h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
-    widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
-    qkv = b.linear(h, [f"{at}.self_attn.{part}_proj" for part in "qkv"], features=widths, use="qkv")
+    qkv = heads_of(b, s, f"{at}.self_attn", h)
     b.rope_store_kv(qkv, layer=use, rope=None)
     a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
     h = b.linear(a, f"{at}.self_attn.o_proj", features=s.width, use="output")

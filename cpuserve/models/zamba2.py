@@ -8,7 +8,7 @@ from typing import Any
 
 from cpuserve.models.activations import GATED
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, refuse
-from cpuserve.models.llama import finish_decoder, read_decoder
+from cpuserve.models.llama import finish_decoder, heads_of, read_decoder
 from cpuserve.models.mamba import add_mamba2, read_mamba2
 from cpuserve.models.sizes import Mamba2Sizes
 from cpuserve.models.spec import ModelSpec
@@ -126,7 +126,7 @@ def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, us
     h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
     widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
     attention = f"{at}.self_attn"
-    qkv = b.linear(h, [f"{attention}.{part}_proj" for part in "qkv"], features=widths, use="qkv")
+    qkv = heads_of(b, s, attention, h)
     if s.parts["adapted"]:
         for n, part in enumerate("qkv"):
             adapter = _adapter(b, s, h, f"{attention}.linear_{part}_adapter_list.{use}", widths[n])

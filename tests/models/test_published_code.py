@@ -15,7 +15,7 @@ from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.model import bytes_in_memory
 from cpuserve.loader.gguf.parts import open_gguf
 from cpuserve.loader.load import open_checkpoint, read_config
-from cpuserve.models import baichuan, spec_from_config
+from cpuserve.models import decoders, spec_from_config
 from cpuserve.quant import dequantize
 from tests.helpers import gguf_convert
 from tests.helpers.answers import exact_answers
@@ -447,10 +447,10 @@ def test_the_positions_of_baichuan_follow_from_published_sizes(sizes, alibi):
 
 
 def test_only_baichuan_2_has_a_normalized_head():
-    assert not baichuan.has_normed_head(tiny_config("baichuan"))
-    assert not baichuan.has_normed_head(tiny_config("baichuan", vocab_size=64000))
-    assert baichuan.has_normed_head(tiny_config("baichuan", vocab_size=125696))
-    assert not baichuan.has_normed_head(tiny_config("llama", vocab_size=125696))
+    assert not decoders.has_normed_head(tiny_config("baichuan"))
+    assert not decoders.has_normed_head(tiny_config("baichuan", vocab_size=64000))
+    assert decoders.has_normed_head(tiny_config("baichuan", vocab_size=125696))
+    assert not decoders.has_normed_head(tiny_config("llama", vocab_size=125696))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "Q8_0"])
@@ -458,7 +458,7 @@ def test_the_head_of_a_gguf_file_of_baichuan_2_is_normalized(tmp_path, monkeypat
     path = tmp_path / "m.gguf"
     gguf_convert.convert("baichuan", path, types=[("output.weight", dtype)])
     stored = dequantize(open_checkpoint(path).weights.get("lm_head.weight"))
-    monkeypatch.setattr(baichuan, "VOCAB_2", 512)
+    monkeypatch.setattr(decoders, "BAICHUAN_2_IDS", 512)
     head = open_checkpoint(path).weights.get("lm_head.weight")
     wanted = stored / np.linalg.norm(stored, axis=1, keepdims=True)
     np.testing.assert_allclose(dequantize(head), wanted, rtol=1e-5, atol=1e-7)
@@ -469,7 +469,7 @@ def test_memory_is_planned_for_a_head_that_becomes_dense(tmp_path, monkeypatch):
     path = tmp_path / "m.gguf"
     gguf_convert.convert("baichuan", path, types=[("output.weight", "Q8_0")])
     before = bytes_in_memory(open_gguf(path), read_config(path))
-    monkeypatch.setattr(baichuan, "VOCAB_2", 512)
+    monkeypatch.setattr(decoders, "BAICHUAN_2_IDS", 512)
     grown = bytes_in_memory(open_gguf(path), read_config(path)) - before
     assert grown == 512 * 64 * 2 - 512 * 64 // 32 * 34
 

@@ -68,7 +68,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 def bytes_in_memory(file: GgufFile, config: Mapping[str, Any]) -> int:
     """Return the bytes of all tensors in memory; a head that is normalized is dense there."""
-    from cpuserve.models.baichuan import has_normed_head
+    from cpuserve.models.decoders import has_normed_head
     from cpuserve.quant.gguf.sizes import packed_bytes
 
     sizes = {name: packed_bytes(t.dtype, t.size) for name, t in file.tensors.items()}

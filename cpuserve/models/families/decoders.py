@@ -8,7 +8,7 @@ FAMILIES = (
     ModelFamily(("AfmoeForCausalLM",), "cpuserve.models.afmoe:Afmoe"),
     ModelFamily(
         ("Apertus1p5TextForCausalLM",),
-        "cpuserve.models.apertus:Apertus15",
+        "cpuserve.models.decoders:Apertus15",
         text_types={
             "apertus1p5_text": TextType(
                 sizes(266752, 4096, 14336, 32, 32, 65536, hidden_act="xielu")
@@ -16,7 +16,7 @@ FAMILIES = (
         },
         wholes=(Whole(("Apertus1p5ForConditionalGeneration",), "apertus1p5_text", tied=False),),
     ),
-    ModelFamily(("ApertusForCausalLM",), "cpuserve.models.apertus:Apertus"),
+    ModelFamily(("ApertusForCausalLM",), "cpuserve.models.decoders:Apertus"),
     ModelFamily(("ArceeForCausalLM",), "cpuserve.models.decoders:Arcee"),
     ModelFamily(
         ("AriaTextForCausalLM",),
@@ -25,7 +25,7 @@ FAMILIES = (
         wholes=(Whole(("AriaForConditionalGeneration",), "aria_text", tied=False),),
     ),
     ModelFamily(
-        ("BaichuanForCausalLM", "BaiChuanForCausalLM"), "cpuserve.models.baichuan:Baichuan"
+        ("BaichuanForCausalLM", "BaiChuanForCausalLM"), "cpuserve.models.decoders:Baichuan"
     ),
     ModelFamily(("BambaForCausalLM",), "cpuserve.models.bamba:Bamba"),
     ModelFamily(("BioGptForCausalLM",), "cpuserve.models.plain:BioGpt"),
@@ -35,7 +35,7 @@ FAMILIES = (
     ModelFamily(("CTRLLMHeadModel",), "cpuserve.models.plain:Ctrl"),
     ModelFamily(("DbrxForCausalLM",), "cpuserve.models.dbrx:Dbrx"),
     ModelFamily(("DeciLMForCausalLM",), "cpuserve.models.deci:DeciLm"),
-    ModelFamily(("DiffLlamaForCausalLM",), "cpuserve.models.diffllama:DiffLlama"),
+    ModelFamily(("DiffLlamaForCausalLM",), "cpuserve.models.decoders:DiffLlama"),
     ModelFamily(("Dots1ForCausalLM",), "cpuserve.models.mixtures:Dots1"),
     ModelFamily(("FalconForCausalLM", "RWForCausalLM"), "cpuserve.models.plain:Falcon"),
     ModelFamily(
@@ -60,7 +60,7 @@ FAMILIES = (
     ModelFamily(("HeliumForCausalLM",), "cpuserve.models.decoders:Helium"),
     ModelFamily(
         ("InternLM2ForCausalLM",),
-        "cpuserve.models.internlm2:InternLm2",
+        "cpuserve.models.decoders:InternLm2",
         text_types={"internlm2": TextType()},
     ),
     ModelFamily(
@@ -97,7 +97,7 @@ FAMILIES = (
         },
         wholes=(Whole(("MuseGlimmerForConditionalGeneration",), "muse_glimmer_text"),),
     ),
-    ModelFamily(("NanoChatForCausalLM",), "cpuserve.models.nanochat:NanoChat"),
+    ModelFamily(("NanoChatForCausalLM",), "cpuserve.models.decoders:NanoChat"),
     ModelFamily(("Olmo2ForCausalLM",), "cpuserve.models.olmo:Olmo2"),
     ModelFamily(
         ("Olmo3ForCausalLM",),

@@ -13,7 +13,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("ExaoneForCausalLM",),
-        "cpuserve.models.exaone:Exaone",
+        "cpuserve.models.decoders:Exaone",
         saved_as=(("LlamaForCausalLM", "exaone"),),
     ),
     ModelFamily(
