@@ -4,14 +4,15 @@ The bodies of requests, the calls of dialects (serving/calls/call.py), the Sampl
 and the messages to engines have these fields. All of them share the fields of SamplerFields:
 a new field is one of its lines, and its use in runtime/sampler.py, which is in numpy,
 and in csrc/runtime/sampler_chain.h and .cpp. The C++ executor reads the attributes of Chain
-(chain.py) and SlotRequest (slot.py).
+(chain.py) and SlotRequest (slot.py). A field that the kernels know without a chain of samplers is
+a line of SamplingFields, with its value if not set, and one of RequestFields, where None = not set.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -36,7 +37,10 @@ class Rule:
     unset: the value in the executor if the field is not set; None = not a parameter of a chain.
     starts: whether a value needs a chain of samplers, because the kernels do not have its sampler;
       None = no value does.
+    dialects: the dialects, besides that of OpenAI, whose requests have the field.
     names: by dialect, the field in its requests if it is called otherwise there.
+    listed: whether the cards of models list it, so that most servers know it.
+    shapes: whether it alone changes the chances of tokens, so that a draft model samples with it.
     """
 
     least: float = -math.inf
@@ -45,7 +49,10 @@ class Rule:
     needs: str = ""
     unset: float | None = None
     starts: Callable[[float], bool] | None = None
+    dialects: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    listed: bool = False
+    shapes: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raise InvalidRequest, with the name of the field, if `value` is out of range."""
@@ -81,8 +88,8 @@ def _positive(value: float) -> bool:
     return value > 0
 
 
-Share: TypeAlias = Annotated[float, Rule(0, 1, "in [0, 1]")]
-Penalty: TypeAlias = Annotated[float, Rule(-2, 2, "in [-2, 2]")]
+LLAMA, OLLAMA, TGI = "llama.cpp", "ollama", "tgi"
+ALL = (LLAMA, OLLAMA, TGI)
 
 
 class SamplerFields(msgspec.Struct, kw_only=True):
@@ -112,7 +119,10 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     """
 
     samplers: str | list[str] | None = None
-    typical_p: Annotated[float | None, Rule(0, 1, unset=1.0, starts=lambda p: p < 1)] = None
+    typical_p: Annotated[
+        float | None,
+        Rule(0, 1, unset=1.0, starts=lambda p: p < 1, dialects=(OLLAMA, TGI)),
+    ] = None
     min_keep: Annotated[int | None, Rule(0, MAX_INT, unset=0, starts=lambda n: n > 1)] = None
     top_n_sigma: Annotated[float | None, Rule(-1e6, 1e6, unset=-1.0, starts=_positive)] = None
     dynatemp_range: Annotated[float | None, Rule(0, 1e6, unset=0.0, starts=_positive)] = None
@@ -121,7 +131,7 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     )
     xtc_probability: Annotated[float | None, Rule(0, 1, unset=0.0, starts=_positive)] = None
     xtc_threshold: Annotated[float | None, Rule(0, 1, needs="xtc_probability", unset=0.1)] = None
-    repeat_last_n: Annotated[int | None, Rule(-1, MAX_INT)] = None
+    repeat_last_n: Annotated[int | None, Rule(-1, MAX_INT, dialects=(OLLAMA,))] = None
     dry_multiplier: Annotated[float | None, Rule(0, 1e6, unset=0.0, starts=_positive)] = None
     dry_base: Annotated[float | None, Rule(1, 1e6, needs="dry_multiplier", unset=1.75)] = None
     dry_allowed_length: Annotated[int | None, Rule(0, MAX_INT, needs="dry_multiplier", unset=2)] = (
@@ -131,9 +141,15 @@ class SamplerFields(msgspec.Struct, kw_only=True):
         int | None, Rule(-1, MAX_INT, needs="dry_multiplier", unset=-1)
     ] = None
     dry_sequence_breakers: list[str] | None = None
-    mirostat: Annotated[int | None, Rule(0, 2, unset=0, starts=_positive)] = None
-    mirostat_tau: Annotated[float | None, Rule(0, 1e6, needs="mirostat", unset=5.0)] = None
-    mirostat_eta: Annotated[float | None, Rule(0, 1e3, needs="mirostat", unset=0.1)] = None
+    mirostat: Annotated[int | None, Rule(0, 2, unset=0, starts=_positive, dialects=(OLLAMA,))] = (
+        None
+    )
+    mirostat_tau: Annotated[
+        float | None, Rule(0, 1e6, needs="mirostat", unset=5.0, dialects=(OLLAMA,))
+    ] = None
+    mirostat_eta: Annotated[
+        float | None, Rule(0, 1e3, needs="mirostat", unset=0.1, dialects=(OLLAMA,))
+    ] = None
     post_sampling_probs: bool | None = None
     no_repeat_ngram_size: Annotated[
         int | None, Rule(-1, MAX_INT, f"-1 or 0 (off), or between 1 and {MAX_INT}")
@@ -201,29 +217,48 @@ class OfflineFields(ChainParams, kw_only=True):
 class SamplingFields(OfflineFields, omit_defaults=True, kw_only=True):
     """All fields of SamplingParams. Its docstring describes the fields of this class."""
 
-    n: Annotated[int, Rule(1, 128, names={"llama.cpp": "n_cmpl", "tgi": "best_of"})] = 1
-    temperature: Annotated[float, Rule(0, 1e6)] = 1.0
-    top_p: Share = 1.0
-    top_k: Annotated[int, Rule(0, MAX_INT, f"-1 or 0 (all), or between 1 and {MAX_INT}")] = 0
-    min_p: Share = 0.0
+    n: Annotated[int, Rule(1, 128, names={LLAMA: "n_cmpl", TGI: "best_of"})] = 1
+    temperature: Annotated[float, Rule(0, 1e6, dialects=ALL, listed=True, shapes=True)] = 1.0
+    top_p: Annotated[float, Rule(0, 1, "in [0, 1]", dialects=ALL, listed=True, shapes=True)] = 1.0
+    top_k: Annotated[
+        int,
+        Rule(
+            0,
+            MAX_INT,
+            f"-1 or 0 (all), or between 1 and {MAX_INT}",
+            dialects=ALL,
+            listed=True,
+            shapes=True,
+        ),
+    ] = 0
+    min_p: Annotated[
+        float, Rule(0, 1, "in [0, 1]", dialects=(LLAMA, OLLAMA), listed=True, shapes=True)
+    ] = 0.0
     repetition_penalty: Annotated[
         float,
         Rule(
             ABOVE_0,
             MAX_REPETITION_PENALTY,
             f"above 0 and at most {MAX_REPETITION_PENALTY}",
-            names={"llama.cpp": "repeat_penalty", "ollama": "repeat_penalty"},
+            dialects=(TGI,),
+            names={LLAMA: "repeat_penalty", OLLAMA: "repeat_penalty"},
+            listed=True,
         ),
     ] = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    seed: Annotated[int | None, Rule(-(2**63), 2**63 - 1, "a 64-bit integer")] = None
+    presence_penalty: Annotated[
+        float, Rule(-2, 2, "in [-2, 2]", dialects=(LLAMA, OLLAMA), listed=True)
+    ] = 0.0
+    frequency_penalty: Annotated[float, Rule(-2, 2, "in [-2, 2]", dialects=ALL, listed=True)] = 0.0
+    seed: Annotated[
+        int | None, Rule(-(2**63), 2**63 - 1, "a 64-bit integer", dialects=ALL, listed=True)
+    ] = None
     max_tokens: Annotated[
         int | None,
         Rule(
             0,
             MAX_INT,
-            names={"llama.cpp": "n_predict", "ollama": "num_predict", "tgi": "max_new_tokens"},
+            names={LLAMA: "n_predict", OLLAMA: "num_predict", TGI: "max_new_tokens"},
+            listed=True,
         ),
     ] = 16
     min_tokens: Annotated[int, Rule(0, MAX_INT)] = 0
@@ -234,7 +269,7 @@ class SamplingFields(OfflineFields, omit_defaults=True, kw_only=True):
     skip_special_tokens: bool = True
     logprobs: Annotated[
         int | None,
-        Rule(0, want="at least 0", names={"llama.cpp": "n_probs", "tgi": "top_n_tokens"}),
+        Rule(0, want="at least 0", names={LLAMA: "n_probs", TGI: "top_n_tokens"}),
     ] = None
     logprob_token_ids: list[int] | None = None
     prompt_logprobs: Annotated[int | None, Rule(0, want="at least 0")] = None
@@ -251,6 +286,43 @@ class SamplingFields(OfflineFields, omit_defaults=True, kw_only=True):
     caller: str = ""
     vectors: str = ""
     truncate_prompt_tokens: int | None = None
+
+
+class RequestFields(SamplerFields, kw_only=True):
+    """The fields of SamplingFields that bodies of OpenAI and calls have; None = not set.
+
+    The other dialects have those of them that `dialects` and `names` of their Rule name.
+
+    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens;
+      -1 = to the context length less max_tokens.
+    structured_outputs: see serving/calls/response_format.py.
+    """
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: Any = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
+    structured_outputs: Any = None
 
 
 def _table() -> tuple[dict[str, Rule], dict[str, RefusedField], frozenset[str]]:
@@ -272,6 +344,28 @@ LIMITED, REFUSED, _OPTIONAL = _table()
 CHAINED = {name: rule for name, rule in LIMITED.items() if rule.unset is not None}
 # The parameters of a sampler, with the field that switches it on.
 OF_SAMPLERS = {name: rule.needs for name, rule in LIMITED.items() if rule.needs}
+
+
+# The fields that a draft model samples with as well.
+SHAPING = [name for name, rule in LIMITED.items() if rule.shapes]
+# The listed fields with their values if not set: what they are in a request that asks for nothing.
+NEUTRAL = {
+    name: default
+    for name, default in zip(
+        SamplingFields.__struct_fields__, SamplingFields.__struct_defaults__, strict=True
+    )
+    if name in LIMITED and LIMITED[name].listed and default is not None
+}
+
+
+def fields_in(dialect: str) -> dict[str, Any]:
+    """Return the type of each field in the requests of `dialect`, by its name there."""
+    types = {**RequestFields.__annotations__, **SamplerFields.__annotations__}
+    return {
+        rule.names.get(dialect, name): types[name]
+        for name, rule in LIMITED.items()
+        if name in types and (dialect in rule.dialects or dialect in rule.names)
+    }
 
 
 def names_in(dialect: str) -> dict[str, str]:

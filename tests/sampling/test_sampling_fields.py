@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import typing
+from pathlib import Path
 from types import UnionType
 
 import msgspec
 import pytest
 
+import cpuserve
 from cpuserve.api.anthropic.schema import MessagesRequest
 from cpuserve.api.llamacpp.completion.schema import LlamaOptions
 from cpuserve.api.ollama.options import OllamaOptions
@@ -18,10 +21,13 @@ from cpuserve.engine.ipc import AddRequest, encode_frame
 from cpuserve.sampling.fields import (
     CHAINED,
     LIMITED,
+    NEUTRAL,
     OF_SAMPLERS,
     REFUSED,
+    SHAPING,
     SamplerFields,
     SamplingFields,
+    fields_in,
     names_in,
 )
 from cpuserve.sampling.params import SamplingParams
@@ -64,6 +70,32 @@ def test_a_sampling_field_has_its_type_in_bodies_and_calls(body, dialect):
     assert shared >= {"temperature", "top_k", "top_p", "max_tokens"}
     for name in shared:
         assert not_none(own[name]) == not_none(theirs[names.get(name, name)]), name
+
+
+@pytest.mark.parametrize(("body", "dialect"), BODIES[2:5], ids=[b.__name__ for b, _ in BODIES[2:5]])
+def test_a_body_has_the_fields_of_its_dialect(body, dialect):
+    assert fields_in(dialect).keys() <= {*body.__struct_fields__}
+
+
+@pytest.mark.parametrize("name", ["min_p", "mirostat_tau", "repeat_last_n"])
+def test_a_field_is_declared_in_the_table_only(name):
+    root = Path(cpuserve.__file__).parent
+    sources = {path: path.read_text("utf-8") for path in root.rglob("*.py")}
+    declaring = {
+        path.relative_to(root).as_posix()
+        for path, source in sources.items()
+        if re.search(rf"^    {name}: ", source, re.MULTILINE)
+    }
+    assert declaring == {"sampling/fields.py"}
+
+
+def test_only_fields_without_a_meaning_of_their_own_are_neutral():
+    """A decision resets all of them, so that no default of the server changes it."""
+    assert SHAPING == ["temperature", "top_p", "top_k", "min_p"]
+    assert NEUTRAL == {
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "max_tokens": 16,
+    }  # fmt: skip
 
 
 def neighbours(name, rule):

@@ -13,17 +13,18 @@ from cpuserve.api.request.fields import CHAT, honoured
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.listed import listed
 from cpuserve.api.route import get
+from cpuserve.sampling.fields import LIMITED
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.registry import ModelRegistry
 
-# Sampling parameters under their OpenRouter names; a model card lists those that have an effect.
-_PARAMETERS = (
-    *("frequency_penalty", "include_reasoning", "logit_bias", "logprobs", "max_completion_tokens"),
-    *("max_tokens", "min_p", "parallel_tool_calls", "presence_penalty", "reasoning_effort"),
-    *("repetition_penalty", "response_format", "seed", "stop", "structured_outputs", "temperature"),
-    *("tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
+# Parameters under their OpenRouter names; a model card lists those that have an effect.
+_PARAMETERS = sorted(
+    {name for name, rule in LIMITED.items() if rule.listed}
+    | {"include_reasoning", "logit_bias", "logprobs", "max_completion_tokens", "reasoning_effort"}
+    | {"parallel_tool_calls", "response_format", "stop", "structured_outputs", "tool_choice"}
+    | {"tools", "top_logprobs"}
 )
 _OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
 _OF_THOUGHTS = {"include_reasoning", "reasoning_effort"}

@@ -6,12 +6,13 @@ docs/fields.md lists all fields (`python -m docs.tables`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from cpuserve.base.errors import InvalidRequest
+from cpuserve.sampling.fields import fields_in
 
 S = TypeVar("S", bound=type[msgspec.Struct])
 
@@ -295,18 +296,37 @@ def with_refused(*endpoints: str) -> Callable[[S], S]:
 
     def extend(schema: S) -> S:
         known = schema.__struct_fields__
-        extended = msgspec.defstruct(
-            schema.__name__,
-            [(rule.name, Any, None) for rule in rules if rule.name not in known],
-            bases=(schema,),
-            module=schema.__module__,
-            namespace={"__doc__": schema.__doc__},
-            kw_only=True,
-        )
+        extended = _extended(schema, {rule.name: Any for rule in rules if rule.name not in known})
         _REFUSED_BY[extended] = rules
-        return extended  # type: ignore[return-value]
+        return extended
 
     return extend
+
+
+def with_sampling(dialect: str) -> Callable[[S], S]:
+    """Return a decorator that adds to a body schema the sampling fields that `dialect` has.
+
+    The schema declares those that its own code reads, or that have another type there.
+    """
+
+    def extend(schema: S) -> S:
+        fields = fields_in(dialect)
+        lacks = [name for name in fields if name not in schema.__struct_fields__]
+        return _extended(schema, {name: fields[name] for name in lacks})
+
+    return extend
+
+
+def _extended(schema: S, fields: Mapping[str, Any]) -> S:
+    """Return `schema` with further fields of these types, which are None if they are not set."""
+    return msgspec.defstruct(  # type: ignore[return-value]
+        schema.__name__,
+        [(name, kind, None) for name, kind in fields.items()],
+        bases=(schema,),
+        module=schema.__module__,
+        namespace={"__doc__": schema.__doc__},
+        kw_only=True,
+    )
 
 
 def check_fields(body: object) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.request.fields import TGI_PARAMETERS, check_fields, with_refused
+from cpuserve.api.request.fields import TGI_PARAMETERS, check_fields, with_refused, with_sampling
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import names_in
 from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
@@ -21,6 +21,7 @@ NEW_TOKENS = 100
 
 
 @with_refused(TGI_PARAMETERS)
+@with_sampling("tgi")
 class TgiParameters(msgspec.Struct, kw_only=True):
     """The parameters of a request. Without any that selects sampling, decoding is greedy.
 
@@ -37,9 +38,7 @@ class TgiParameters(msgspec.Struct, kw_only=True):
     decoder_input_details: bool | None = None
     details: bool | None = None
     do_sample: bool | None = None
-    frequency_penalty: float | None = None
     grammar: Any = None
-    max_new_tokens: int | None = None
     repetition_penalty: float | None = None
     return_full_text: bool | None = None
     seed: int | None = None

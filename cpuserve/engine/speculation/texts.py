@@ -13,6 +13,7 @@ from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch
 from cpuserve.runtime.pack import pack, unpack
+from cpuserve.sampling.fields import SHAPING
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 
@@ -135,13 +136,7 @@ class DraftTexts:
 
     def admit(self, slot: SlotId, request: Request, seed: int) -> None:
         """Let the executor sample in this slot as the request does, without its other rules."""
-        params = request.params
-        plain = SamplingParams(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-        )
+        plain = SamplingParams(**{name: getattr(request.params, name) for name in SHAPING})
         self.executor.admit(slot, SlotRequest(plain, seed, [], [], []))
 
     def adopt(self, text: DraftedText, ids: Sequence[int]) -> None:

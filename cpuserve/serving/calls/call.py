@@ -18,7 +18,7 @@ from cpuserve.base.errors import InvalidRequest
 from cpuserve.core.media import MediaItem
 from cpuserve.media.kinds import SeenItem
 from cpuserve.sampling.beams import BeamRules
-from cpuserve.sampling.fields import SamplerFields
+from cpuserve.sampling.fields import RequestFields
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.callers.allowance import Allowance
 from cpuserve.serving.calls.line_limits import LineRules
@@ -93,47 +93,20 @@ class Earlier:
     mark: str = ""
 
 
-class CommonFields(SamplerFields, kw_only=True):
+class CommonFields(RequestFields, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
     response_format, structured_outputs: see calls/response_format.py. A dialect with another
       field for structured outputs sets response_format to a StructuredOutputs object.
-    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens;
-      -1 = to the context length less max_tokens.
     truncation_side: "left" (the default if text is generated) or "right".
     """
 
     model: str | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
-    logprob_token_ids: list[int] | None = None
-    repetition_detection: Any = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
     priority: int | None = None
-    cache_salt: str | None = None
     timeout: float | None = None
     response_format: Any = None
-    structured_outputs: Any = None
 
 
 class GenerateCall(CommonFields, kw_only=True):

@@ -9,6 +9,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import InvalidRequest
+from cpuserve.sampling.fields import NEUTRAL
 from cpuserve.serving.calls.call import GenerateCall, Prompt, thinking_variables
 from cpuserve.serving.decisions.labels import LabelFinder, Labels, question_text
 from cpuserve.serving.decisions.questions import MAX_QUESTIONS, DecisionQuestion, Decisions
@@ -27,16 +28,11 @@ if TYPE_CHECKING:
 MAX_CHARS = 1 << 24
 # A decision generates one token, the most likely one, and reads the distribution of all tokens.
 GREEDY: dict[str, Any] = {
+    **NEUTRAL,
     "n": 1,
     "max_tokens": 1,
     "min_tokens": 0,
     "temperature": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
     "logprobs": 0,
 }
 

@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.llamacpp.adapters import AdapterScale, adapter_of
 from cpuserve.api.llamacpp.defaults import DEFAULTS
-from cpuserve.api.request.fields import with_refused
+from cpuserve.api.request.fields import with_refused, with_sampling
 from cpuserve.base.errors import InvalidRequest
 from cpuserve.sampling.fields import SamplerFields, names_in
 from cpuserve.sampling.structured import StructuredOutputs
@@ -36,6 +36,7 @@ class PromptObject(msgspec.Struct, kw_only=True):
 PromptItem = str | int | list[str | int] | PromptObject
 
 
+@with_sampling("llama.cpp")
 class LlamaOptions(SamplerFields, kw_only=True):
     """The request fields that /completion and /infill share."""
 
@@ -43,15 +44,7 @@ class LlamaOptions(SamplerFields, kw_only=True):
     stream: bool | None = None
     n_predict: int | None = None
     max_tokens: int | None = None
-    n_cmpl: int | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
     repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: Any = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
