@@ -22,6 +22,7 @@ import torch
 from cpuserve import _C
 from cpuserve.base.errors import CpuserveError
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.media.pictures.families.preprocessing import PictureFiles
 from cpuserve.media.pictures.families.table import reader_of
 from cpuserve.models import build_tower, spec_from_config
 from cpuserve.models.towers import PICTURES
@@ -169,7 +170,7 @@ class TowerWalk:
         processor = self.path / "processor_config.json"
         whole = json.loads(processor.read_text()) if processor.exists() else {}
         try:
-            reader(config, config[PICTURES], whole, {})
+            reader(PictureFiles(config, config[PICTURES], whole, {}))
         except CpuserveError as error:
             return str(error)
         return ""

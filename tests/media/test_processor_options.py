@@ -8,6 +8,7 @@ import pytest
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.media.pictures.families.preprocessing import PictureFiles
 from cpuserve.media.pictures.families.table import family_of, reader_of
 from cpuserve.models import spec_from_config
 from tests.helpers.drawn import picture, write_processor
@@ -53,7 +54,8 @@ WHOLES = {"aya_vision": {"img_size": 64, "patch_size": 16}}
 def read(kind, whole=None, **changes):
     config, processor = USUAL[kind]
     config = {"model_type": kind, **VISION, **config}
-    return reader_of(config)(config, {**processor, **changes}, whole or WHOLES.get(kind, {}), {})
+    whole = whole or WHOLES.get(kind, {})
+    return reader_of(config)(PictureFiles(config, {**processor, **changes}, whole, {}))
 
 
 @pytest.mark.parametrize("kind", USUAL)

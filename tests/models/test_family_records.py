@@ -22,8 +22,8 @@ from cpuserve.loader.load import with_built
 from cpuserve.loader.speculation import assistants
 from cpuserve.loader.speculation.guess_heads import guesses_of
 from cpuserve.media.decoding.wire import PackedFamily
+from cpuserve.media.pictures.families.base import Family
 from cpuserve.media.pictures.families.table import family_of
-from cpuserve.media.pictures.layout import OneMarker
 from cpuserve.models.base import MODELS
 from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared
@@ -65,14 +65,14 @@ class Sample:
         return {**config, "biased": "lm_head.bias" in names}
 
 
-class SamplePictures(OneMarker, frozen=True, kw_only=True):
+class SamplePictures(Family, frozen=True, kw_only=True):
     """Pictures of one row."""
 
     page_side = 64
 
 
-def read_pictures(_config, processor, _whole, _tokens):
-    return SamplePictures(patch=processor["patch_size"], marker="<picture>")
+def read_pictures(files):
+    return SamplePictures(patch=files.processor["patch_size"], marker="<picture>")
 
 
 class SampleAssistant:

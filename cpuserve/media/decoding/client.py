@@ -32,7 +32,7 @@ from cpuserve.media.decoding.wire import (
     DecodeJob,
     PackedFamily,
 )
-from cpuserve.media.pictures.layout import Family
+from cpuserve.media.pictures.families.base import Family
 
 T = TypeVar("T")
 

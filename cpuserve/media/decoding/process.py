@@ -43,7 +43,7 @@ from cpuserve.media.decoding.wire import (
     DecodedFile,
     DecodeJob,
 )
-from cpuserve.media.pictures.layout import Family
+from cpuserve.media.pictures.families.base import Family
 from cpuserve.models.families import FAMILIES
 
 

@@ -13,7 +13,8 @@ from importlib import import_module
 
 import msgspec
 
-from cpuserve.media.pictures.layout import Family, PictureLayout, ShownPicture
+from cpuserve.media.pictures.families.base import Family
+from cpuserve.media.pictures.layout import PictureLayout, ShownPicture
 
 USED_BYTES = 8
 READY, OPENED, DECODED, REFUSED, STOPPED = b"r", b"o", b"+", b"-", b"!"

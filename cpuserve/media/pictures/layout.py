@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from cpuserve.program.pictures import KIND, PictureForm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any, Self
+    from collections.abc import Sequence
 
-    import numpy as np
-    from PIL.Image import Image
-
-
-# By the marker of a picture: the texts that chat templates write before and after it.
-_FRAMES = {
-    "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
-    "<|IMAGE_PLACEHOLDER|>": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
-    "<|IMAGE|>": ("<|vision_bos|>", "<|vision_eos|>"),
-    "<|imgpad|>": ("<|img|>", "<|endofimg|>"),
-}
-# By the same: the text, which may be no token, that chat templates write instead of the marker.
-_WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_CONTEXT>": "<image>"}
 _KEPT = 6  # the numbers of PictureForm.lines that say which part of a canvas is kept
 
 
@@ -89,101 +75,3 @@ class ShownPicture(msgspec.Struct, frozen=True, gc=False):
         """(width, height) before and after scaling, if it lost detail; else None."""
         sizes = self.width, self.height, self.used_width, self.used_height
         return sizes if self.lost_detail else None
-
-
-class Family(Protocol):
-    """The preprocessing of one family of models, with the numbers of one checkpoint.
-
-    It is a msgspec.Struct of numbers, texts and the like, which a process with limits decodes.
-    """
-
-    @property
-    def marker(self) -> str:
-        """The text of the token that chat templates write once for each picture."""
-
-    @property
-    def written(self) -> str | None:
-        """The text that chat templates write instead of the marker; None: they write the marker."""
-
-    @property
-    def frame(self) -> tuple[str, str]:
-        """The texts that chat templates write before and after the marker of a picture."""
-
-    @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower; it may be the marker."""
-
-    @property
-    def gap(self) -> str:
-        """The text before and after each marker that templates do not write."""
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-
-    @property
-    def page_side(self) -> int:
-        """The length in pixels of the longer side of a page of a document."""
-
-    def layout(self, width: int, height: int) -> PictureLayout:
-        """Return the layout of a picture of this size in pixels."""
-
-    def patches(self, image: Image) -> np.ndarray:
-        """Return the patches of an RGB picture: uint8 [patches, patch * patch * 3].
-
-        The columns have the order (y, x, channel). Tiles follow each other, and the patches of
-        a tile are in merge order: blocks of patches that the tower merges, from left to right and
-        from top to bottom, and so the patches of a block.
-        """
-
-    def changed(self, settings: Mapping[str, Any]) -> Family:
-        """Return the family with the settings of a request or of the server.
-
-        Raises InvalidRequest if the family has no such setting, or not this value.
-        """
-
-    def of_count(self, count: int) -> Family:
-        """Return the family for a request with so many pictures, pages of documents included."""
-
-
-class WithMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """What the families of cpuserve share.
-
-    patch: the side of a patch in pixels. marker: the text of the token of a picture.
-    """
-
-    patch: int
-    marker: str
-
-    @property
-    def written(self) -> str | None:
-        """The text that chat templates write instead of the marker; None: they write the marker."""
-        return _WRITTEN.get(self.marker)
-
-    @property
-    def frame(self) -> tuple[str, str]:
-        """The texts that chat templates write before and after the marker of a picture."""
-        return _FRAMES.get(self.marker, ("", ""))
-
-    @property
-    def patch_bytes(self) -> int:
-        """The bytes of one patch."""
-        return 3 * self.patch**2
-
-    def of_count(self, _count: int) -> Self:
-        """Return the family for a request with so many pictures, pages of documents included."""
-        return self
-
-
-class OneMarker(WithMarker, frozen=True, kw_only=True):
-    """A family with one token: templates write it once, and each row of the tower gets it."""
-
-    @property
-    def placeholder(self) -> str:
-        """The text of the token for a row of the tower."""
-        return self.marker
-
-    @property
-    def gap(self) -> str:
-        """The text around the marker, which templates do not write."""
-        return ""

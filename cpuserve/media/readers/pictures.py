@@ -23,13 +23,13 @@ from cpuserve.media.decoding.client import (
 from cpuserve.media.decoding.formats import MOST_PIXELS, check_left
 from cpuserve.media.decoding.wire import Decoded
 from cpuserve.media.kinds import Charge, KindRules, MarkerTexts, PartOfMessage
+from cpuserve.media.pictures.families.base import Family
 from cpuserve.media.pictures.families.settings import (
     changed,
     configured,
     family_at,
     server_settings,
 )
-from cpuserve.media.pictures.layout import Family
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions

@@ -9,25 +9,28 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.base.errors import ModelError
+from cpuserve.media.pictures.families.base import Family
 from cpuserve.media.pictures.families.preprocessing import (
-    DETAILS,
+    PictureFiles,
+    cut_tiles,
     in_merge_order,
+    is_count,
     read_filter,
-    read_number,
+    read_flag,
     refuse_setting,
 )
-from cpuserve.media.pictures.layout import OneMarker, PictureLayout
+from cpuserve.media.pictures.layout import PictureLayout
 from cpuserve.program.pictures import MOST_PATCHES
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
+_FLAGS = {"do_image_splitting": "splits", "use_thumbnail": "thumbnail"}
 
-class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
+
+class Lfm2Pictures(Family, frozen=True, kw_only=True):
     """The numbers of one checkpoint.
 
     least, most: the rows of a picture that is not tiles, and of the whole picture beside tiles.
@@ -35,9 +38,7 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
     tile: the side of a tile in pixels. fewest, greatest: the number of tiles.
     splits: whether a large picture becomes tiles. thumbnail: whether the whole picture is added.
     most_rows: the most rows of all tiles of a picture; 0 = no limit.
-    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
     limit: the largest `most` that a request can choose.
-    resample: Pillow's number of the filter.
     framed: whether the text has the tokens `before`, `after`, `whole`, and tokens of tiles.
     """
 
@@ -47,8 +48,6 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
     tile: int
     fewest: int
     greatest: int
-    patch: int
-    merge: int
     limit: int
     splits: bool = True
     thumbnail: bool = True
@@ -59,11 +58,6 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
     before: str = "<|image_start|>"
     after: str = "<|image_end|>"
     whole: str = "<|img_thumbnail|>"
-
-    @property
-    def block(self) -> int:
-        """The side in pixels of a block of patches that becomes one row."""
-        return self.patch * self.merge
 
     @property
     def page_side(self) -> int:
@@ -102,17 +96,26 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
         found = []
         if across:
             large = image.resize((across * self.tile, down * self.tile), filter_)
-            tiles = np.asarray(large).reshape(down, self.tile, across, self.tile, 3)
-            split = tiles.transpose(0, 2, 1, 3, 4).reshape(-1, self.tile, self.tile, 3)
-            found.append(in_merge_order(split, self.patch, self.merge))
+            tiles = cut_tiles(np.asarray(large), self.tile)
+            found.append(in_merge_order(tiles, self.patch, self.merge))
         if not across or self.thumbnail:
             one = np.asarray(image.resize(fitting._scaled(*image.size), filter_))
             found.append(in_merge_order(one[None], self.patch, self.merge))
         return np.concatenate(found)
 
     def changed(self, settings: Mapping[str, Any]) -> Lfm2Pictures:
-        """Return the family with these settings; InvalidRequest if it cannot follow one."""
-        changes: dict[str, Any] = {}
+        """Return the family with settings; see Family."""
+        family = super().changed(settings)
+        if family.least > family.most or family.fewest > family.greatest:
+            refuse_setting(next(iter(settings)), "makes the least more than the most")
+        return family
+
+    def in_low_detail(self) -> Lfm2Pictures:
+        """Return the family that makes few rows of a picture."""
+        return self.replaced(splits=False)
+
+    def with_setting(self, name: str, value: Any) -> Lfm2Pictures:
+        """Return the family with a setting; see Family."""
         fields = {
             "min_image_tokens": ("least", self.limit),
             "max_image_tokens": ("most", self.limit),
@@ -120,43 +123,32 @@ class Lfm2Pictures(OneMarker, frozen=True, kw_only=True, tag="lfm2_vl"):
             "max_tiles": ("greatest", 100),
             "max_tokens": ("most_rows", 1 << 30),
         }
-        for name, value in settings.items():
-            if name == "detail" and value in DETAILS:
-                changes |= {"splits": False} if value == "low" else {}
-            elif name in ("do_image_splitting", "use_thumbnail"):
-                if not isinstance(value, bool):
-                    refuse_setting(name, f"must be true or false, got {value!r:.40}")
-                changes["splits" if name == "do_image_splitting" else "thumbnail"] = value
-            elif name in fields:
-                field, most = fields[name]
-                known = isinstance(value, int) and not isinstance(value, bool)
-                if not known or not 1 <= value <= most:
-                    refuse_setting(name, f"must be a number from 1 to {most}, got {value!r:.40}")
-                changes[field] = value
-                if name == "max_tokens" and self.most_rows:
-                    changes[field] = min(value, self.most_rows)
-            else:
-                refuse_setting(
-                    name,
-                    "is no setting of this model's pictures: it has do_image_splitting, "
-                    "use_thumbnail, min_image_tokens, max_image_tokens, min_tiles, max_tiles, "
-                    "detail, and a maximum number of tokens",
-                )
-        made = msgspec.structs.replace(self, **changes)
-        if made.least > made.most or made.fewest > made.greatest:
-            refuse_setting(next(iter(settings)), "makes the least more than the most")
-        return made
+        if name in _FLAGS:
+            return self.replaced(**{_FLAGS[name]: read_flag(name, value)})
+        if name not in fields:
+            refuse_setting(
+                name,
+                "is no setting of this model's pictures: it has do_image_splitting, "
+                "use_thumbnail, min_image_tokens, max_image_tokens, min_tiles, max_tiles, "
+                "detail, and a maximum number of tokens",
+            )
+        field, most = fields[name]
+        if not is_count(value, 1, most):
+            refuse_setting(name, f"must be a number from 1 to {most}, got {value!r:.40}")
+        if name == "max_tokens" and self.most_rows:
+            value = min(value, self.most_rows)
+        return self.replaced(**{field: value})
 
     def _fitting(self, width: int, height: int) -> Lfm2Pictures:
         """Return the family with so few tiles, or rows, that `most_rows` has room for a picture."""
         if not self.most_rows:
             return self
         least, most, limit = (min(n, self.most_rows) for n in (self.least, self.most, self.limit))
-        made = msgspec.structs.replace(self, least=least, most=most, limit=limit)
+        family = self.replaced(least=least, most=most, limit=limit)
         side = self.tile // self.block
         across, down = self._grid(width, height)
         rows = across * down * side**2 + self.most * self.thumbnail
-        return msgspec.structs.replace(made, splits=False) if rows > self.most_rows else made
+        return family.in_low_detail() if rows > self.most_rows else family
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) of the whole picture, in whole blocks."""
@@ -206,20 +198,14 @@ def _grids(fewest: int, most: int) -> list[tuple[int, int]]:
     return sorted(found, key=math.prod)
 
 
-def lfm2_vl(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> Lfm2Pictures:
+def lfm2_vl(files: PictureFiles) -> Lfm2Pictures:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    patch = read_number(processor.get("encoder_patch_size"), "encoder_patch_size")
-    merge = read_number(processor.get("downsample_factor"), "downsample_factor")
+    config, processor, vision = files.config, files.processor, files.vision
+    patch = files.of_processor("encoder_patch_size")
+    merge = files.of_processor("downsample_factor")
     for name, key, given, own in (
         ("encoder_patch_size", "vision_config.patch_size", patch, vision.get("patch_size", patch)),
         ("downsample_factor", "downsample_factor", merge, config.get("downsample_factor", merge)),
@@ -228,7 +214,7 @@ def lfm2_vl(
             msg = f"{name} is {given}, but {key} of the model is {own!r:.40}"
             raise ModelError(msg)
     names = ("min_image_tokens", "max_image_tokens", "tile_size", "min_tiles", "max_tiles")
-    least, most, tile, fewest, greatest = (read_number(processor.get(n), n) for n in names)
+    least, most, tile, fewest, greatest = (files.of_processor(name) for name in names)
     tolerance = processor.get("max_pixels_tolerance")
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or tolerance < 1:
         msg = f"max_pixels_tolerance is {tolerance!r:.40}: a number of at least 1 is needed"
@@ -255,9 +241,9 @@ def lfm2_vl(
         splits=processor.get("do_image_splitting", True) is not False,
         thumbnail=processor.get("use_thumbnail", True) is not False,
         resample=read_filter(processor, 2),
-        framed=whole.get("use_image_special_tokens", True) is not False,
-        marker=tokens.get("image_token", "<image>"),
-        before=tokens.get("image_start_token", "<|image_start|>"),
-        after=tokens.get("image_end_token", "<|image_end|>"),
-        whole=tokens.get("image_thumbnail_token", "<|img_thumbnail|>"),
+        framed=files.whole.get("use_image_special_tokens", True) is not False,
+        marker=files.token("image", "<image>"),
+        before=files.token("image_start", "<|image_start|>"),
+        after=files.token("image_end", "<|image_end|>"),
+        whole=files.token("image_thumbnail", "<|img_thumbnail|>"),
     )

@@ -7,19 +7,27 @@ Granite-Docling and GOT-OCR 2, and the processors of these models, in transforme
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cpuserve.base.errors import ModelError
+from cpuserve.media.pictures.families.base import SquareTiles
 from cpuserve.media.pictures.families.preprocessing import (
+    PictureFiles,
+    check_rows,
+    cut_tiles,
     in_merge_order,
-    is_low,
+    is_count,
+    named_tiles,
     read_filter,
+    read_flag,
     read_number,
+    refuse_detail,
     refuse_setting,
 )
-from cpuserve.media.pictures.layout import OneMarker, PictureLayout
+from cpuserve.media.pictures.layout import PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,41 +51,32 @@ class WideRule(msgspec.Struct, frozen=True):
     most: float = 0.0
 
 
-class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
+class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     """The numbers of one checkpoint.
 
-    tile: the side of a tile in pixels.
-    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
     least, most: the number of tiles of a canvas; most = 1: the whole picture is the only tile.
-    resample: Pillow's number of the filter.
     names: whether the prompt names the row and the column of each tile (Granite-Docling).
     numbered: the text before the number of each tile; "" = tiles have no numbers (Aya Vision).
     fine: whether tiles have four times as many rows as usual (Granite-Docling's `fine_route`).
-    marker, before, after: the texts of the tokens of the prompt.
-    most_rows: the most rows of a picture; 0 = no limit besides the tiles.
+    wide: which pages get more tiles.
     """
 
-    tile: int
-    patch: int
-    merge: int
     least: int = 1
     most: int = 1
-    resample: int = 3
     names: bool = False
     numbered: str = ""
     fine: bool = False
-    marker: str = "<image>"
     before: str = "<fake_token_around_image>"
     after: str = "<fake_token_around_image>"
-    whole: str = "<global-img>"
     wide: WideRule = WideRule()
-    most_rows: int = 0
 
     @property
-    def rows_of_tile(self) -> int:
-        """How many rows of the tower a tile becomes."""
-        side: int = self.tile // self.patch // self.merge
-        return side * side
+    def settings(self) -> str:
+        """The settings that requests may change, for messages."""
+        return (
+            "the settings of this model's pictures are crop_to_patches, min_patches, max_patches, "
+            "detail, and a maximum number of tokens"
+        )
 
     @property
     def page_side(self) -> int:
@@ -101,56 +100,46 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
 
         (across, down), tile, filter_ = self._canvas(*image.size), self.tile, self.resample
         canvas = np.asarray(image.resize((across * tile, down * tile), Resampling(filter_)))
-        tiles = [
-            canvas[y * tile : (y + 1) * tile, x * tile : (x + 1) * tile]
-            for y in range(down)
-            for x in range(across)
-        ]
+        tiles = cut_tiles(canvas, tile)
         if len(tiles) > 1:
-            tiles.append(np.asarray(image.resize((tile, tile), Resampling(filter_))))
-        return in_merge_order(np.stack(tiles), self.patch, self.merge)
+            whole = image.resize((tile, tile), Resampling(filter_))
+            tiles = np.stack([*tiles, np.asarray(whole)])
+        return in_merge_order(tiles, self.patch, self.merge)
 
     def changed(self, settings: Mapping[str, Any]) -> CanvasTiles:
-        """Return the family with these settings; InvalidRequest if it cannot follow one."""
-        made = self
-        for name, value in settings.items():
-            if name == "detail":
-                made = made._with_detail(value)
-            elif name == "crop_to_patches":
-                if not isinstance(value, bool):
-                    refuse_setting(name, f"must be true or false, got {value!r:.40}")
-                made = made if value else made._with(least=1, most=1)
-            elif name in ("min_patches", "max_patches"):
-                number = _number(name, value, 1, _MOST_TILES)
-                made = made._with(**{"least" if name == "min_patches" else "most": number})
-            elif name == "max_tokens":
-                number = _number(name, value, self.rows_of_tile)
-                made = made._with(most_rows=min(number, made.most_rows or number))
-            elif name == "fine_route" and self.names:
-                if value is not self.fine:
-                    here = "true" if self.fine else "false"
-                    refuse_setting(
-                        name,
-                        f"cannot be {value!r:.40}: fine_route of this model's "
-                        f"preprocessor_config.json, which is {here}, decides the connector that "
-                        "the server loads for all pictures",
-                    )
-            else:
-                refuse_setting(
-                    name,
-                    f"cannot be {value!r:.40}: the settings of this model's pictures are "
-                    "crop_to_patches, min_patches, max_patches, detail, and a maximum number of "
-                    "tokens",
-                )
-        if made.least > made.most:
-            refuse_setting("min_patches", f"must be at most {made.most}, got {made.least}")
-        return made
+        """Return the family with settings; see Family."""
+        family = super().changed(settings)
+        if family.least > family.most:
+            refuse_setting("min_patches", f"must be at most {family.most}, got {family.least}")
+        return family
 
-    def _with(self, **changes: Any) -> CanvasTiles:
-        return msgspec.structs.replace(self, **changes)
+    def with_setting(self, name: str, value: Any) -> CanvasTiles:
+        """Return the family with a setting; see Family."""
+        if name == "detail":
+            refuse_detail(value)
+        if name == "crop_to_patches":
+            return self if read_flag(name, value) else self.in_low_detail()
+        if name == "min_patches":
+            return self.replaced(least=_number(name, value, 1, _MOST_TILES))
+        if name == "max_patches":
+            return self.replaced(most=_number(name, value, 1, _MOST_TILES))
+        if name == "max_tokens":
+            number = _number(name, value, self.rows_of_tile)
+            return self.replaced(most_rows=min(number, self.most_rows or number))
+        if name == "fine_route" and self.names:
+            if value is self.fine:
+                return self
+            here = "true" if self.fine else "false"
+            refuse_setting(
+                name,
+                f"cannot be {value!r:.40}: fine_route of this model's preprocessor_config.json, "
+                f"which is {here}, decides the connector that the server loads for all pictures",
+            )
+        raise self.setting_error(name, value)
 
-    def _with_detail(self, detail: object) -> CanvasTiles:
-        return self._with(least=1, most=1) if is_low(detail) else self
+    def in_low_detail(self) -> CanvasTiles:
+        """Return the family that makes few rows of a picture."""
+        return self.replaced(least=1, most=1)
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Return how many tiles the canvas of a picture has across and down."""
@@ -203,152 +192,101 @@ class CanvasTiles(OneMarker, frozen=True, kw_only=True, tag="canvas"):
 
     def _named(self, across: int, down: int) -> str:
         rows = self.marker * self.rows_of_tile
-        lines = (
-            "".join(f"{self.before}<row_{y + 1}_col_{x + 1}>{rows}" for x in range(across)) + "\n"
-            for y in range(down)
-        )
         whole = f"\n{self.before}{self.whole}{rows}{self.after}" if across * down > 1 else ""
-        return "".join(lines) + whole
+        return named_tiles(across, down, self.before, rows) + whole
 
 
-def granite_docling(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> CanvasTiles:
+def granite_docling(files: PictureFiles) -> CanvasTiles:
     """Return the family of Granite-Docling with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    merge, fine = read_number(vision.get("scale_factor", 4), "vision_config.scale_factor"), False
+    processor = files.processor
+    merge, fine = files.of_vision("scale_factor", 4), False
     if processor.get("fine_route"):
         merge, fine = read_number(merge // 2, "vision_config.scale_factor / 2"), True
-    made = _tiles(
-        processor,
-        tile=read_number(vision.get("image_size", 512), "vision_config.image_size"),
-        patch=read_number(vision.get("patch_size", 16), "vision_config.patch_size"),
-        merge=merge,
-        most=32,
-        crops=True,
-    )
+    side, patch = files.of_vision("image_size", 512), files.of_vision("patch_size", 16)
+    family = _tiles(files, tile=side, patch=patch, merge=merge, most=32, crops=True)
     wide = WideRule(
         int(_share(processor, "dense_max_patches")),
         *(_share(processor, f"dense_{name}") for name in ("max_scale", "min_aspect", "max_aspect")),
     )
-    made = msgspec.structs.replace(
-        made,
-        names=True,
-        wide=wide,
-        fine=fine,
-        marker=tokens.get("image_token", "<image>"),
-    )
-    return _checked(made, whole.get("image_seq_len"), "image_seq_len")
+    marker = files.token("image", "<image>")
+    family = family.replaced(names=True, wide=wide, fine=fine, marker=marker)
+    rows = family.rows_of_tile // 4 if fine else family.rows_of_tile
+    check_rows("image_seq_len", files.whole.get("image_seq_len"), rows)
+    return family
 
 
-def internvl(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> CanvasTiles:
+def internvl(files: PictureFiles) -> CanvasTiles:
     """Return the family of InternVL with the numbers of a checkpoint (FamilyReader).
 
     Its processor makes tiles, whatever the image processor's settings say about them.
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    ratio = config.get("downsample_ratio", 0.5)
+    vision, ratio = files.vision, files.config.get("downsample_ratio", 0.5)
     if not isinstance(ratio, int | float) or not 1e-3 < ratio <= 1:
         msg = f"downsample_ratio is {ratio!r:.40}: a number above 0.001, and at most 1, is needed"
         raise ModelError(msg)
-    made = _tiles(
-        {**processor, "crop_to_patches": True},
+    family = _tiles(
+        replace(files, processor={**files.processor, "crop_to_patches": True}),
         tile=read_number(_one(vision.get("image_size", 448)), "vision_config.image_size"),
         patch=read_number(_one(vision.get("patch_size", 14)), "vision_config.patch_size"),
         merge=int(1 / ratio),
         most=12,
         crops=True,
     )
-    made = msgspec.structs.replace(
-        made,
-        marker=tokens.get("context_image_token", "<IMG_CONTEXT>"),
-        before=tokens.get("start_image_token", "<img>"),
-        after=tokens.get("end_image_token", "</img>"),
+    check_rows("image_seq_length", files.whole.get("image_seq_length"), family.rows_of_tile)
+    return family.replaced(
+        marker=files.token("context_image", "<IMG_CONTEXT>"),
+        before=files.token("start_image", "<img>"),
+        after=files.token("end_image", "</img>"),
     )
-    return _checked(made, whole.get("image_seq_length"), "image_seq_length")
 
 
-def aya_vision(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    _tokens: Mapping[str, str],
-) -> CanvasTiles:
+def aya_vision(files: PictureFiles) -> CanvasTiles:
     """Return the family of Aya Vision with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    made = _tiles(
-        processor,
-        tile=read_number(vision.get("image_size", 224), "vision_config.image_size"),
-        patch=read_number(vision.get("patch_size", 16), "vision_config.patch_size"),
-        merge=read_number(config.get("downsample_factor", 2), "downsample_factor"),
-        most=12,
-        crops=False,
-    )
-    made = msgspec.structs.replace(
-        made,
+    whole, config = files.whole, files.config
+    side, patch = files.of_vision("image_size", 224), files.of_vision("patch_size", 16)
+    merge = read_number(config.get("downsample_factor", 2), "downsample_factor")
+    family = _tiles(files, tile=side, patch=patch, merge=merge, most=12, crops=False)
+    # The processor knows the size of a tile, and how many pixels become a row.
+    pixels = read_number(whole.get("patch_size", 28), "patch_size")
+    pixels *= read_number(whole.get("downsample_factor", 1), "downsample_factor")
+    rows = (read_number(whole.get("img_size", 364), "img_size") // pixels) ** 2
+    check_rows("img_size / patch_size", rows, family.rows_of_tile)
+    return family.replaced(
         marker=str(whole.get("img_patch_token", "<|IMG_PATCH|>")),
         before=str(whole.get("start_of_img_token", "<|START_OF_IMG|>")),
         after=str(whole.get("end_of_img_token", "<|END_OF_IMG|>")),
         numbered=str(whole.get("tile_token", "TILE")),
         whole=str(whole.get("tile_global_token", "TILE_GLOBAL")),
     )
-    # The processor knows the size of a tile, and how many pixels become a row.
-    side, pixels = whole.get("img_size", 364), whole.get("patch_size", 28)
-    pixels = read_number(pixels, "patch_size") * read_number(
-        whole.get("downsample_factor", 1), "downsample_factor"
-    )
-    return _checked(made, (read_number(side, "img_size") // pixels) ** 2, "img_size / patch_size")
 
 
-def internvl_chat(
-    config: Mapping[str, Any],
-    _processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> CanvasTiles:
+def internvl_chat(files: PictureFiles) -> CanvasTiles:
     """Return the family of InternVLChatModel with the numbers of a checkpoint (FamilyReader).
 
     Its code makes tiles as the model's config says, and the image processor has the pixels' mean.
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
+    config, vision = files.config, files.vision
     image = config.get("force_image_size") or vision.get("image_size", 224)
+    least, most = 1, 1
     if config.get("dynamic_image_size", False):
         if config.get("use_thumbnail", False) is not True:
             msg = "use_thumbnail is false: pictures of several tiles have the whole picture as well"
             raise ModelError(msg)
         least, most = config.get("min_dynamic_patch", 1), config.get("max_dynamic_patch", 6)
-    else:
-        least, most = 1, 1
-    settings = {
-        "size": {"height": image, "width": image},
-        "min_patches": least,
-        "max_patches": most,
-        "resample": 3,
-    }
+    size = {"height": image, "width": image}
+    settings = {"size": size, "min_patches": least, "max_patches": most, "resample": 3}
     own = {**config, "vision_config": {**vision, "image_size": image}}
-    return internvl(own, settings, whole, tokens)
+    return internvl(replace(files, config=own, processor=settings))
 
 
 def _one(size: object) -> object:
@@ -358,25 +296,20 @@ def _one(size: object) -> object:
 
 
 def _tiles(
-    processor: Mapping[str, Any], *, tile: int, patch: int, merge: int, most: int, crops: bool
+    files: PictureFiles, *, tile: int, patch: int, merge: int, most: int, crops: bool
 ) -> CanvasTiles:
     """Return the family with the tiles of an image processor. most, crops: its defaults.
 
     tile: the side of the pictures that the tower reads.
     """
-    size = processor.get("size")
-    given = size if isinstance(size, Mapping) else {}
-    if (given.get("height"), given.get("width")) != (tile, tile):
-        msg = f"size is {size!r:.60}, but the tower reads {tile} x {tile} pixels"
-        raise ModelError(msg)
+    processor = files.processor
+    files.check_square(tile)
     if tile % (patch * merge):
         msg = f"tiles of {tile} pixels are not whole blocks of {merge} x {merge} patches of {patch}"
         raise ModelError(msg)
-    if processor.get("do_resize", True) is False:
-        msg = "do_resize is false: pictures of any size are read, which have to be scaled"
-        raise ModelError(msg)
-    least = read_number(processor.get("min_patches", 1), "min_patches")
-    number = read_number(processor.get("max_patches", most), "max_patches")
+    files.check_scaled()
+    least = files.of_processor("min_patches", 1)
+    number = files.of_processor("max_patches", most)
     if not processor.get("crop_to_patches", crops):
         least, number = 1, 1
     if not least <= number <= _MOST_TILES:
@@ -388,14 +321,6 @@ def _tiles(
     )
 
 
-def _checked(made: CanvasTiles, length: object, name: str) -> CanvasTiles:
-    rows = made.rows_of_tile // 4 if made.fine else made.rows_of_tile
-    if length is not None and length != rows:
-        msg = f"{name} is {length!r}, but a tile has {rows} rows"
-        raise ModelError(msg)
-    return made
-
-
 def _share(processor: Mapping[str, Any], name: str) -> float:
     found = processor.get(name) or 0
     if not isinstance(found, int | float) or isinstance(found, bool) or found < 0:
@@ -405,6 +330,6 @@ def _share(processor: Mapping[str, Any], name: str) -> float:
 
 
 def _number(name: str, value: object, least: int, most: int = 1 << 30) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    if not is_count(value, least, most):
         refuse_setting(name, f"must be a number from {least} to {most}, got {value!r:.40}")
     return value

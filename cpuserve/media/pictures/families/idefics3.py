@@ -9,17 +9,24 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.base.errors import ModelError
+from cpuserve.media.pictures.families.base import SquareTiles
 from cpuserve.media.pictures.families.preprocessing import (
+    PictureFiles,
+    check_rows,
+    cut_tiles,
     in_merge_order,
-    is_low,
+    is_count,
+    named_tiles,
+    part_of,
     read_filter,
+    read_flag,
     read_number,
+    refuse_detail,
     refuse_setting,
+    setting_error,
 )
-from cpuserve.media.pictures.layout import OneMarker, PictureLayout
+from cpuserve.media.pictures.layout import PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,37 +36,21 @@ if TYPE_CHECKING:
 _MOST_SIDE = 4096
 
 
-class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
+class Idefics3(SquareTiles, frozen=True, kw_only=True):
     """The numbers of one checkpoint.
 
     longest: the longer side after scaling, in pixels; 0 = `height` and `width` instead.
-    tile: the side of a tile in pixels.
     splits: whether a picture becomes tiles, and not only one whole picture.
-    resample: Pillow's number of the filter.
-    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
-    most_rows: the most rows of a picture; 0 = no limit besides the size.
-    marker, around, whole: the texts of the tokens of the prompt.
+    around, whole: the texts of the tokens of the prompt.
     """
 
-    tile: int
-    patch: int
-    merge: int
     longest: int = 0
     height: int = 0
     width: int = 0
     scales: bool = True
     splits: bool = True
     resample: int = 1
-    most_rows: int = 0
-    marker: str = "<image>"
     around: str = "<fake_token_around_image>"
-    whole: str = "<global-img>"
-
-    @property
-    def rows_of_tile(self) -> int:
-        """How many rows of the tower a tile becomes."""
-        side: int = self.tile // self.patch // self.merge
-        return side * side
 
     @property
     def page_side(self) -> int:
@@ -86,81 +77,57 @@ class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
         filter_ = Resampling(self.resample)
         for size in fitting._steps(*image.size):
             image = image.resize(size, filter_)
-        down, across = self._grid(*image.size)
-        whole = image.resize((self.tile, self.tile), filter_) if down else image
-        pixels = np.asarray(image)
-        tile = self.tile
-        tiles = [
-            pixels[y * tile : (y + 1) * tile, x * tile : (x + 1) * tile]
-            for y in range(down)
-            for x in range(across)
-        ]
-        return in_merge_order(np.stack([*tiles, np.asarray(whole)]), self.patch, self.merge)
+        tiles = np.asarray(image)[None]
+        if self._grid(*image.size) != (0, 0):
+            whole = np.asarray(image.resize((self.tile, self.tile), filter_))
+            tiles = np.stack([*cut_tiles(tiles[0], self.tile), whole])
+        return in_merge_order(tiles, self.patch, self.merge)
 
-    def changed(self, settings: Mapping[str, Any]) -> Idefics3:
-        """Return the family with these settings; InvalidRequest if it cannot follow one."""
-        made = self
-        for name, value in settings.items():
-            if name == "detail":
-                made = made._with_detail(value)
-            elif name == "do_image_splitting":
-                if not isinstance(value, bool):
-                    refuse_setting(name, f"must be true or false, got {value!r:.40}")
-                made = msgspec.structs.replace(made, splits=value)
-            elif name == "size":
-                made = made._with_size(value)
-            elif name == "max_tokens":
-                made = made._with_most(value)
-            else:
+    def with_setting(self, name: str, value: Any) -> Idefics3:
+        """Return the family with a setting; see Family."""
+        if name == "detail":
+            refuse_detail(value)
+        if name == "do_image_splitting":
+            return self.replaced(splits=read_flag(name, value))
+        if name == "size":
+            longest = value.get("longest_edge") if isinstance(value, Mapping) else None
+            if not is_count(longest, self.tile, _MOST_SIDE) or set(value) != {"longest_edge"}:
                 refuse_setting(
                     name,
-                    "is no setting of this model's pictures: it has size (longest_edge), "
-                    "do_image_splitting, detail, and a maximum number of tokens",
+                    f'must be {{"longest_edge": N}} with N from {self.tile} to {_MOST_SIDE}, '
+                    f"got {value!r:.60}",
                 )
-        return made
+            return self.replaced(longest=longest, height=0, width=0)
+        if name == "max_tokens":
+            if not is_count(value, self.rows_of_tile):
+                least = f"{self.rows_of_tile}, the tokens of one tile"
+                refuse_setting(name, f"must be at least {least}, got {value!r:.40}")
+            return self.replaced(most_rows=min(value, self.most_rows or value))
+        raise setting_error(
+            name,
+            "is no setting of this model's pictures: it has size (longest_edge), "
+            "do_image_splitting, detail, and a maximum number of tokens",
+        )
 
-    def _with_detail(self, detail: object) -> Idefics3:
-        return msgspec.structs.replace(self, splits=False) if is_low(detail) else self
-
-    def _with_size(self, size: object) -> Idefics3:
-        longest = size.get("longest_edge") if isinstance(size, Mapping) else None
-        if (
-            not isinstance(size, Mapping)
-            or set(size) != {"longest_edge"}
-            or not isinstance(longest, int)
-            or isinstance(longest, bool)
-            or not self.tile <= longest <= _MOST_SIDE
-        ):
-            refuse_setting(
-                "size",
-                f'must be {{"longest_edge": N}} with N from {self.tile} to {_MOST_SIDE}, '
-                f"got {size!r:.60}",
-            )
-        return msgspec.structs.replace(self, longest=longest, height=0, width=0)
-
-    def _with_most(self, most: object) -> Idefics3:
-        if not isinstance(most, int) or isinstance(most, bool) or most < self.rows_of_tile:
-            refuse_setting(
-                "max_tokens",
-                f"must be at least {self.rows_of_tile}, the tokens of one tile, got {most!r:.40}",
-            )
-        return msgspec.structs.replace(self, most_rows=min(most, self.most_rows or most))
+    def in_low_detail(self) -> Idefics3:
+        """Return the family that makes few rows of a picture."""
+        return self.replaced(splits=False)
 
     def _fitting(self, width: int, height: int) -> Idefics3:
         """Return the family with the largest size at which the picture has at most most_rows."""
         if not self.most_rows:
             return self
         longest = self.longest or max(self.height, self.width)
-        made = self
-        while made.splits:
-            down, across = made._grid(*made._tiled(width, height))
+        family = self
+        while family.splits:
+            down, across = family._grid(*family._tiled(width, height))
             if (down * across + 1) * self.rows_of_tile <= self.most_rows:
                 break
             longest = (longest - 1) // self.tile * self.tile
-            made = msgspec.structs.replace(
-                made, longest=longest, height=0, width=0, splits=longest > 0, scales=True
+            family = family.replaced(
+                longest=longest, height=0, width=0, splits=longest > 0, scales=True
             )
-        return made
+        return family
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size after the first scaling, with the aspect kept."""
@@ -214,34 +181,20 @@ class Idefics3(OneMarker, frozen=True, kw_only=True, tag="idefics3"):
         whole = f"{self.around}{self.whole}{rows}{self.around}"
         if not down:
             return whole
-        lines = (
-            "".join(f"{self.around}<row_{y + 1}_col_{x + 1}>{rows}" for x in range(across)) + "\n"
-            for y in range(down)
-        )
-        return "".join(lines) + "\n" + whole
+        return f"{named_tiles(across, down, self.around, rows)}\n{whole}"
 
 
-def idefics3(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> Idefics3:
-    """Return the family with the numbers of a checkpoint.
-
-    config: config.json. processor: the settings of the image processor.
-    whole: the settings of the processor. tokens: the texts of special tokens, by name.
+def idefics3(files: PictureFiles) -> Idefics3:
+    """Return the family with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    patch = read_number(vision.get("patch_size"), "vision_config.patch_size")
-    merge = read_number(config.get("scale_factor"), "scale_factor")
-    most = read_number(vision.get("image_size"), "vision_config.image_size")
-    tile = read_number(_edge(processor.get("max_image_size")), "max_image_size.longest_edge")
-    size = processor.get("size")
-    size = size if isinstance(size, Mapping) else {}
+    processor = files.processor
+    patch = files.of_vision("patch_size")
+    merge = read_number(files.config.get("scale_factor"), "scale_factor")
+    most = files.of_vision("image_size")
+    edge = part_of(processor, "max_image_size").get("longest_edge")
+    tile, size = read_number(edge, "max_image_size.longest_edge"), part_of(processor, "size")
     sides = {
         name: read_number(size[key], f"size.{key}")
         for name, key in (("longest", "longest_edge"), ("height", "height"), ("width", "width"))
@@ -256,7 +209,7 @@ def idefics3(
             f"{patch} and merges {merge} x {merge} of them"
         )
         raise ModelError(msg)
-    made = Idefics3(
+    family = Idefics3(
         tile=tile,
         patch=patch,
         merge=merge,
@@ -264,16 +217,9 @@ def idefics3(
         scales=processor.get("do_resize", True) is not False,
         splits=processor.get("do_image_splitting", True) is not False,
         resample=read_filter(processor, 1),
-        marker=tokens.get("image_token", "<image>"),
-        around=tokens.get("fake_image_token", "<fake_token_around_image>"),
-        whole=tokens.get("global_image_token", "<global-img>"),
+        marker=files.token("image", "<image>"),
+        around=files.token("fake_image", "<fake_token_around_image>"),
+        whole=files.token("global_image", "<global-img>"),
     )
-    rows = whole.get("image_seq_len")
-    if rows is not None and rows != made.rows_of_tile:
-        msg = f"image_seq_len is {rows!r}, but a tile has {made.rows_of_tile} rows"
-        raise ModelError(msg)
-    return made
-
-
-def _edge(size: object) -> object:
-    return size.get("longest_edge") if isinstance(size, Mapping) else None
+    check_rows("image_seq_len", files.whole.get("image_seq_len"), family.rows_of_tile)
+    return family

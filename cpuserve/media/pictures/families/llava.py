@@ -6,18 +6,20 @@ Pixtral 12B is a LLaVA with the pictures of Pixtral.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.base import OneTile
 from cpuserve.media.pictures.families.pixtral import PixtralPictures, mistral3
 from cpuserve.media.pictures.families.preprocessing import (
-    DETAILS,
+    PictureFiles,
+    check_rows,
     in_merge_order,
+    is_count,
     read_filter,
     read_number,
-    refuse_setting,
 )
-from cpuserve.media.pictures.layout import OneMarker, PictureLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,17 +28,10 @@ if TYPE_CHECKING:
 _MOST_ASPECT = 100  # a longer picture would be large before its middle is cut out
 
 
-class LlavaPictures(OneMarker, frozen=True, kw_only=True, tag="llava"):
-    """The numbers of one checkpoint.
-
-    side: the pixels of a side of the square. patch: the side of a patch in pixels.
-    resample: Pillow's number of the filter.
-    marker: the text of the token for a row.
-    """
+class LlavaPictures(OneTile, frozen=True, kw_only=True):
+    """The numbers of one checkpoint. side: the pixels of a side of the square."""
 
     side: int
-    patch: int
-    resample: int = 3
     marker: str = "<image>"
 
     @property
@@ -44,42 +39,40 @@ class LlavaPictures(OneMarker, frozen=True, kw_only=True, tag="llava"):
         """The length in pixels of the longer side of a page of a document."""
         return 4 * self.side // 3
 
-    def layout(self, width: int, height: int) -> PictureLayout:
-        """Return the layout of a picture of this size in pixels.
+    @property
+    def settings(self) -> str:
+        """The settings that requests may change, for messages."""
+        return (
+            f"this model's pictures all become {self.side} x {self.side} pixels and "
+            f"{(self.side // self.patch) ** 2} tokens"
+        )
 
-        Raises InvalidRequest if one side is more than 100 times the other.
-        """
-        used, side = self._scaled(width, height), self.side // self.patch
-        return PictureLayout(((side, side),), self.marker * side**2, *used, rows=side**2)
+    def framed(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size of the square, which is cut out of the middle."""
+        del width, height
+        return self.side, self.side
 
     def patches(self, image: Image) -> np.ndarray:
-        """Return the patches of an RGB picture; see Family.patches."""
+        """Return the patches of an RGB picture; see Family."""
         import numpy as np
         from PIL.Image import Resampling
 
-        scaled = image.resize(self._scaled(*image.size), Resampling(self.resample))
+        scaled = image.resize(self.scaled(*image.size), Resampling(self.resample))
         left, top = ((length - self.side) // 2 for length in scaled.size)
         square = np.asarray(scaled)[top : top + self.side, left : left + self.side]
         return in_merge_order(square[None], self.patch, 1)
 
-    def changed(self, settings: Mapping[str, Any]) -> LlavaPictures:
+    def with_setting(self, name: str, value: Any) -> LlavaPictures:
         """Return the family itself; InvalidRequest for a setting that would change pictures."""
-        rows = (self.side // self.patch) ** 2
-        for name, value in settings.items():
-            if name == "detail" and value in DETAILS:
-                continue
-            enough = isinstance(value, int) and not isinstance(value, bool) and value >= rows
-            if name == "max_tokens" and enough:
-                continue
-            refuse_setting(
-                name,
-                f"cannot be {value!r:.40}: this model's pictures all become {self.side} x "
-                f"{self.side} pixels and {rows} tokens",
-            )
-        return self
+        if name == "max_tokens" and is_count(value, (self.side // self.patch) ** 2):
+            return self
+        raise self.setting_error(name, value)
 
-    def _scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size (width, height) with the shorter side of the square."""
+    def scaled(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size (width, height) with the shorter side of the square.
+
+        Raises InvalidRequest if one side is more than 100 times the other.
+        """
         short, long = sorted((width, height))
         if long > _MOST_ASPECT * short:
             msg = (
@@ -91,44 +84,38 @@ class LlavaPictures(OneMarker, frozen=True, kw_only=True, tag="llava"):
         return (self.side, longer) if width <= height else (longer, self.side)
 
 
-def llava(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> LlavaPictures | PixtralPictures:
+def llava(files: PictureFiles) -> LlavaPictures | PixtralPictures:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    if _vision(config).get("model_type") == "pixtral":
-        return mistral3({**config, "spatial_merge_size": 1}, processor, whole, tokens)
-    side, patch = read_square(config, processor)
+    config, processor = files.config, files.processor
+    if _vision(files).get("model_type") == "pixtral":
+        return mistral3(replace(files, config={**config, "spatial_merge_size": 1}))
+    side, patch = read_square(files)
     if not processor.get("do_resize", True) or not processor.get("do_center_crop", True):
         msg = "do_resize and do_center_crop must be true: the tower reads squares of one size"
         raise ModelError(msg)
     if processor.get("do_pad"):
         msg = "do_pad must be false: borders around the whole picture are not supported"
         raise ModelError(msg)
-    length = config.get("image_seq_length")
-    if length is not None and length != (side // patch) ** 2:
-        msg = f"image_seq_length is {length!r}, but a picture has {(side // patch) ** 2} rows"
-        raise ModelError(msg)
-    del whole
+    check_rows(
+        "image_seq_length", config.get("image_seq_length"), (side // patch) ** 2, "a picture"
+    )
     return LlavaPictures(
         side=side,
         patch=patch,
         resample=read_filter(processor, 3),
-        marker=tokens.get("image_token", "<image>"),
+        marker=files.token("image", "<image>"),
     )
 
 
-def read_square(config: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[int, int]:
+def read_square(files: PictureFiles) -> tuple[int, int]:
     """Return the sides in pixels of the square that the tower reads, and of a patch.
 
     Raises ModelError if the processor makes pictures of another size.
     """
-    vision = _vision(config)
+    vision, processor = _vision(files), files.processor
     patch = read_number(vision.get("patch_size", 32), "vision_config.patch_size")
     side = read_number(vision.get("image_size", 224), "vision_config.image_size")
     size, crop = processor.get("size"), processor.get("crop_size")
@@ -160,6 +147,6 @@ def read_border(processor: Mapping[str, Any]) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    vision = config.get("vision_config")
+def _vision(files: PictureFiles) -> Mapping[str, Any]:
+    vision = files.config.get("vision_config")
     return vision if isinstance(vision, Mapping) else {"patch_size": 14, "image_size": 336}

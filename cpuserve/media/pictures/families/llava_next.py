@@ -7,20 +7,20 @@ Source: the image processor and the processor of LLaVA-NeXT in transformers 5.24
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.base.errors import ModelError
+from cpuserve.media.pictures.families.base import Family
 from cpuserve.media.pictures.families.llava import read_square
 from cpuserve.media.pictures.families.preprocessing import (
-    DETAILS,
+    PictureFiles,
+    cut_tiles,
     in_merge_order,
+    is_count,
     read_filter,
     refuse_setting,
 )
-from cpuserve.media.pictures.layout import OneMarker, PictureLayout, line_shape
+from cpuserve.media.pictures.layout import PictureLayout, line_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 _MOST_TILES = 64
 
 
-class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
+class LlavaNextPictures(Family, frozen=True, kw_only=True):
     """The numbers of one checkpoint.
 
-    side: the pixels of a side of a tile. patch: the side of a patch in pixels.
+    side: the pixels of a side of a tile.
     canvases: (tiles down, tiles across) of each canvas.
-    resample: Pillow's number of the filter.
-    marker: the text of the token for a row.
     """
 
     side: int
-    patch: int
     canvases: tuple[tuple[int, int], ...]
-    resample: int = 3
     marker: str = "<image>"
+
+    @property
+    def settings(self) -> str:
+        """The settings that requests may change, for messages."""
+        return "the settings of this model's pictures are detail, and a maximum number of tokens"
 
     @property
     def page_side(self) -> int:
@@ -71,43 +72,31 @@ class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
         scaled = np.asarray(image.resize((width, height), filter_))
         canvas[top : top + height, left : left + width] = scaled
         whole = np.asarray(image.resize((self.side, self.side), filter_))
-        cut = canvas.reshape(down, self.side, across, self.side, 3).swapaxes(1, 2)
-        tiles = np.concatenate([whole[None], cut.reshape(-1, self.side, self.side, 3)])
+        tiles = np.concatenate([whole[None], cut_tiles(canvas, self.side)])
         kept = self.side // self.patch * self.patch  # a tile may end with a part of a patch
         return in_merge_order(tiles[:, :kept, :kept], self.patch, 1)
 
-    def changed(self, settings: Mapping[str, Any]) -> LlavaNextPictures:
-        """Return the family with these settings; InvalidRequest if it cannot follow one."""
-        made = self
-        for name, value in settings.items():
-            if name == "detail" and value in DETAILS:
-                least = min(map(math.prod, made.canvases))
-                kept = tuple(each for each in made.canvases if math.prod(each) == least)
-                made = made._with(kept) if value == "low" else made
-            elif name == "max_tokens":
-                made = made._with_most(value)
-            else:
-                refuse_setting(
-                    name,
-                    f"cannot be {value!r:.40}: the settings of this model's pictures are detail, "
-                    "and a maximum number of tokens",
-                )
-        return made
+    def in_low_detail(self) -> LlavaNextPictures:
+        """Return the family that makes few rows of a picture."""
+        least = min(map(math.prod, self.canvases))
+        return self.replaced(canvases=tuple(c for c in self.canvases if math.prod(c) == least))
 
-    def _with(self, canvases: tuple[tuple[int, int], ...]) -> LlavaNextPictures:
-        return msgspec.structs.replace(self, canvases=canvases)
+    def with_setting(self, name: str, value: Any) -> LlavaNextPictures:
+        """Return the family with a setting; see Family.
 
-    def _with_most(self, most: object) -> LlavaNextPictures:
-        """Return the family without the canvases on which a picture may have more rows."""
-        sizes = {each: self._most_rows(*each) for each in self.canvases}
+        max_tokens leaves the canvases on which no picture has more rows.
+        """
+        if name != "max_tokens":
+            raise self.setting_error(name, value)
+        sizes = {canvas: self._most_rows(*canvas) for canvas in self.canvases}
         least = min(sizes.values())
-        if not isinstance(most, int) or isinstance(most, bool) or most < least:
+        if not is_count(value, least):
             refuse_setting(
-                "max_tokens",
+                name,
                 f"must be at least {least}, the tokens of a large picture on the smallest canvas, "
-                f"got {most!r:.40}",
+                f"got {value!r:.40}",
             )
-        return self._with(tuple(each for each, rows in sizes.items() if rows <= most))
+        return self.replaced(canvases=tuple(c for c, rows in sizes.items() if rows <= value))
 
     def _most_rows(self, down: int, across: int) -> int:
         side: int = self.side // self.patch
@@ -149,36 +138,29 @@ class LlavaNextPictures(OneMarker, frozen=True, kw_only=True, tag="llava_next"):
         return down, across, top, high - top, left, wide - left
 
 
-def llava_next(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    _whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> LlavaNextPictures:
+def llava_next(files: PictureFiles) -> LlavaNextPictures:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    side, patch = read_square(config, processor)
+    side, patch = read_square(files)
     for name in ("do_resize", "do_center_crop", "do_pad"):
-        if not processor.get(name, True):
+        if not files.processor.get(name, True):
             msg = f"{name} must be true: the tower reads squares of one size"
             raise ModelError(msg)
     return LlavaNextPictures(
         side=side,
         patch=patch,
-        canvases=read_canvases(config, processor, side),
-        resample=read_filter(processor, 3),
-        marker=tokens.get("image_token", "<image>"),
+        canvases=read_canvases(files, side),
+        resample=read_filter(files.processor, 3),
+        marker=files.token("image", "<image>"),
     )
 
 
-def read_canvases(
-    config: Mapping[str, Any], processor: Mapping[str, Any], side: int
-) -> tuple[tuple[int, int], ...]:
+def read_canvases(files: PictureFiles, side: int) -> tuple[tuple[int, int], ...]:
     """Return (tiles down, tiles across) of each canvas; ModelError if one is no number of tiles."""
-    found = processor.get("image_grid_pinpoints")
-    if config.get("image_grid_pinpoints", found) != found:
+    found = files.processor.get("image_grid_pinpoints")
+    if files.config.get("image_grid_pinpoints", found) != found:
         msg = "image_grid_pinpoints of config.json and preprocessor_config.json are not equal"
         raise ModelError(msg)
     canvases = [

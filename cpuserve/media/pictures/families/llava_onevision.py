@@ -11,12 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.pictures.families.llava import read_border
 from cpuserve.media.pictures.families.llava_next import LlavaNextPictures, read_canvases
-from cpuserve.media.pictures.families.preprocessing import in_merge_order, read_filter, read_number
+from cpuserve.media.pictures.families.preprocessing import PictureFiles, in_merge_order, read_filter
 from cpuserve.media.pictures.layout import PictureLayout, line_shape
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ _USUAL_ASPECT = "anyres_max_9"
 _MOST_SQUARE = 1 << 27
 
 
-class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True, tag="llava_onevision"):
+class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True):
     """The numbers of one checkpoint, with the numbers of LLaVA-NeXT.
 
     most_tiles: the lines of a larger canvas are scaled to the rows of about so many tiles.
@@ -77,7 +75,7 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True, tag="llava
 
     def of_count(self, count: int) -> OnevisionPictures:
         """Return the family for a request with so many pictures, pages of documents included."""
-        return msgspec.structs.replace(self, alone=False) if count > 1 else self
+        return self.replaced(alone=False) if count > 1 else self
 
     def _lines(self, width: int, height: int) -> tuple[int, ...]:
         lines = super()._lines(width, height)
@@ -93,20 +91,13 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True, tag="llava
         return side**2 + int(shares * side**2) + down * side
 
 
-def llava_onevision(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> OnevisionPictures:
+def llava_onevision(files: PictureFiles) -> OnevisionPictures:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    side = read_number(vision.get("image_size", 224), "vision_config.image_size")
-    patch = read_number(vision.get("patch_size", 16), "vision_config.patch_size")
+    processor, whole = files.processor, files.whole
+    side, patch = files.of_vision("image_size", 224), files.of_vision("patch_size", 16)
     for name in ("size", "crop_size"):  # tiles are cut as crop_size says
         size = processor.get(name)
         found = [size, size]
@@ -127,10 +118,10 @@ def llava_onevision(
     return OnevisionPictures(
         side=side,
         patch=patch,
-        canvases=read_canvases(config, processor, side),
+        canvases=read_canvases(files, side),
         resample=read_filter(processor, 3),
-        marker=tokens.get("image_token", "<image>"),
-        most_tiles=_most_tiles(config, whole),
+        marker=files.token("image", "<image>"),
+        most_tiles=_most_tiles(files.config, whole),
         border=read_border(processor),
     )
 

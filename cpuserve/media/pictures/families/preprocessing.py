@@ -1,9 +1,10 @@
-"""What families of pictures have in common: how they read settings, and the order of patches."""
+"""What families of pictures have in common: the files and settings they read, tiles, patches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from cpuserve.base.errors import InvalidRequest, ModelError
 
@@ -14,6 +15,86 @@ MOST_NUMBER = (1 << 63) - 1  # of a setting: the processes that decode get numbe
 DETAILS = ("auto", "low", "high", "original")
 _CHANNELS = 3
 _MOST_FILTER = 5  # Pillow's HAMMING
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFiles:
+    """What the files of a checkpoint say about pictures.
+
+    config: config.json. processor: the settings of the image processor.
+    whole: the settings of the processor. tokens: the texts of special tokens, by name.
+    """
+
+    config: Mapping[str, Any]
+    processor: Mapping[str, Any]
+    whole: Mapping[str, Any]
+    tokens: Mapping[str, str]
+
+    @property
+    def vision(self) -> Mapping[str, Any]:
+        """The config of the tower; {} if it has none."""
+        return part_of(self.config, "vision_config")
+
+    def of_vision(self, key: str, usual: int | None = None) -> int:
+        """Return a number of the tower's config, `usual` without it; see read_number."""
+        return read_number(self.vision.get(key, usual), f"vision_config.{key}")
+
+    def of_processor(self, key: str, usual: int | None = None) -> int:
+        """Return a number of the image processor, `usual` without it; see read_number."""
+        return read_number(self.processor.get(key, usual), key)
+
+    def token(self, name: str, usual: str) -> str:
+        """Return the text of a token, `usual` if tokenizer_config.json does not have it."""
+        return self.tokens.get(f"{name}_token", usual)
+
+    def check_square(self, side: int) -> None:
+        """Raise ModelError if pictures do not become squares of the side that the tower reads."""
+        size = part_of(self.processor, "size")
+        if (size.get("height"), size.get("width")) != (side, side):
+            size = self.processor.get("size")
+            msg = f"size is {size!r:.60}, but the tower reads {side} x {side} pixels"
+            raise ModelError(msg)
+
+    def check_scaled(self) -> None:
+        """Raise ModelError if the image processor does not scale pictures."""
+        if self.processor.get("do_resize", True) is False:
+            msg = "do_resize is false: pictures of any size are read, which have to be scaled"
+            raise ModelError(msg)
+
+
+def part_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a part of a config; {} if it has none, or something else."""
+    part = config.get(key)
+    return part if isinstance(part, Mapping) else {}
+
+
+def check_rows(name: str, length: object, rows: int, what: str = "a tile") -> None:
+    """Raise ModelError if a checkpoint says that a tile, or what else has them, has other rows.
+
+    name, length: the key and its value, None without it.
+    """
+    if length is not None and length != rows:
+        msg = f"{name} is {length!r}, but {what} has {rows} rows"
+        raise ModelError(msg)
+
+
+def cut_tiles(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Return the tiles [n, side, side, 3] of a picture [height, width, 3], line by line."""
+    height, width, _ = pixels.shape
+    lines = pixels.reshape(height // side, side, width // side, side, _CHANNELS)
+    return lines.swapaxes(1, 2).reshape(-1, side, side, _CHANNELS)
+
+
+def named_tiles(across: int, down: int, before: str, rows: str) -> str:
+    """Return a text with the line and the column of each tile.
+
+    before: the text before each name. rows: the text of the rows of a tile.
+    """
+    lines = (
+        "".join(f"{before}<row_{y + 1}_col_{x + 1}>{rows}" for x in range(across)) + "\n"
+        for y in range(down)
+    )
+    return "".join(lines)
 
 
 def in_merge_order(tiles: np.ndarray, patch: int, merge: int) -> np.ndarray:
@@ -46,12 +127,26 @@ def read_filter(processor: Mapping[str, Any], usual: int) -> int:
 
 def refuse_setting(name: str, why: str) -> NoReturn:
     """Raise the error for a setting of the preprocessing that a family cannot follow."""
-    msg = f"{name} {why}"
-    raise InvalidRequest(msg, role="mm_processor_kwargs")
+    raise setting_error(name, why)
 
 
-def is_low(detail: object) -> bool:
-    """Return whether `detail` asks for few rows; InvalidRequest if it is no level of detail."""
-    if detail not in DETAILS:
-        refuse_setting("detail", f"must be one of {', '.join(DETAILS)}, got {str(detail)[:40]!r}")
-    return detail == "low"
+def setting_error(name: str, why: str) -> InvalidRequest:
+    """Return the error for a setting of the preprocessing that a family cannot follow."""
+    return InvalidRequest(f"{name} {why}", role="mm_processor_kwargs")
+
+
+def refuse_detail(detail: object) -> NoReturn:
+    """Raise the error for a value that is no level of detail."""
+    refuse_setting("detail", f"must be one of {', '.join(DETAILS)}, got {str(detail)[:40]!r}")
+
+
+def read_flag(name: str, value: object) -> bool:
+    """Return the value of a setting that is true or false; InvalidRequest if it is neither."""
+    if not isinstance(value, bool):
+        refuse_setting(name, f"must be true or false, got {value!r:.40}")
+    return value
+
+
+def is_count(value: object, least: int, most: int = MOST_NUMBER) -> TypeGuard[int]:
+    """Return whether the value of a setting is a whole number in these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

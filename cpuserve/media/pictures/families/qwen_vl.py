@@ -8,39 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from dataclasses import replace
+from typing import Any
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.base import OneTile
 from cpuserve.media.pictures.families.preprocessing import (
-    in_merge_order,
-    is_low,
+    PictureFiles,
+    is_count,
+    part_of,
     read_filter,
     read_number,
+    refuse_detail,
     refuse_setting,
+    setting_error,
 )
-from cpuserve.media.pictures.layout import OneMarker, PictureLayout
 from cpuserve.program.pictures import MOST_PATCHES
-
-if TYPE_CHECKING:
-    import numpy as np
-    from PIL.Image import Image
 
 _MOST_ASPECT = 200
 _LOW_PIXELS = 512 * 512  # of a picture with `detail: low`
 _EDGES = ("shortest_edge", "longest_edge")  # the names of the least and the most pixels in `size`
 
 
-class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
+class QwenVL(OneTile, frozen=True, kw_only=True):
     """The numbers of one checkpoint.
 
     least, most: the pixels of a scaled picture, times `frames`.
     frames: how often the processor counts a picture, as if it were a video of so many frames.
     most_rows: the most rows of a picture.
-    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
-    resample: Pillow's number of the filter.
-    marker: the text of the token for a row.
     widens: whether a side shorter than a block is first scaled to one.
     grows: whether a picture with such a side is first scaled, and keeps its aspect.
     """
@@ -48,18 +43,10 @@ class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
     least: int
     most: int
     most_rows: int
-    patch: int
-    merge: int
-    resample: int = 3
     marker: str = "<|image_pad|>"
     widens: bool = False
     grows: bool = False
     frames: int = 1
-
-    @property
-    def block(self) -> int:
-        """The side in pixels of a block of patches that becomes one row."""
-        return self.patch * self.merge
 
     @property
     def page_side(self) -> int:
@@ -67,95 +54,61 @@ class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
         most = min(self.most // self.frames, self.most_rows * self.block**2)
         return math.isqrt(4 * most // 3)
 
-    def layout(self, width: int, height: int) -> PictureLayout:
-        """Return the layout of a picture of this size in pixels.
+    @property
+    def row_pixels(self) -> int:
+        """The pixels of a row, as the processor counts them."""
+        return self.block**2 * self.frames
 
-        Raises InvalidRequest if one side is more than 200 times the other.
-        """
-        width, height = self._scaled(width, height)
-        rows = height // self.block * (width // self.block)
-        tile = height // self.patch, width // self.patch
-        return PictureLayout((tile,), self.marker * rows, width, height, rows=rows)
+    def with_setting(self, name: str, value: Any) -> QwenVL:
+        """Return the family with a setting; see Family."""
+        if name == "detail":
+            refuse_detail(value)
+        if name == "size":
+            if not isinstance(value, Mapping) or not value or not {*value} <= {*_EDGES}:
+                want = '{"shortest_edge": N, "longest_edge": N}, the least and the most pixels'
+                refuse_setting("size", f"must be {want}, got {value!r:.60}")
+            return self._with_pixels("size", value)
+        if name in ("min_pixels", "max_pixels"):
+            return self._with_pixels(name, {_EDGES[name == "max_pixels"]: value})
+        if name == "max_tokens":
+            if not is_count(value, 1):
+                refuse_setting(name, f"must be at least 1, got {value!r:.40}")
+            return self.replaced(most_rows=min(self.most_rows, value))
+        if name == "min_tokens":
+            most = min(self.most_rows, self.most // self.row_pixels)
+            if not is_count(value, 1, most):
+                refuse_setting(name, f"must be between 1 and {most}, got {value!r:.40}")
+            return self.replaced(least=value * self.row_pixels)
+        if name in ("fps", "num_frames", "do_sample_frames", "video"):
+            refuse_setting(name, "is for videos, which this server does not read: send pictures")
+        raise setting_error(
+            name,
+            "is no setting of this model's pictures: it has size (shortest_edge and "
+            "longest_edge), min_pixels, max_pixels, detail, min_tokens and max_tokens",
+        )
 
-    def patches(self, image: Image) -> np.ndarray:
-        """Return the patches of an RGB picture; see Family.patches."""
-        import numpy as np
-        from PIL.Image import Resampling
-
-        size = self._scaled(*image.size)
-        pixels = np.asarray(image.resize(size, Resampling(self.resample)))
-        return in_merge_order(pixels[None], self.patch, self.merge)
-
-    def changed(self, settings: Mapping[str, Any]) -> QwenVL:
-        """Return the family with these settings; InvalidRequest if it cannot follow one."""
-        made = self
-        for name, value in settings.items():
-            if name == "detail":
-                made = made._with_detail(value)
-            elif name == "size":
-                made = made._with_size(value)
-            elif name in ("min_pixels", "max_pixels"):
-                edge = _EDGES[name == "max_pixels"]
-                made = made._with_pixels(name, {edge: value})
-            elif name == "max_tokens":
-                made = made._with_most(value)
-            elif name == "min_tokens":
-                made = made._with_least(value)
-            elif name in ("fps", "num_frames", "do_sample_frames", "video"):
-                refuse_setting(
-                    name, "is for videos, which this server does not read: send pictures"
-                )
-            else:
-                refuse_setting(
-                    name,
-                    "is no setting of this model's pictures: it has size (shortest_edge and "
-                    "longest_edge), min_pixels, max_pixels, detail, min_tokens and max_tokens",
-                )
-        return made
-
-    def _with_detail(self, detail: object) -> QwenVL:
-        if not is_low(detail):
-            return self
-        low = min(self.most, _LOW_PIXELS * self.frames)
-        return msgspec.structs.replace(self, most=max(self.least, low))
-
-    def _with_size(self, size: object) -> QwenVL:
-        if not isinstance(size, Mapping) or not size or not {*size} <= {*_EDGES}:
-            want = '{"shortest_edge": N, "longest_edge": N}, the least and the most pixels'
-            refuse_setting("size", f"must be {want}, got {size!r:.60}")
-        return self._with_pixels("size", size)
+    def in_low_detail(self) -> QwenVL:
+        """Return the family that makes few rows of a picture."""
+        return self.replaced(most=max(self.least, min(self.most, _LOW_PIXELS * self.frames)))
 
     def _with_pixels(self, name: str, edges: Mapping[str, object]) -> QwenVL:
         """Return the family with least or most pixels, or both; `name`: the setting."""
-        found = []
-        for edge, usual in zip(_EDGES, (self.least, self.most), strict=True):
-            value = edges.get(edge, usual)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        pixels = {"shortest_edge": self.least, "longest_edge": self.most}
+        for edge in _EDGES:
+            value = edges.get(edge, pixels[edge])
+            if not is_count(value, 1):
                 refuse_setting(name, f"must be a number of pixels, got {value!r:.40}")
-            found.append(value)
-        least, most = found
-        token = self.block**2 * self.frames
-        if most < token or least > most:
+            pixels[edge] = value
+        least, most = pixels.values()
+        if most < self.row_pixels or least > most:
             refuse_setting(
                 name,
                 f"means at least {least} and at most {most} pixels: the most must be at least "
-                f"{token}, which are one token, and not below the least",
+                f"{self.row_pixels}, which are one token, and not below the least",
             )
-        return msgspec.structs.replace(self, least=least, most=most)
+        return self.replaced(least=least, most=most)
 
-    def _with_most(self, most: object) -> QwenVL:
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            refuse_setting("max_tokens", f"must be at least 1, got {most!r:.40}")
-        return msgspec.structs.replace(self, most_rows=min(self.most_rows, most))
-
-    def _with_least(self, least: object) -> QwenVL:
-        token = self.block**2 * self.frames
-        most = min(self.most_rows, self.most // token)
-        if not isinstance(least, int) or isinstance(least, bool) or not 1 <= least <= most:
-            refuse_setting("min_tokens", f"must be between 1 and {most}, got {least!r:.40}")
-        return msgspec.structs.replace(self, least=least * token)
-
-    def _scaled(self, width: int, height: int) -> tuple[int, int]:
+    def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with about the same aspect."""
         if self.widens and height < self.block:
             width, height = round(width * self.block / height), self.block
@@ -187,32 +140,25 @@ class QwenVL(OneMarker, frozen=True, kw_only=True, tag="qwen_vl"):
 
 
 def qwen_vl(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    _whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-    frames: int = 1,
+    files: PictureFiles, marker: str = "<|image_pad|>", frames: int = 1, **how: bool
 ) -> QwenVL:
-    """Return the family with the numbers of a checkpoint (FamilyReader). frames: see QwenVL.
+    """Return the family with the numbers of a checkpoint (FamilyReader).
+
+    marker: the usual marker. frames, how: see QwenVL.
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    vision = config.get("vision_config")
-    vision = vision if isinstance(vision, Mapping) else {}
-    patch = read_number(processor.get("patch_size"), "patch_size")
-    merge = read_number(processor.get("merge_size"), "merge_size")
-    for name, own, given in (
+    processor, vision = files.processor, files.vision
+    patch, merge = files.of_processor("patch_size"), files.of_processor("merge_size")
+    for name, own, number in (
         ("patch_size", "patch_size", patch),
         ("spatial_merge_size", "merge_size", merge),
     ):
-        if vision.get(name, given) != given:
-            msg = f"{own} is {given}, but vision_config.{name} is {vision[name]!r:.40}"
+        if vision.get(name, number) != number:
+            msg = f"{own} is {number}, but vision_config.{name} is {vision[name]!r:.40}"
             raise ModelError(msg)
-    if processor.get("do_resize", True) is False:
-        msg = "do_resize is false: pictures of any size are read, which have to be scaled"
-        raise ModelError(msg)
-    size = processor.get("size")
-    size = size if isinstance(size, Mapping) else {}
+    files.check_scaled()
+    size = part_of(processor, "size")
     least, most = (
         read_number(processor.get(old) or size.get(edge), f"size.{edge}")
         for old, edge in zip(("min_pixels", "max_pixels"), _EDGES, strict=True)
@@ -228,75 +174,33 @@ def qwen_vl(
         merge=merge,
         frames=frames,
         resample=read_filter(processor, 3),
-        marker=tokens.get("image_token", "<|image_pad|>"),
+        marker=files.token("image", marker),
+        **how,
     )
 
 
-def qwen3_omni(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> QwenVL:
-    """Return the family of Qwen3-Omni with the numbers of a checkpoint (FamilyReader).
-
-    Raises ModelError if a number is missing, or numbers contradict each other.
-    """
-    inner = config.get("thinker_config")
-    config = {**config, **inner} if isinstance(inner, Mapping) else config
-    return qwen_vl(config, processor, whole, tokens)
+def qwen3_omni(files: PictureFiles, marker: str = "<|image_pad|>") -> QwenVL:
+    """Return the family of Qwen3-Omni (FamilyReader); see qwen_vl."""
+    thinker = part_of(files.config, "thinker_config")
+    return qwen_vl(replace(files, config={**files.config, **thinker}), marker)
 
 
-def qwen2_5_omni(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> QwenVL:
-    """Return the family of Qwen2.5-Omni with the numbers of a checkpoint (FamilyReader).
-
-    Raises ModelError if a number is missing, or numbers contradict each other.
-    """
-    return qwen3_omni(config, processor, whole, {"image_token": "<|IMAGE|>", **tokens})
+def qwen2_5_omni(files: PictureFiles) -> QwenVL:
+    """Return the family of Qwen2.5-Omni (FamilyReader); see qwen_vl."""
+    return qwen3_omni(files, "<|IMAGE|>")
 
 
-def dots_ocr(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> QwenVL:
-    """Return the family of dots.ocr with the numbers of a checkpoint (FamilyReader).
-
-    Raises ModelError if a number is missing, or numbers contradict each other.
-    """
-    return qwen_vl(config, processor, whole, {"image_token": "<|imgpad|>", **tokens})
+def dots_ocr(files: PictureFiles) -> QwenVL:
+    """Return the family of dots.ocr (FamilyReader); see qwen_vl."""
+    return qwen_vl(files, "<|imgpad|>")
 
 
-def paddleocr_vl(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> QwenVL:
-    """Return the family of PaddleOCR-VL with the numbers of a checkpoint (FamilyReader).
-
-    Raises ModelError if a number is missing, or numbers contradict each other.
-    """
-    tokens = {"image_token": "<|IMAGE_PLACEHOLDER|>", **tokens}
-    return msgspec.structs.replace(qwen_vl(config, processor, whole, tokens), widens=True)
+def paddleocr_vl(files: PictureFiles) -> QwenVL:
+    """Return the family of PaddleOCR-VL (FamilyReader); see qwen_vl."""
+    return qwen_vl(files, "<|IMAGE_PLACEHOLDER|>", widens=True)
 
 
-def glm_ocr(
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    whole: Mapping[str, Any],
-    tokens: Mapping[str, str],
-) -> QwenVL:
-    """Return the family of GLM-OCR with the numbers of a checkpoint (FamilyReader).
-
-    Raises ModelError if a number is missing, or numbers contradict each other.
-    """
-    frames = read_number(processor.get("temporal_patch_size", 2), "temporal_patch_size")
-    tokens = {"image_token": "<|image|>", **tokens}
-    return msgspec.structs.replace(qwen_vl(config, processor, whole, tokens, frames), grows=True)
+def glm_ocr(files: PictureFiles) -> QwenVL:
+    """Return the family of GLM-OCR (FamilyReader); see qwen_vl."""
+    frames = files.of_processor("temporal_patch_size", 2)
+    return qwen_vl(files, "<|image|>", frames, grows=True)

@@ -11,15 +11,13 @@ import msgspec
 from cpuserve.base.errors import ModelError
 from cpuserve.base.fault_points import fault
 from cpuserve.base.registry import imported
-from cpuserve.media.pictures.layout import Family
+from cpuserve.media.pictures.families.base import Family
+from cpuserve.media.pictures.families.preprocessing import PictureFiles
 from cpuserve.models import media_reader
 
 MAX_SETTINGS_BYTES = 10_000_000  # of a file with the settings of pictures
-# Makes a family from config.json, the settings of the image processor and of the whole
-# processor, and the texts of special tokens.
-FamilyReader: TypeAlias = Callable[
-    [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], Family
-]
+# Makes a family from what the files of a checkpoint say.
+FamilyReader: TypeAlias = Callable[[PictureFiles], Family]
 
 
 def reader_of(config: Mapping[str, Any]) -> FamilyReader | None:
@@ -39,7 +37,9 @@ def family_with(config: Mapping[str, Any]) -> Family | None:
     Raises ModelError if numbers are missing.
     """
     reader = reader_of(config)
-    return None if reader is None else reader(config, config["image_processor"], {}, {})
+    if reader is None:
+        return None
+    return reader(PictureFiles(config, config["image_processor"], {}, {}))
 
 
 def family_of(folder: Path) -> Family | None:
@@ -58,7 +58,8 @@ def family_of(folder: Path) -> Family | None:
     if not processor:
         msg = f"{folder} has no preprocessor_config.json"
         raise ModelError(msg)
-    return reader(config, processor, whole, _tokens(_read(folder / "tokenizer_config.json")))
+    tokens = _tokens(_read(folder / "tokenizer_config.json"))
+    return reader(PictureFiles(config, processor, whole, tokens))
 
 
 def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
