@@ -35,6 +35,7 @@ class Whole:
     architectures: its names in config.json.
     text: the model_type of its text part, if the config has none.
     others: further model types that its text part may have.
+    called: further names that configs have for such a type, each with the type.
     tied: tie_word_embeddings, if no part of the config has it; None: the default of the text model.
     tower: the part that encodes pictures (TowerDef); "": only the text part runs.
     media: the functions that read the preprocessing of its pictures (FamilyReader), as
@@ -49,6 +50,7 @@ class Whole:
     architectures: tuple[str, ...]
     text: str
     others: tuple[str, ...] = ()
+    called: Mapping[str, str] = field(default_factory=dict)
     tied: bool | None = None
     tower: str = ""
     media: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +180,7 @@ class ModelFamily:
       architecture; other metadata of the file decides.
     gguf: the entries of its GGUF architectures (GgufArch) as "module:attribute", by the name of the
       architecture; those of families without a folder are in cpuserve/loader/gguf/archs.
+    refused_gguf: why files of a GGUF architecture of its kind are refused, by the architecture.
     guesses: the head that guesses the token after the next one.
     assistants: the classes of small models that guess for it (AssistantDef), as "module:class", by
       architecture.
@@ -205,6 +208,7 @@ class ModelFamily:
     judges: bool = False
     shared_gguf: Mapping[str, str] = field(default_factory=dict)
     gguf: Mapping[str, str] = field(default_factory=dict)
+    refused_gguf: Mapping[str, str] = field(default_factory=dict)
     guesses: Guesses | None = None
     assistants: Mapping[str, str] = field(default_factory=dict)
     mtp_methods: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ def text_type(whole: str, architecture: str) -> str:
 
 
 def _types(model: Whole) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((model.text, *model.others)))
+    return tuple(dict.fromkeys((model.text, *model.others, *model.called)))
 
 
 def text_part(whole: str, config: Mapping[str, Any]) -> tuple[ModelFamily, TextType]:
@@ -42,7 +42,7 @@ def text_part(whole: str, config: Mapping[str, Any]) -> tuple[ModelFamily, TextT
     kind = str(_own(config).get("model_type") or model.text)
     if kind in _types(model):
         return FAMILIES.text_types[kind]
-    if not model.others and kind not in FAMILIES.text_types:
+    if not (model.others or model.called) and kind not in FAMILIES.text_types:
         # The class has this part only, whatever an older file says.
         return FAMILIES.text_types[model.text]
     known = ", ".join(_types(model))

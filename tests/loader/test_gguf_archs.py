@@ -13,7 +13,7 @@ from cpuserve.base.errors import ModelError
 from cpuserve.cli import main as cli
 from cpuserve.loader.gguf.archs.table import ARCHS, REASONS, THROUGH_TRANSFORMERS
 from cpuserve.loader.load import check_weights, open_checkpoint
-from cpuserve.models import build_program, spec_from_config
+from cpuserve.models import FAMILIES, build_program, spec_from_config
 from cpuserve.models.generic import transformers_knows
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.operations.columns import Limit
@@ -58,7 +58,7 @@ def test_there_is_a_file_of_every_architecture():
 
 def test_every_architecture_of_llama_cpp_runs_or_has_a_reason_why_not():
     known = {*gguf.MODEL_ARCH_NAMES.values(), *LATER}
-    refused = {*THROUGH_TRANSFORMERS, *REASONS}
+    refused = {*THROUGH_TRANSFORMERS, *REASONS, *FAMILIES.refused_gguf}
     assert known - set(ARCHS) == refused
     assert not refused & set(ARCHS)
     assert not THROUGH_TRANSFORMERS.keys() & REASONS.keys()

@@ -35,6 +35,7 @@ class Families:
       with its head (see ModelFamily).
     assistants: the family that an assistant guesses for, by the architecture of the assistant.
     gguf: the entries of GGUF architectures that records have, by the name of the architecture.
+    refused_gguf: why files of other GGUF architectures are refused, by the architecture.
     projectors: the projectors that records have, by the kind of mmproj files.
     mmproj: models of images and text by their text part, for each kind of mmproj files with towers
       of several families.
@@ -53,6 +54,7 @@ class Families:
     masked: dict[str, str] = field(default_factory=dict)
     assistants: dict[str, ModelFamily] = field(default_factory=dict)
     gguf: dict[str, str] = field(default_factory=dict)
+    refused_gguf: dict[str, str] = field(default_factory=dict)
     projectors: dict[str, str] = field(default_factory=dict)
     mmproj: dict[str, dict[str, str]] = field(default_factory=dict)
     tokenizer: TokenizerTables = field(default_factory=TokenizerTables)
@@ -66,6 +68,7 @@ class Families:
         for whole in wholes:
             self.media |= whole.media
             self.projectors |= whole.projectors
+            self.text_types |= {name: self.text_types[of] for name, of in whole.called.items()}
             for text, kind in whole.mmproj.items():
                 self.mmproj.setdefault(kind, {})[text] = whole.architectures[0]
         if isinstance(record, Whole):
@@ -81,6 +84,7 @@ class Families:
         ):
             heads |= {name: record.below(name) for name in names}
         self.gguf |= record.gguf
+        self.refused_gguf |= record.refused_gguf
         self.tokenizer = joined(self.tokenizer, record.tokenizer)
         self.tools = joined(self.tools, record.tools)
         self.assistants |= dict.fromkeys(record.assistants, record)

@@ -44,7 +44,7 @@ FAMILIES = (
     ModelFamily(
         ("DeepseekV3ForCausalLM",),
         "cpuserve.models.deepseek:DeepseekV3",
-        text_types={"deepseek_v3": TextType(), "kimi_k2": TextType()},
+        text_types={"deepseek_v3": TextType()},
         guesses=Guesses(NEXTN),
         mtp_methods=("deepseek_mtp",),
     ),

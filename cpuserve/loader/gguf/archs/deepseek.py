@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek V2 to V4, GLM 4 to 5.3, Hunyuan 3 and 4, Kimi, Ling 3, MiMo V2, Step."""
+"""GGUF files of DeepSeek V2 to V4, GLM 4 to 5.3, Hunyuan 3 and 4, Ling 3, MiMo V2, Step."""
 
 from __future__ import annotations
 
@@ -188,16 +188,6 @@ def _hy_v3(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _kimi_linear(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for latent attention, and for delta nets (without KV heads)."""
-    need_sigmoid(keys)
-    return {
-        **latent_settings(keys),
-        **_delta_settings(keys),
-        "norm_topk_prob": True,  # as in llama.cpp: its converter does not write this key
-    }
-
-
 def _glm5_next(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for GLM-5.3-Flash: layers without KV heads have delta nets."""
     need_sigmoid(keys)
@@ -205,7 +195,7 @@ def _glm5_next(keys: Keys) -> dict[str, Any]:
     return {
         **latent_settings(keys, turns=False),
         **_streams(keys),
-        **_delta_settings(keys),
+        **row_delta_settings(keys),
         **_indexer(keys),
         "linear_lower_bound": keys.raw("kda.gate_lower_bound"),
         "mlp_layer_types": _routed_layers(keys),
@@ -217,7 +207,7 @@ def _glm5_next(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _delta_settings(keys: Keys) -> dict[str, Any]:
+def row_delta_settings(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json: which layers have delta nets, and their sizes."""
     return {
         "layer_types": keys.layer_types("linear_attention", "full_attention"),
@@ -440,8 +430,8 @@ _DEEPSEEK4 = {
     },
 }
 
-# The tensors of the delta nets of Kimi Linear, and of its experts.
-_KIMI_DELTA = {
+# The tensors of delta nets with a decay for each row of a state.
+ROW_DELTA = {
     **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
     **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
     "ssm_beta": "self_attn.b_proj",
@@ -449,14 +439,6 @@ _KIMI_DELTA = {
     "ssm_dt": "self_attn.dt_bias",
     "ssm_norm": "self_attn.o_norm",
 }
-_KIMI_LINEAR = {
-    **{name: hf.replace("mlp.", "block_sparse_moe.") for name, hf in LATENT.items()},
-    "ffn_gate_exps": "block_sparse_moe.experts.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.w2",
-    **_KIMI_DELTA,
-}
-
 # The tensors of the delta nets, of latent attention with gates, and of the experts of Ling 3.
 _BAILING = {
     **{name: hf.replace("self_attn.", "attention.") for name, hf in LATENT.items()},
@@ -480,7 +462,7 @@ ARCHS = {
         {
             **LATENT,
             **_INDEXER,
-            **_KIMI_DELTA,
+            **ROW_DELTA,
             **{f"indexer_compressor_{part}": f"{_POOL}_{part}" for part in ("ape", "gate")},
             **{f"hc_{at}_{part}": f"hc_{at}_{part}" for at in ("attn", "ffn") for part in _STREAMS},
         },
@@ -514,9 +496,6 @@ ARCHS = {
         _hy_v4,
         top={f"output_hc_{part}": f"model.hc_head.hc_head_{part}" for part in _STREAMS},
         bare=(*_BARE_STREAMS, ".learnable_sink_param"),
-    ),
-    "kimi-linear": GgufArch(
-        "KimiLinearForCausalLM", "kimi_linear", _KIMI_LINEAR, _kimi_linear, each_rate=True
     ),
     "glm4": GgufArch(
         "Glm4ForCausalLM",

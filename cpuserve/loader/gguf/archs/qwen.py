@@ -12,7 +12,7 @@ DELTA = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
-    # The name in files of Qwen3-Next from before December 2025.
+    # The name in files from before December 2025.
     "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_beta": "linear_attn.in_proj_b",
@@ -68,19 +68,6 @@ def delta(keys: Keys) -> dict[str, Any]:
     return {**settings, "layer_types": [names[k] for k in kinds[: keys.layers()]]}
 
 
-def _qwen35(keys: Keys) -> dict[str, Any]:
-    return {**delta(keys), "linear_value_heads_tiled": True}
-
-
-def _qwen35_moe(keys: Keys) -> dict[str, Any]:
-    return {**_qwen35(keys), **shared_experts(keys)}
-
-
-def _qwen3_next(keys: Keys) -> dict[str, Any]:
-    split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
-    return {**delta(keys), **shared_experts(keys), "linear_in_proj_split": split}
-
-
 def _qwen3_moe(keys: Keys) -> dict[str, Any]:
     return {**experts(keys), "norm_topk_prob": True}
 
@@ -100,22 +87,4 @@ ARCHS = {
     ),
     "qwen3": GgufArch("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": GgufArch("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, _qwen3_moe),
-    "qwen35": GgufArch(
-        "Qwen3_5ForCausalLM", "qwen3_5_text", DELTA, _qwen35, added_norms=True, tiled=True
-    ),
-    "qwen35moe": GgufArch(
-        "Qwen3_5MoeForCausalLM",
-        "qwen3_5_moe_text",
-        {**DELTA, **EXPERTS, **GATED_SHARED},
-        _qwen35_moe,
-        added_norms=True,
-        tiled=True,
-    ),
-    "qwen3next": GgufArch(
-        "Qwen3NextForCausalLM",
-        "qwen3_next",
-        {**DELTA, **EXPERTS, **GATED_SHARED},
-        _qwen3_next,
-        added_norms=True,
-    ),
 }

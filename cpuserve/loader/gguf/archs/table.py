@@ -25,7 +25,6 @@ from cpuserve.loader.gguf.archs import (
     minimax,
     qwen,
     qwen4,
-    rwkv,
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
@@ -58,7 +57,6 @@ REASONS = {
     "t5": _PAIR,
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "gptj": "give the safetensors of the model, which run",
-    "kimi-k3": "of its kind, Kimi Linear and Kimi K2 (deepseek2) run",
     "dots3note": "of its kind, dots.llm1, DeepSeek V3.2 and GLM-5 run",
     "graniteswitch": (
         "its tokens choose among adapters in the file. Granite 3, 4 and SWA run, and a request can "
@@ -85,7 +83,7 @@ def why_refused(name: str) -> str | None:
             "give the safetensors of the model, which run through transformers, slowly "
             "(pip install 'cpuserve[torch]')"
         )
-    return REASONS.get(name)
+    return REASONS.get(name) or FAMILIES.refused_gguf.get(name)
 
 
 ARCHS: dict[str, GgufArch] = {
@@ -100,7 +98,6 @@ ARCHS: dict[str, GgufArch] = {
     **deepseek.ARCHS,
     **gpt.ARCHS,
     **hybrids.ARCHS,
-    **rwkv.ARCHS,
     **{name: imported(place) for name, place in FAMILIES.gguf.items()},
 }
 

@@ -77,39 +77,6 @@ _DOTS_OCR = {
     "ffn_up": "mlp.fc3",
     "ffn_down": "mlp.fc2",
 }
-_KIMI = {
-    "ln1": "norm0",
-    "ln2": "norm1",
-    "attn_q": "wqkv",
-    "attn_k": "wqkv",
-    "attn_v": "wqkv",
-    "attn_out": "wo",
-    "ffn_up": "mlp.fc0",
-    "ffn_down": "mlp.fc1",
-}
-
-
-def _kimi(keys: Keys) -> dict[str, Any]:
-    """Return the settings of Kimi-VL; files do not say how many patches a picture keeps."""
-    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
-    side = isqrt(shape_of(keys, "v.position_embd.weight", 2)[0])
-    vision |= {
-        "merge_kernel_size": [merge, merge],
-        "init_pos_emb_height": side,
-        "init_pos_emb_width": side,
-        "flat_places": True,
-    }
-    return {
-        "model_type": "kimi_vl",
-        "vision_config": vision,
-        PICTURES: {
-            **read_pixels(keys),
-            "patch_size": vision["patch_size"],
-            "merge_kernel_size": [merge, merge],
-            "in_token_limit": 4096,
-            "pad_input": True,
-        },
-    }
 
 
 def _dots_ocr(keys: Keys) -> dict[str, Any]:
@@ -219,28 +186,6 @@ def _paddleocr(keys: Keys) -> dict[str, Any]:
             **_any_size(keys, patch, 2, (1, 1)),
             **_pixel_limits(keys),
         },
-    }
-
-
-def _kimi_k25(keys: Keys) -> dict[str, Any]:
-    vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
-    high, wide, _ = shape_of(keys, "v.position_embd.weight", 3)
-    vision |= {
-        "merge_kernel_size": [merge, merge],
-        "init_pos_emb_height": high,
-        "init_pos_emb_width": wide,
-        "projector_ln_eps": vision["layer_norm_eps"],
-    }
-    pictures = {
-        **read_pixels(keys),
-        "patch_size": vision["patch_size"],
-        "merge_kernel_size": merge,
-        "in_patch_limit": keys.count("image_max_pixels") // vision["patch_size"] ** 2,
-    }
-    return {
-        "model_type": "kimi_k25",
-        "vision_config": vision,
-        PICTURES: {"media_proc_cfg": pictures},
     }
 
 
@@ -402,35 +347,6 @@ PROJECTORS = {
         },
         "vision_tower.blocks",
         _DOTS_OCR,
-    ),
-    "kimik25": Projector(
-        {"DeepseekV3ForCausalLM": "KimiK25ForConditionalGeneration"},
-        _kimi_k25,
-        {
-            "v.patch_embd": "vision_tower.patch_embed.proj",
-            "v.position_embd": "vision_tower.patch_embed.pos_emb",
-            "v.post_ln": "vision_tower.encoder.final_layernorm",
-            "mm.input_norm": "mm_projector.pre_norm",
-            "mm.1": "mm_projector.proj.0",
-            "mm.2": "mm_projector.proj.2",
-        },
-        "vision_tower.encoder.blocks",
-        {**_KIMI, "attn_qkv": "wqkv"},
-        axial=("attn_qkv",),
-    ),
-    "kimivl": Projector(
-        {"DeepseekV3ForCausalLM": "KimiVLForConditionalGeneration"},
-        _kimi,
-        {
-            "v.patch_embd": "vision_tower.patch_embed.proj",
-            "v.position_embd": "vision_tower.patch_embed.pos_emb",
-            "v.post_ln": "vision_tower.encoder.final_layernorm",
-            "mm.input_norm": "multi_modal_projector.pre_norm",
-            "mm.1": "multi_modal_projector.linear_1",
-            "mm.2": "multi_modal_projector.linear_2",
-        },
-        "vision_tower.encoder.blocks",
-        _KIMI,
     ),
     "lightonocr": Projector(
         {"Qwen3ForCausalLM": "LightOnOcrForConditionalGeneration"},

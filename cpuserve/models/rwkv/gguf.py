@@ -7,9 +7,8 @@ from typing import Any
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
-HEAD_EPS = (
-    64e-5  # of the norms of heads, whatever the width of heads and the epsilon of other norms
-)
+# Of the norms of heads, whatever the width of heads and the epsilon of other norms.
+HEAD_EPS = 64e-5
 _RANKS = {
     "decay_low_rank_dim": "attention.decay_lora_rank",
     "a_low_rank_dim": "attention.iclr_lora_rank",
@@ -136,45 +135,41 @@ _BARE = (
     *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),
     *(".mu", ".x_proj.2.bias", "attn.bonus", *(f"attn.x_{part}.bias" for part in "rwkvg")),
 )
-ARCHS = {
-    "rwkv6": GgufArch(
-        "RWKV6ForCausalLM",
-        "rwkv6",
-        {
-            **_TIME_6,
-            **_CHANNELS,
-            "channel_mix_lerp_k": "ffn.key.mu",
-            "channel_mix_lerp_r": "ffn.receptance.mu",
-            "channel_mix_key": "ffn.key.linear",
-            "channel_mix_receptance": "ffn.receptance.linear",
-        },
-        _rwkv6,
-        eps="norm_eps",
-        layer_norm=True,
-        top=_TOP,
-        states=True,
-        bare=_BARE,
-    ),
-    "rwkv6qwen2": GgufArch(
-        "RWKV6Qwen2ForCausalLM", "rwkv6qwen2", _TIME_6, _rwkv6qwen2, states=True, bare=_BARE
-    ),
-    "rwkv7": GgufArch(
-        "RWKV7ForCausalLM",
-        "rwkv7",
-        {
-            **_TIME,
-            **_CHANNELS,
-            "channel_mix_lerp_k": "ffn.x_k",
-            "channel_mix_key": "ffn.key",
-        },
-        _rwkv7,
-        eps="norm_eps",
-        layer_norm=True,
-        top=_TOP,
-        states=True,
-        bare=_BARE,
-    ),
-    "arwkv7": GgufArch(
-        "RwkvHybridForCausalLM", "rwkv_hybrid", _TIME, _arwkv7, states=True, bare=_BARE
-    ),
-}
+RWKV_6 = GgufArch(
+    "RWKV6ForCausalLM",
+    "rwkv6",
+    {
+        **_TIME_6,
+        **_CHANNELS,
+        "channel_mix_lerp_k": "ffn.key.mu",
+        "channel_mix_lerp_r": "ffn.receptance.mu",
+        "channel_mix_key": "ffn.key.linear",
+        "channel_mix_receptance": "ffn.receptance.linear",
+    },
+    _rwkv6,
+    eps="norm_eps",
+    layer_norm=True,
+    top=_TOP,
+    states=True,
+    bare=_BARE,
+)
+QRWKV_6 = GgufArch(
+    "RWKV6Qwen2ForCausalLM", "rwkv6qwen2", _TIME_6, _rwkv6qwen2, states=True, bare=_BARE
+)
+RWKV_7 = GgufArch(
+    "RWKV7ForCausalLM",
+    "rwkv7",
+    {
+        **_TIME,
+        **_CHANNELS,
+        "channel_mix_lerp_k": "ffn.x_k",
+        "channel_mix_key": "ffn.key",
+    },
+    _rwkv7,
+    eps="norm_eps",
+    layer_norm=True,
+    top=_TOP,
+    states=True,
+    bare=_BARE,
+)
+ARWKV_7 = GgufArch("RwkvHybridForCausalLM", "rwkv_hybrid", _TIME, _arwkv7, states=True, bare=_BARE)
