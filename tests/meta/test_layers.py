@@ -300,6 +300,35 @@ def test_python_imports_point_down_and_nothing_banned_is_used():
     assert found == []
 
 
+def names_outside(files: dict[str, str], folders: Iterable[str]) -> list[str]:
+    """The names of `folders` of cpuserve/models in files outside of them, and in their paths."""
+    return [
+        f"{path}: {folder}"
+        for path, text in files.items()
+        for folder in folders
+        if f"/models/{folder}/" not in path and folder in f"{path}\n{text}".lower()
+    ]
+
+
+def test_only_the_folder_of_a_family_has_its_name():
+    files = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in PYTHON + CPP}
+    assert {"gemma4", "kimi", "lfm", "qwen3_5", "rwkv"} <= FAMILY_FOLDERS
+    assert names_outside(files, FAMILY_FOLDERS) == []
+
+
+def test_the_name_of_a_family_elsewhere_is_seen():
+    files = {
+        "cpuserve/models/kimi/text.py": "class KimiLinear:",
+        "cpuserve/quant/a.py": "# as in Kimi",
+        "csrc/kernels/kimi.h": "",
+        "cpuserve/loader/b.py": "# as in RWKV",
+    }
+    assert names_outside(files, ["kimi"]) == [
+        "cpuserve/quant/a.py: kimi",
+        "csrc/kernels/kimi.h: kimi",
+    ]
+
+
 def test_no_modules_import_each_other():
     sources = {module_of(path): path.read_text("utf-8") for path in PYTHON}
     # The extension module is not the package that it lies in.
