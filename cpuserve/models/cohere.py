@@ -15,7 +15,13 @@ from cpuserve.models.config import (
     read_object,
     read_windows,
 )
-from cpuserve.models.decoder_row import ATTENTION_BIAS, Config, DecoderRow, when_empty
+from cpuserve.models.decoder_row import (
+    ATTENTION_BIAS,
+    Config,
+    DecoderRow,
+    read_roped_windows,
+    when_empty,
+)
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.head_norms import head_norm_attention
 from cpuserve.models.llama import (
@@ -71,9 +77,7 @@ Cohere = DecoderRow(
 def _cohere2(config: Config) -> dict[str, Any]:
     pattern = read_int(config, "sliding_window_pattern", 4)
     window = read_int(config, "sliding_window", 4096, low=0)
-    windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
-    no_rope = tuple(i for i, window in enumerate(windows) if not window)
-    return {"parts": {"windows": windows, "no_rope": no_rope}}
+    return {"parts": read_roped_windows(config, window, lambda i: (i + 1) % pattern > 0)}
 
 
 Cohere2 = replace(

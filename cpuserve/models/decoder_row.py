@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from cpuserve.models.config import read_bool, read_choice, read_int
+from cpuserve.models.config import read_bool, read_choice, read_int, read_windows
 from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import AS_PROGRAM, BuiltTensors, StoredNames
 from cpuserve.program.builder import Builder
@@ -116,6 +117,12 @@ def when_empty(**values: object) -> Callable[[Config], Config]:
 def with_head_dim(default: int) -> Callable[[Config], Config]:
     """Return a `prepare` that sets head_dim if it is missing or null, at any width."""
     return lambda config: {**config, "head_dim": read_int(config, "head_dim", default)}
+
+
+def read_roped_windows(config: Config, window: int, default: Callable[[int], bool]) -> SpecParts:
+    """Return the window of each layer (`read_windows`); layers without a window have no RoPE."""
+    windows = read_windows(config, window, default)
+    return {"windows": windows, "no_rope": tuple(i for i, keys in enumerate(windows) if not keys)}
 
 
 def without_nulls(config: Config) -> Config:

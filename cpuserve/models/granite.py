@@ -19,11 +19,12 @@ from cpuserve.models.decoder_row import ATTENTION_BIAS, MLP_BIAS, Config, Decode
 from cpuserve.models.experts import read_experts
 from cpuserve.models.llama import (
     attend,
+    attend_in_some,
     build_decoder,
     build_sandwich,
     self_attention,
 )
-from cpuserve.models.mamba import add_mamba2, read_mamba2
+from cpuserve.models.mamba import mamba2_layer, read_mamba2
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
@@ -184,16 +185,6 @@ def _split(config: Config) -> SpecParts:
     return {"split": read_bool(config, "mlp_input_split", False)}  # only configs of GGUF files
 
 
-def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's attention or Mamba2 of h to x."""
-    attends = s.parts["attends"]
-    if attends[layer]:
-        self_attention(b, s, layer, h, x, cache=sum(attends[:layer]))
-    else:
-        sizes = s.parts["mamba2"]
-        add_mamba2(b, sizes, f"model.layers.{layer}.mamba", h, x)
-
-
 def _mlp(
     b: Builder,
     s: ModelSpec,
@@ -296,7 +287,7 @@ GraniteMoeHybrid = replace(
     GraniteMoe,
     about="Granite 4: Mamba2 and attention, or attention alone."
     " Source: transformers modeling_granitemoehybrid.",
-    layers=partial(build_decoder, attention=_mix, mlp=_mlp),
+    layers=partial(build_decoder, attention=partial(attend_in_some, state=mamba2_layer), mlp=_mlp),
     more=_granite4,
     finish=_granite4_rope,
 )

@@ -332,6 +332,24 @@ def self_attention(
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
+def attend_in_some(
+    b: Builder,
+    s: ModelSpec,
+    layer: int,
+    h: ValueId,
+    x: ValueId,
+    *,
+    state: LayerPart,
+    qk_norm: bool = False,
+) -> None:
+    """Add attention of h to x in the layers of parts["attends"], and `state` of h in the others."""
+    attends = s.parts["attends"]
+    if attends[layer]:
+        self_attention(b, s, layer, h, x, qk_norm=qk_norm, cache=sum(attends[:layer]))
+    else:
+        state(b, s, layer, h, x)
+
+
 qk_norm_attention = partial(self_attention, qk_norm=True)
 fused_attention = partial(self_attention, fused=True)
 paired_attention = partial(self_attention, paired=True)
@@ -344,10 +362,13 @@ def build_decoder(
     attention: LayerPart = self_attention,
     mlp: LayerPart = dense_mlp,
     norm: NormFn = rms_norm,
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+    last: str = "model.norm",
     parallel: bool = False,
 ) -> None:
     """Append the operations of a pre-norm decoder; each layer is `attention`, then `mlp`.
 
+    norms, last: the names of the norms before them, and of the norm after all layers.
     parallel: whether the MLP reads the same input as attention, not x with attention added.
     """
     if s.guesses:
@@ -356,12 +377,12 @@ def build_decoder(
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
     for i in range(s.layers):
         at = f"model.layers.{i}"
-        h = norm(b, x, f"{at}.input_layernorm")
+        h = norm(b, x, f"{at}.{norms[0]}")
         attention(b, s, i, h, x)
-        mlp(b, s, i, h if parallel else norm(b, x, f"{at}.post_attention_layernorm"), x)
+        mlp(b, s, i, h if parallel else norm(b, x, f"{at}.{norms[1]}"), x)
         if s.tower is not None and i < s.tower.levels:
             b.add_media(x, column=(i + 1) * s.width)
-    finish_decoder(b, s, norm(b, x, "model.norm"))
+    finish_decoder(b, s, norm(b, x, last))
 
 
 def guess_inputs(
@@ -434,4 +455,12 @@ def finish_decoder(
     embedding: the name of the table. kept: the value that a head reads; by default h.
     """
     tied_to = embedding if s.tied else None
-    b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap, kept=kept)
+    b.logits(
+        h,
+        "lm_head",
+        tied_to=tied_to,
+        bias=s.parts.get("head_bias", False),
+        scale=s.logit_scale,
+        softcap=softcap,
+        kept=kept,
+    )

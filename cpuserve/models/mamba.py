@@ -80,6 +80,11 @@ def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> N
     b.linear(normed, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
 
 
+def mamba2_layer(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's Mamba2 of h to x."""
+    add_mamba2(b, s.parts["mamba2"], f"model.layers.{layer}.mamba", h, x)
+
+
 def scan_mamba2(
     b: Builder, s: Mamba2Sizes, at: str, h: ValueId, factors: Sequence[tuple[int, float]] = ()
 ) -> tuple[ValueId, ValueId]:

@@ -5,6 +5,7 @@ Mixtures of families with files of their own, such as DeepSeek and Granite, are 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from cpuserve.models.decoder_row import (
     MLP_BIAS,
     Config,
     DecoderRow,
+    read_roped_windows,
     when_empty,
     with_head_dim,
     without_nulls,
@@ -47,6 +49,11 @@ from cpuserve.models.llama import (
     build_sandwich,
     dense_mlp,
     gated_mlp,
+    heads_of,
+    layer_norm,
+    layer_rope,
+    layer_window,
+    plain_mlp,
     qk_norm_attention,
     self_attention,
 )
@@ -259,11 +266,9 @@ MiniMaxM2 = DecoderRow(
 def _kolibri1(config: Config) -> dict[str, Any]:
     """Return the settings of layers; only those with a window have a RoPE, none has a dense MLP."""
     window = read_int(config, "sliding_window", 513)
-    windows = read_windows(config, window, default=lambda i: (i + 1) % 5 > 0)
     return {
         "parts": {
-            "windows": windows,
-            "no_rope": tuple(i for i, keys in enumerate(windows) if not keys),
+            **read_roped_windows(config, window, lambda i: (i + 1) % 5 > 0),
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "renormalize": read_bool(config, "norm_topk_prob", False),
         }
@@ -424,6 +429,329 @@ HunYuan3 = DecoderRow(
             r"\.mlp\.gate\.": ".mlp.router.gate.",
             r"\.mlp\.e_score_correction_bias": ".mlp.expert_bias",
             r"\.mlp\.shared_experts\.": ".mlp.shared_mlp.",
+        }
+    ),
+)
+
+
+def _flint_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
+    at = f"model.layers.{layer}.mlp"
+    if layer in s.parts["dense_layers"]:
+        dense_mlp(b, s, layer, h, x)
+        return
+    add_mixture(b, s, at, h, x, renormalize=s.parts["renormalize"], score="sigmoid")
+    gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)
+
+
+def _flint(config: Config) -> dict[str, Any]:
+    last = read_int(config, "num_hidden_layers", high=4096) - 1
+    window = read_int(config, "sliding_window", 513)
+    renormalize = read_bool(config, "norm_topk_prob", True)
+    return {
+        "parts": {
+            **read_shared_experts(config, renormalize=renormalize),
+            **read_roped_windows(config, window, lambda i: i >= 2 and i % 4 != 1 and i != last),
+        }
+    }
+
+
+Flint = DecoderRow(
+    "Flint: only layers with a window have a RoPE. Source: transformers modeling_flint.",
+    positions=262144,
+    layers=partial(
+        build_decoder,
+        attention=partial(self_attention, qk_norm=True, sinks=True),
+        mlp=_flint_mlp,
+    ),
+    prepare=without_nulls,
+    defaults={
+        "num_experts": 256,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 1024,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "mlp_only_layers": [0, 1],
+    },
+    bias=ATTENTION_BIAS,
+    more=_flint,
+    stored=StoredNames(published={r"\.self_attn\.softmax_offset": ".self_attn.sinks"}),
+)
+
+
+def _gated_columns(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the attention of h, where the sigmoid of a linear of h multiplies each column."""
+    a = attend(b, s, layer, h, qk_norm=True)
+    gates = f"model.layers.{layer}.self_attn.gate_proj"
+    b.gate(b.linear(h, gates, features=s.q_heads * s.head_dim), to=a)
+    return a
+
+
+def _afmoe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return the layer's experts of h plus the shared expert; a plain MLP in the first layers."""
+    if layer in s.parts["dense_layers"]:
+        return plain_mlp(b, s, layer, h, to)
+    at = f"model.layers.{layer}.mlp"
+    total = add_mixture(
+        b,
+        s,
+        at,
+        h,
+        to,
+        renormalize=True,
+        score="sigmoid",
+        scale=s.parts["expert_scale"],
+        bias=f"{at}.expert_bias",
+        router="router.gate",
+    )
+    shared = s.parts["shared"] * s.parts["expert_width"]
+    if shared:
+        gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=total)
+    return total
+
+
+def _afmoe(config: Config) -> dict[str, Any]:
+    every = read_int(config, "global_attn_every_n_layers", 4)
+    window = read_int(config, "sliding_window", 1024)
+    return {
+        "parts": {
+            **read_roped_windows(config, window, lambda i: (i + 1) % every > 0),
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "num_shared_experts", low=0),
+            "dense_layers": tuple(range(min(read_int(config, "num_dense_layers", low=0), 4096))),
+            "expert_scale": read_float(config, "route_scale", 1.0),
+        }
+    }
+
+
+def _afmoe_scale(spec: ModelSpec, config: Config) -> ModelSpec:
+    scaled = read_bool(config, "mup_enabled", False)
+    return replace(spec, embed_scale=float(spec.width**0.5) if scaled else 1.0)
+
+
+Afmoe = DecoderRow(
+    "Trinity Nano and Mini: only layers with a window have a RoPE. Source: modeling_afmoe.",
+    positions=16384,
+    layers=partial(
+        build_sandwich,
+        attention=_gated_columns,
+        norms=(
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_mlp_layernorm",
+            "post_mlp_layernorm",
+        ),
+        mlp=_afmoe_mlp,
+    ),
+    prepare=with_head_dim(128),
+    defaults={"rms_norm_eps": 1e-5},
+    bias=ATTENTION_BIAS,
+    more=_afmoe,
+    finish=_afmoe_scale,
+)
+
+
+def _aria_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the chosen and the shared experts of h to x."""
+    at = f"model.layers.{layer}.mlp"
+    add_mixture(b, s, at, h, x, router="router", renormalize=False, score="chosen_softmax")
+    gated_mlp(b, s, f"{at}.shared_experts", h, s.parts["shared"] * s.intermediate, to=x)
+
+
+def _aria(config: Config) -> dict[str, Any]:
+    counted = {
+        "moe_num_experts": read_int(config, "moe_num_experts", 8, high=4096),
+        "num_experts_per_tok": read_int(config, "moe_topk", 2),
+        "intermediate_size": config.get("intermediate_size"),
+    }
+    parts = read_experts(counted, count="moe_num_experts", width="intermediate_size")
+    return {"parts": {**parts, "shared": read_int(config, "moe_num_shared_experts", 2)}}
+
+
+AriaText = DecoderRow(
+    "The text part of Aria. Source: transformers modeling_aria.",
+    positions=2048,
+    layers=partial(build_decoder, mlp=_aria_mlp),
+    bias=ATTENTION_BIAS,
+    mlp_bias=MLP_BIAS,
+    more=_aria,
+    stored=StoredNames(
+        published={
+            r"\.mlp\.experts\.fc1\.weight": ".mlp.experts.gate_up_proj",
+            r"\.mlp\.experts\.fc2\.weight": ".mlp.experts.down_proj",
+        }
+    ),
+)
+
+
+def _phimoe_keys(config: Config) -> Config:
+    """Return the config with short_mscale as the attention factor of its LongRoPE."""
+    prepared = dict(config)
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = read_object(config, key)
+        if scaling.get("short_mscale") is not None:
+            short, long = (read_float(scaling, f"{kind}_mscale") for kind in ("short", "long"))
+            if short != long:
+                refuse("long_mscale", long, f"short_mscale, {short}")
+            prepared[key] = {**scaling, "attention_factor": short}
+    return prepared
+
+
+def _phimoe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x."""
+    at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    near = s.parts["near"]
+    add_mixture(b, s, at, h, x, parts=parts, renormalize=False, score="near_softmax", near=near)
+
+
+def _phimoe(config: Config) -> dict[str, Any]:
+    """Return the settings of experts.
+
+    They are near if they differ by at most twice the noise of the router's training.
+    """
+    parts = read_experts(config, count="num_local_experts", width="intermediate_size")
+    if parts["chosen"] != 2:
+        refuse("num_experts_per_tok", parts["chosen"], "2 for PhiMoE")
+    parts["near"] = 2 * read_float(config, "router_jitter_noise", 0.01, low=0.0)
+    parts["head_bias"] = read_bool(config, "lm_head_bias", False)
+    window = read_int(config, "sliding_window", low=0) if config.get("sliding_window") else 0
+    return {"window": window, "parts": parts}
+
+
+PhiMoe = DecoderRow(
+    "Phi-3.5 MoE, Phi-mini-MoE and Phi-tiny-MoE: Mixtral with layer norms and another router."
+    " Source: transformers modeling_phimoe.",
+    positions=131072,
+    layers=partial(build_decoder, mlp=_phimoe_mlp, norm=layer_norm),
+    prepare=_phimoe_keys,
+    defaults={
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+    },
+    bias=ATTENTION_BIAS,
+    more=_phimoe,
+    stored=StoredNames(
+        {
+            **experts_by_number("mlp", "block_sparse_moe"),
+            r"\.mlp\.router\.": ".block_sparse_moe.gate.",
+        }
+    ),
+)
+
+
+_LAGUNA_ROPES = {
+    "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_theta": 1e4},
+}
+_LAGUNA_GATES = {"per-head": True, "per_head": True, "per-element": False, "per_element": False}
+
+
+def _laguna_keys(config: Config) -> Config:
+    """Return the config with the largest number of heads, and with the RoPE of both kinds."""
+    if read_bool(config, "moe_apply_router_weight_on_input", False):
+        refuse("moe_apply_router_weight_on_input", True, "false")
+    if config.get("moe_router_logit_softcapping"):
+        refuse("moe_router_logit_softcapping", config["moe_router_logit_softcapping"], "0")
+    heads = _laguna_heads(config, read_int(config, "num_hidden_layers", high=4096))
+    head_dim = read_int(config, "head_dim", 128)
+    if not config.get("rope_parameters"):
+        config = {**config, "rope_parameters": _LAGUNA_ROPES}
+    plain, local = split_ropes(config, head_dim, 131072, theta=5e5, local_theta=1e4)
+    own = {"num_attention_heads": max(heads), "head_dim": head_dim}
+    return {**plain, **own, "heads": heads, "local_rope": local}
+
+
+def _laguna(config: Config) -> dict[str, Any]:
+    window = read_int(config, "sliding_window", 512, low=0)
+    return {
+        "parts": {
+            "windows": read_windows(config, window, default=lambda _: False),
+            "heads": config["heads"],
+            "gate_per_head": _laguna_gates(config),
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
+            "dense_layers": read_dense_layers(config, first=1),
+            "expert_scale": read_float(config, "moe_routed_scaling_factor", 1.0),
+            "local_rope": config["local_rope"],
+        }
+    }
+
+
+def _laguna_heads(config: Config, layers: int) -> tuple[int, ...]:
+    """Return the number of query heads of each layer."""
+    key = "num_attention_heads_per_layer"
+    every, heads = config.get(key), read_int(config, "num_attention_heads", high=65536)
+    if every is None:
+        return (heads,) * layers
+    kv_heads = read_int(config, "num_key_value_heads", high=65536)
+    if (
+        not isinstance(every, list)
+        or len(every) != layers
+        or any(type(n) is not int or not 0 < n <= 65536 or n % kv_heads for n in every)
+    ):
+        refuse(key, every, f"{layers} multiples of num_key_value_heads, {kv_heads}")
+    return tuple(every)
+
+
+def _laguna_gates(config: Config) -> bool:
+    """Return whether attention has one gate for each head, instead of one for each column."""
+    gating = config.get("gating", True)
+    every = config.get("gating_types") or ["per-head" if gating is True else gating]
+    kinds = {str(kind) for kind in every}
+    if len(kinds) != 1 or (kind := kinds.pop()) not in _LAGUNA_GATES:
+        refuse("gating", gating, 'true, "per-head" or "per-element", alike in all layers')
+    return _LAGUNA_GATES[kind]
+
+
+def _laguna_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add attention of h to x; softplus(linear(h)) multiplies its heads or columns."""
+    at, d = f"model.layers.{layer}.self_attn", s.head_dim
+    heads = s.parts["heads"][layer]
+    qkv = heads_of(b, s, at, h, (heads, s.kv_heads))
+    q_norm, k_norm = f"{at}.q_norm", f"{at}.k_norm"
+    b.rope_store_kv(
+        qkv, layer=layer, rope=layer_rope(s, layer), q_norm=q_norm, k_norm=k_norm, q_heads=heads
+    )
+    a = b.attention(qkv, layer=layer, window=layer_window(s, layer), q_heads=heads)
+    gates = b.linear(h, f"{at}.g_proj", features=heads * (1 if s.parts["gate_per_head"] else d))
+    b.soft_gate(gates, to=a)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+
+
+def _laguna_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h plus the shared expert to x, or else its plain MLP of h."""
+    if layer in s.parts["dense_layers"]:
+        dense_mlp(b, s, layer, h, x)
+        return
+    at = f"model.layers.{layer}.mlp"
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        renormalize=True,
+        score="sigmoid",
+        scale=s.parts["expert_scale"],
+        bias=f"{at}.experts.e_score_correction_bias",
+    )
+    gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)
+
+
+Laguna = DecoderRow(
+    "Laguna XS.2 and M.1: layers differ in their number of heads. Source: modeling_laguna.",
+    positions=131072,
+    layers=partial(build_decoder, attention=_laguna_attention, mlp=_laguna_mlp),
+    prepare=_laguna_keys,
+    bias=ATTENTION_BIAS,
+    more=_laguna,
+    stored=StoredNames(
+        {
+            r"\.mlp\.gate\.e_score_": ".mlp.experts.e_score_",
+            r"\.mlp\.shared_experts\.": ".mlp.shared_expert.",
         }
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpuserve.models.family import ModelFamily, TextType, Whole, sizes
 
 FAMILIES = (
-    ModelFamily(("AfmoeForCausalLM",), "cpuserve.models.afmoe:Afmoe"),
+    ModelFamily(("AfmoeForCausalLM",), "cpuserve.models.mixtures:Afmoe"),
     ModelFamily(
         ("Apertus1p5TextForCausalLM",),
         "cpuserve.models.decoders:Apertus15",
@@ -20,14 +20,14 @@ FAMILIES = (
     ModelFamily(("ArceeForCausalLM",), "cpuserve.models.decoders:Arcee"),
     ModelFamily(
         ("AriaTextForCausalLM",),
-        "cpuserve.models.aria:AriaText",
+        "cpuserve.models.mixtures:AriaText",
         text_types={"aria_text": TextType(sizes(32000, 4096, 4096, 32, 32, 2048))},
         wholes=(Whole(("AriaForConditionalGeneration",), "aria_text", tied=False),),
     ),
     ModelFamily(
         ("BaichuanForCausalLM", "BaiChuanForCausalLM"), "cpuserve.models.decoders:Baichuan"
     ),
-    ModelFamily(("BambaForCausalLM",), "cpuserve.models.bamba:Bamba"),
+    ModelFamily(("BambaForCausalLM",), "cpuserve.models.hybrids:Bamba"),
     ModelFamily(("BioGptForCausalLM",), "cpuserve.models.plain:BioGpt"),
     ModelFamily(("BitNetForCausalLM",), "cpuserve.models.decoders:BitNet"),
     ModelFamily(("BloomForCausalLM",), "cpuserve.models.plain:Bloom"),
@@ -46,7 +46,7 @@ FAMILIES = (
     ),
     ModelFamily(("FalconMambaForCausalLM",), "cpuserve.models.mamba:FalconMamba"),
     ModelFamily(("FlexOlmoForCausalLM",), "cpuserve.models.olmo:FlexOlmo"),
-    ModelFamily(("FlintForCausalLM",), "cpuserve.models.flint:Flint"),
+    ModelFamily(("FlintForCausalLM",), "cpuserve.models.mixtures:Flint"),
     ModelFamily(("GPT2LMHeadModel",), "cpuserve.models.plain:Gpt2"),
     ModelFamily(("GPTBigCodeForCausalLM",), "cpuserve.models.plain:GptBigCode"),
     ModelFamily(("GPTJForCausalLM",), "cpuserve.models.plain:GptJ"),
@@ -69,10 +69,10 @@ FAMILIES = (
         saved_as=(("LlamaForCausalLM", "internlm3"),),
     ),
     ModelFamily(("Jais2ForCausalLM",), "cpuserve.models.decoders:Jais2"),
-    ModelFamily(("JambaForCausalLM",), "cpuserve.models.jamba:Jamba"),
+    ModelFamily(("JambaForCausalLM",), "cpuserve.models.hybrids:Jamba"),
     ModelFamily(("Kolibri1ForCausalLM",), "cpuserve.models.mixtures:Kolibri1"),
-    ModelFamily(("LagunaForCausalLM",), "cpuserve.models.laguna:Laguna"),
-    ModelFamily(("LaraMiniForCausalLM",), "cpuserve.models.lara_mini:LaraMini"),
+    ModelFamily(("LagunaForCausalLM",), "cpuserve.models.mixtures:Laguna"),
+    ModelFamily(("LaraMiniForCausalLM",), "cpuserve.models.hybrids:LaraMini"),
     ModelFamily(("Mamba2ForCausalLM",), "cpuserve.models.mamba:Mamba2Model"),
     ModelFamily(("MambaForCausalLM",), "cpuserve.models.mamba:MambaModel"),
     ModelFamily(("MellumForCausalLM",), "cpuserve.models.mixtures:Mellum"),

@@ -11,5 +11,5 @@ FAMILIES = (
         text_types={"phi3": TextType(sizes(32064, 3072, 8192, 32, 32, 4096))},
     ),
     ModelFamily(("PhiForCausalLM",), "cpuserve.models.plain:Phi"),
-    ModelFamily(("PhimoeForCausalLM", "PhiMoEForCausalLM"), "cpuserve.models.phimoe:PhiMoe"),
+    ModelFamily(("PhimoeForCausalLM", "PhiMoEForCausalLM"), "cpuserve.models.mixtures:PhiMoe"),
 )
