@@ -21,6 +21,7 @@ from cpuserve.loader.gguf.parts import mmproj_files, model_files, part_names
 from cpuserve.loader.load import find_model, no_model
 from cpuserve.loader.mapped import not_permitted
 from cpuserve.loader.pooling import MODULE_FILE
+from cpuserve.models import FAMILIES
 
 log = get_logger("loader")
 T = TypeVar("T")
@@ -30,7 +31,8 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _FILE = re.compile(r"(?=.{1,300}$)\w[\w.-]*(/\w[\w.-]*)*")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
-# All files that cpuserve reads; pickles and code are never downloaded.
+# All files that cpuserve reads, besides those that only tokenizers of some families have
+# (TokenizerTables.files); pickles and code are never downloaded.
 _PATTERNS = (
     "*.safetensors",
     "*.json",
@@ -38,7 +40,6 @@ _PATTERNS = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
     "tokenizer.model",
-    "tiktoken.model",
 )
 # The hub library tries twice, and its timeout does not include name resolution.
 # Each query therefore also has a deadline.
@@ -329,7 +330,8 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | N
             msg += " (only pickles, which are never read); use a revision that has safetensors"
         raise ModelError(msg)
     # Mistral repositories have the same weights a second time, in consolidated*.safetensors.
-    kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
+    patterns = (*_PATTERNS, *FAMILIES.tokenizer.files)
+    kept = [n for n in names if any(fnmatch(n, p) for p in patterns)]
     others = [n for n in kept if not n.startswith("consolidated")]
     return _Download(others if has_safetensors(others) else kept, revision)
 

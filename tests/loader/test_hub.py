@@ -474,6 +474,13 @@ def test_all_templates_are_fetched_where_transformers_saves_them(monkeypatch):
     assert hub._files_to_fetch("org/x", "", None).names == names[:-1]
 
 
+def test_files_that_only_tokenizers_of_some_families_have_are_fetched(monkeypatch):
+    own = ["rwkv_vocab_v20230424.txt", "tiktoken.model", "tokenizer.model"]
+    names = ["config.json", "model.safetensors", *own, "notes.txt"]
+    monkeypatch.setattr(hub, "_file_names", lambda *_: names)
+    assert hub._files_to_fetch("org/x", "", None).names == names[:-1]
+
+
 def test_progress_counts_bytes_and_not_files(capsys):
     seen = []
     bar = hub._bar_class("org/x", lambda *state: seen.append(state))
