@@ -225,7 +225,7 @@ async def answer(app, method, path, headers, body=b""):
     return sent[0]["status"]
 
 
-@pytest.mark.parametrize("count", deep_but([200], [200, 10_000]))
+@pytest.mark.parametrize("count", deep_but([200], [200, 2_000]))
 @pytest.mark.parametrize("as_json", [False, True])
 def test_hostile_ids_names_and_paths_forge_no_line(written, as_json, count):
     app = Api(records=Records(AccessLog("all", as_json=as_json))).app
@@ -250,7 +250,7 @@ def test_hostile_ids_names_and_paths_forge_no_line(written, as_json, count):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("count", deep_but([500], [500, 20_000]))
+@pytest.mark.parametrize("count", deep_but([500], [500, 5_000]))
 def test_no_line_is_left_out(written, count):
     app = Api(records=Records(AccessLog("all", as_json=True))).app
     head = [(b"content-type", b"application/json"), (b"host", b"a")]

@@ -33,7 +33,7 @@ from tests.helpers.fake_executor import (
     unflatten,
 )
 
-EXAMPLES = int(os.environ.get("CPUSERVE_STATE_MACHINE_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("CPUSERVE_STATE_MACHINE_EXAMPLES", "250"))
 
 
 def search_afresh(kv, chain, most):
@@ -602,7 +602,7 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=max(1, EXAMPLES // 20),
+    max_examples=max(1, EXAMPLES // 10),
     stateful_step_count=20,
     deadline=None,
     derandomize=True,

@@ -67,10 +67,10 @@ def test_a_tensor_of_a_million_dimensions_is_refused(tmp_path):
     assert len(str(refused.value)) < 1000
 
 
-def test_an_index_of_a_million_tensors_is_refused(tmp_path):
-    index = {f"t.{i}": "model-00001-of-00002.safetensors" for i in range(1_000_000)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    with pytest.raises(ModelError, match="has 1000000 tensors; at most 524288"):
+def test_an_index_of_more_than_524_288_tensors_is_refused(tmp_path):
+    index = ",".join(f'"t.{i}":"m.safetensors"' for i in range(524_289))
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map":{{{index}}}}}')
+    with pytest.raises(ModelError, match="has 524289 tensors; at most 524288"):
         SafetensorsStore(tmp_path)
 
 

@@ -88,6 +88,7 @@ def guess(native, found, token, hidden, length):
     return logits[0], native.read_hidden(np.zeros(1, np.int32))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-unified"])
 @pytest.mark.parametrize("length", [2, 15, 70])

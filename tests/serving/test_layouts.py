@@ -208,7 +208,7 @@ ATOMS = sorted(
 
 
 @pytest.mark.parametrize("family", deep_but([*LEARNED][::16], LEARNED))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_no_text_is_a_fault_and_no_cut_matters(family, data):
     found = learned(family)[0].calls

@@ -202,8 +202,7 @@ def _with_merges(folder):
 
 
 def _with_vocab(folder):
-    entries = ",".join(f'"{i:x}":{i}' for i in range(4_300_000))
-    (folder / "vocab.json").write_text(f"{{{entries}}}")
+    (folder / "vocab.json").write_text("{" + '"":0,' * 4_300_000 + '"a":0}')
     (folder / "merges.txt").write_text("")
 
 
