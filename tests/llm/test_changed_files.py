@@ -82,6 +82,7 @@ def others(core):
     return run(core)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 @pytest.mark.parametrize("change", [cut, overwrite, overwrite_and_restore_the_time])
 def test_rows_of_a_file_that_has_changed_are_not_computed_with(tmp_path, kind, change):

@@ -7,6 +7,7 @@ import pytest
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.operations.indexer import SelectKeys
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import first_state, interpreter_of, tensors_of, transformers_logits
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_config, tiny_model
@@ -90,7 +91,7 @@ def test_the_selection_matters(variant):
     assert (got - whole)[most + 20 :].abs().amax(dim=1).min() > 1e-3 * span
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", deep_but([*VARIANTS][::4], VARIANTS))
 def test_greedy_tokens_agree_with_transformers(variant):
     family, changes = VARIANTS[variant]
     path, tokens = tiny_model(family, **changes), TOKENS[:100]
@@ -99,12 +100,6 @@ def test_greedy_tokens_agree_with_transformers(variant):
     for _ in range(32):
         logits = interpreter.run(step(sequence.chunk()))
         sequence.tokens.append(int(logits[-1].argmax()))
-    assert sequence.tokens[100:] == greedy_of(path, tokens, 32)
-
-
-def greedy_of(path, tokens, count):
-    """The next `count` tokens with the largest logits of transformers, which runs without cache."""
-    found = list(tokens)
-    for _ in range(count):
-        found.append(int(transformers_logits(path, found)[-1].argmax()))
-    return found[len(tokens) :]
+    # A token does not depend on later ones, so one pass over all of them has the logits of each.
+    logits = transformers_logits(path, sequence.tokens[:-1])
+    assert sequence.tokens[100:] == logits[99:].argmax(-1).tolist()

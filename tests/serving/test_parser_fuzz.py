@@ -93,11 +93,11 @@ def test_changed_responses_are_no_faults_and_no_cut_matters(name, seed):
         assert told(new(), cuts(text, key)) == whole, repr(text)
 
 
-@pytest.mark.matrix
 @parsers
-def test_no_cut_matters_to_a_long_word(name):
+@pytest.mark.parametrize("every", deep_but([7], [7, 1]))
+def test_no_cut_matters_to_a_long_word(name, every):
     new, written = made(name)
-    for begun in range(len(written)):
+    for begun in range(0, len(written), every):
         text = f"{written[:begun]}{'a1' * 200}{written[begun:]}"
         assert told(new(), text) == told(new(), [text]), repr(text)
 

@@ -148,4 +148,4 @@ def test_four_times_the_thought_takes_four_times_the_work(begun, more):
             sys.setprofile(None)
         return count
 
-    assert work(24_000) < 6 * work(6000)
+    assert work(8000) < 6 * work(2000)
