@@ -37,6 +37,8 @@ def _with_alpha(config: Config) -> Config:
         return config
     width = read_int(config, "hidden_size", high=1 << 20)
     head_dim = read_heads(config, width)[2]
+    if head_dim <= 2:
+        refuse("head_dim", head_dim, "above 2, because the RoPE has alpha")
     theta = read_float({"rope_theta": config.get("rope_theta"), **params}, "rope_theta", 10000.0)
     theta *= read_float(params, "alpha") ** (head_dim / (head_dim - 2))
     return {**config, "rope_scaling": None, "rope_parameters": {"rope_theta": theta}}

@@ -41,8 +41,9 @@ class LongcatFlash:
         """Return the hyperparameters in a LongCat Flash config; a layer has two attentions."""
         read_choice(config, "zero_expert_type", "identity", {"identity": "identity"})
         given = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
-        layers = read_int(given, "num_layers", given.get("num_hidden_layers", 56) // 2, high=2048)
-        given = {**given, "num_layers": layers}
+        if "num_layers" not in given:
+            given["num_layers"] = read_int(given, "num_hidden_layers", 56, low=2, high=4096) // 2
+        given["num_layers"] = read_int(given, "num_layers", high=2048)
         given |= {ours: given[key] for key, ours in _KEYS.items() if key in given}
         for key in ("ffn_hidden_size", "expert_ffn_hidden_size"):
             if _KEYS[key] not in given:

@@ -699,8 +699,10 @@ def _laguna_heads(config: Config, layers: int) -> tuple[int, ...]:
 def _laguna_gates(config: Config) -> bool:
     """Return whether attention has one gate for each head, instead of one for each column."""
     gating = config.get("gating", True)
-    every = config.get("gating_types") or ["per-head" if gating is True else gating]
-    kinds = {str(kind) for kind in every}
+    by_layer = config.get("gating_types") or ["per-head" if gating is True else gating]
+    if not isinstance(by_layer, list):
+        refuse("gating_types", by_layer, "a list with the gates of each layer")
+    kinds = {str(kind) for kind in by_layer}
     if len(kinds) != 1 or (kind := kinds.pop()) not in _LAGUNA_GATES:
         refuse("gating", gating, 'true, "per-head" or "per-element", alike in all layers')
     return _LAGUNA_GATES[kind]

@@ -120,6 +120,11 @@ BAD = {
     ),
     "hunyuan-cla": ("hunyuan", {"use_cla": True}, "use_cla is True, but it must be false"),
     "hunyuan-topk": ("hunyuan-moe", {"moe_topk": [1, 2]}, "moe_topk is [1, 2]"),
+    "hunyuan-alpha": (
+        "hunyuan",
+        {"head_dim": 2, "rope_scaling": {"rope_type": "dynamic", "alpha": 1000.0}},
+        "head_dim is 2, but it must be above 2",
+    ),
     "hunyuan-shared": ("hunyuan-moe", {"num_shared_expert": [2, 2]}, "num_shared_expert is 2"),
     "apertus-activation": ("apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
     "laguna-heads": (
@@ -128,6 +133,12 @@ BAD = {
         "is [4, 3, 2], but it must be 3 multiples of num_key_value_heads, 2",
     ),
     "laguna-gates": ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
+    "laguna-gate-kinds": ("laguna", {"gating_types": True}, "gating_types is True"),
+    "longcat-layers": (
+        "longcat",
+        {"num_layers": None, "num_hidden_layers": "x"},
+        "num_hidden_layers is 'x', but it must be an integer",
+    ),
     "laguna-softcap": (
         "laguna",
         {"moe_router_logit_softcapping": 30.0},
