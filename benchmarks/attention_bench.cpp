@@ -6,8 +6,6 @@
 //
 //   OMP_PROC_BIND=true attention_bench [decode|prefill|types|all] [group [head_dim]]
 #include <omp.h>
-#include <sys/mman.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/features.h"
-#include "kernels/resolve.h"
+#include "measure.h"
 #include "runtime/work_sizes.h"
 
 namespace {
@@ -39,11 +36,7 @@ const KernelTable& kernels() {
   return *table;
 }
 
-double now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
+double now() { return seconds_of_clock(CLOCK_MONOTONIC); }
 
 template <class Call>
 double seconds_of(const Call& call) {
@@ -51,31 +44,6 @@ double seconds_of(const Call& call) {
   call();
   return now() - start;
 }
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
-
-class Arena {
- public:
-  explicit Arena(size_t bytes) : bytes_(bytes + (4 << 20)) {
-    map_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const uintptr_t huge = 2 << 20;
-    data_ =
-        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(map_) + huge - 1) / huge * huge);
-    madvise(data_, bytes, MADV_HUGEPAGE);
-  }
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-  ~Arena() { munmap(map_, bytes_); }
-  uint8_t* data() const { return data_; }
-
- private:
-  size_t bytes_;
-  void* map_;
-  uint8_t* data_;
-};
 
 // Fills memory with values that are finite and of mixed sign, whether they are read
 // as bf16 or as an eight-bit code. Each thread writes the pages that it reads later.
@@ -136,11 +104,12 @@ struct Buffers {
     for (size_t i = 0; i < table.size(); i++) table[i] = static_cast<int32_t>(i);
   }
   static uint8_t* kv() {
-    static const Arena arena(kDecodeBytes);
-    static const bool filled =
-        (fill(reinterpret_cast<uint16_t*>(arena.data()), kDecodeBytes / 2), true);
-    (void)filled;
-    return arena.data();
+    static uint8_t* const memory = [] {
+      uint8_t* const empty = reserve(kDecodeBytes);
+      fill(reinterpret_cast<uint16_t*>(empty), kDecodeBytes / 2);
+      return empty;
+    }();
+    return memory;
   }
   size_t layers;
   std::vector<uint16_t> q, out;

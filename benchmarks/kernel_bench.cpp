@@ -15,7 +15,6 @@
 // Results are the best of several runs, by the CPU time of each thread: they exclude the time
 // of other processes on the core, but include the effect of processes that take memory bandwidth.
 #include <sys/mman.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,8 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/features.h"
-#include "kernels/resolve.h"
+#include "measure.h"
 #include "runtime/work_sizes.h"
 
 namespace cpuserve {
@@ -37,26 +35,6 @@ namespace {
 
 constexpr size_t kStreamBytes = 400 << 20;  // about 12 times an L3 cache of 32 MiB
 constexpr int64_t kMostFewRows = 64;        // up to so many rows, a run reads each weight copy once
-
-double thread_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-// Returns memory that is advised to use huge pages and never freed, because the process ends soon.
-uint8_t* reserve(size_t bytes) {
-  constexpr size_t kHuge = 2 << 20;
-  void* p =
-      mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) {
-    std::perror("kernel_bench: mmap");
-    std::exit(1);
-  }
-  const uintptr_t at = (reinterpret_cast<uintptr_t>(p) + kHuge - 1) & ~uintptr_t{kHuge - 1};
-  madvise(reinterpret_cast<void*>(at), bytes, MADV_HUGEPAGE);
-  return reinterpret_cast<uint8_t*>(at);
-}
 
 // A group of threads: time(work) runs work(thread) on all of them at once,
 // and returns the CPU seconds of the slowest thread.
@@ -334,15 +312,9 @@ int main_of(int argc, char** argv) {
       shapes = {{shape[0], shape[1]}};
     }
   }
-  const std::vector<std::string> supported = supported_isa_levels(cpu_info());
-  const KernelTable* table = find_kernels(isa);
-  if (!table || std::find(supported.begin(), supported.end(), isa) == supported.end()) {
-    std::fprintf(stderr, "kernel_bench: level %s is not in this build or not on this CPU\n",
-                 isa.c_str());
-    return 2;
-  }
+  const KernelTable& table = kernels_of(isa);
   std::printf("level %s, %d threads\n", isa.c_str(), threads);
-  Bench bench(*table, threads, rows, panels, sizes);
+  Bench bench(table, threads, rows, panels, sizes);
   for (const Kind& kind : kKinds) {
     if (!only.empty() && only != kind.name) continue;
     for (const auto& [n, k] : shapes) {

@@ -15,8 +15,6 @@
 // which prefill finds in L3. With --compact, the rows of all chunks share one small buffer,
 // as in the engine, where the convolution writes each chunk just before the kernel reads it.
 #include <omp.h>
-#include <sys/mman.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -27,8 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/features.h"
-#include "kernels/resolve.h"
+#include "measure.h"
 
 namespace {
 using namespace cpuserve;
@@ -43,12 +40,6 @@ constexpr Shape kShapes[] = {
     {"granite4", 36, 6, {128, 64, 8, false}},     // 54 MiB; 48 heads share one group of B and C
 };
 
-double thread_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
 // Runs work(thread, threads) on all threads and returns the CPU seconds of the slowest thread.
 template <class Work>
 double time_threads(const Work& work) {
@@ -62,23 +53,8 @@ double time_threads(const Work& work) {
   return seconds;
 }
 
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
-
-// Returns memory that is never freed, because the process ends soon. huge: use huge pages.
-float* reserve(int64_t floats, bool huge) {
-  constexpr size_t kHuge = 2 << 20;
-  const size_t bytes = static_cast<size_t>(floats) * sizeof(float) + kHuge;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) {
-    std::perror("recurrent_bench: mmap");
-    std::exit(1);
-  }
-  const uintptr_t at = (reinterpret_cast<uintptr_t>(p) + kHuge - 1) & ~uintptr_t{kHuge - 1};
-  madvise(reinterpret_cast<void*>(at), bytes - kHuge, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-  return reinterpret_cast<float*>(at);
+float* reserve_floats(int64_t floats, bool huge) {
+  return reinterpret_cast<float*>(reserve(static_cast<size_t>(floats) * sizeof(float), huge));
 }
 
 // The inputs of one state unit for some tokens. Rows are as wide as the convolution of Qwen3-Next.
@@ -93,7 +69,7 @@ struct Inputs {
       : compact(compact_rows),
         stride(compact ? 2 * s.key_width + s.heads * s.value_width : 8192 + 16),
         out_stride(compact ? s.heads * s.value_width : stride),
-        rows(reserve(tokens * stride, huge)),
+        rows(reserve_floats(tokens * stride, huge)),
         gates(static_cast<size_t>(tokens * 2 * s.heads)) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
@@ -181,7 +157,7 @@ class Bench {
         state_floats_(shape.unit.heads * shape.unit.key_width * shape.unit.value_width),
         unit_floats_(round_up(state_floats_ + recurrent_open_floats(shape.unit), 16)),
         units_(shape.layers * batch * shape.units),
-        memory_(reserve(units_ * unit_floats_, huge)),
+        memory_(reserve_floats(units_ * unit_floats_, huge)),
         inputs_(shape.unit, kTokens, huge, compact) {
     time_threads([&](int thread, int threads) {  // each thread writes the pages that it reads later
       for_units(thread, threads, [&](float* unit, float*) {
@@ -190,8 +166,8 @@ class Bench {
     });
     for (int t = 0; t < omp_get_max_threads(); t++) {
       const size_t scratch = recurrent_scratch_bytes(shape.unit) / sizeof(float);
-      scratch_.push_back(reserve(static_cast<int64_t>(scratch), huge));
-      out_.push_back(reserve(kTokens * inputs_.out_stride, huge));
+      scratch_.push_back(reserve_floats(static_cast<int64_t>(scratch), huge));
+      out_.push_back(reserve_floats(kTokens * inputs_.out_stride, huge));
     }
   }
 
@@ -373,19 +349,13 @@ int main_of(int argc, char** argv) {
     if (option == "--layers") layers = std::atol(value.c_str());
     if (option == "--rounds") rounds = std::max(1, std::atoi(value.c_str()));
   }
-  const std::vector<std::string> supported = supported_isa_levels(cpu_info());
-  const KernelTable* table = find_kernels(isa);
-  if (!table || std::find(supported.begin(), supported.end(), isa) == supported.end()) {
-    std::fprintf(stderr, "recurrent_bench: level %s is not in this build or not on this CPU\n",
-                 isa.c_str());
-    return 2;
-  }
+  const KernelTable& table = kernels_of(isa);
   for (Shape shape : kShapes) {
     if (!only.empty() && only != shape.name) continue;
     if (layers > 0) shape.layers = layers;
     for (const int64_t sequences : {1, 8}) {
       if (batch > 0 && batch != sequences) continue;
-      Bench bench(*table, shape, sequences, huge, compact);
+      Bench bench(table, shape, sequences, huge, compact);
       bench.decode(rounds);
       if (sequences == 1) bench.prefill(rounds);
     }

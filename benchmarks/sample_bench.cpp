@@ -14,7 +14,6 @@
 //
 //   sample_bench [--vocab 151936] [--isa avx512_bf16]
 #include <omp.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -23,7 +22,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/resolve.h"
+#include "measure.h"
 #include "parallel/barrier.h"
 #include "parallel/partition.h"
 
@@ -34,11 +33,7 @@ constexpr int kDraws = 300;
 constexpr int kPiece = 8192;  // logits of one claim (kLogitPiece in runtime/operations/logits.cpp)
 constexpr int kModelled[] = {8, 16, 64};
 
-double thread_us() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
-}
+double thread_us() { return 1e6 * thread_seconds(); }
 
 // Estimates the microseconds of a barrier if all threads arrive at the same time. The threads
 // of a complex (cores that share an L3) count one after another, then the complexes. The value that
@@ -76,12 +71,6 @@ double shared_us(const Cost& cost, int pieces, int threads) {
     return cost.shared() * most / pieces + cost.barriers() * barrier_us(of) + cost.one_thread();
   };
   return computing(threads) + fetches_us(cost.both - computing(2), threads);
-}
-
-double median(std::vector<double> times) {
-  if (times.empty()) return 0;
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
 }
 
 struct Filter {
@@ -254,18 +243,18 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--vocab") == 0) vocab = std::atoi(argv[i + 1]);
     if (std::strcmp(argv[i], "--isa") == 0) isa = argv[i + 1];
   }
-  const KernelTable* kernels = find_kernels(isa);
-  if (kernels == nullptr || vocab < 1) {
-    std::fprintf(stderr, "sample_bench: no level %s, or no vocabulary\n", isa);
+  if (vocab < 1) {
+    std::fprintf(stderr, "sample_bench: --vocab must be 1 or more\n");
     return 2;
   }
+  const KernelTable& kernels = kernels_of(isa);
   const Filter filters[] = {{"none", 1.0f, 0, 0.0f},
                             {"top_p 0.9", 0.9f, 0, 0.0f},
                             {"top_p 0.5", 0.5f, 0, 0.0f},
                             {"top_k 50", 1.0f, 50, 0.0f},
                             {"min_p 0.05", 1.0f, 0, 0.05f}};
   for (double deviation : {1.0, 2.0, 4.0}) {
-    for (const Filter& filter : filters) print(*kernels, vocab, deviation, filter);
+    for (const Filter& filter : filters) print(kernels, vocab, deviation, filter);
   }
   return 0;
 }

@@ -17,8 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/features.h"
-#include "kernels/resolve.h"
+#include "measure.h"
 #include "runtime/executor.h"
 #include "work_simulator.h"
 
@@ -27,11 +26,6 @@ namespace {
 
 constexpr int64_t kMostTokens = 512, kBlocks = 64;
 constexpr int32_t kVocab = 32000;
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 // A decoder model with the sizes of a ModelShape, `layers` layers and bf16 weights.
 class Decoder {
