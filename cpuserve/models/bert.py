@@ -1,9 +1,10 @@
-"""BERT and (XLM-)RoBERTa: encoders with learned positions and norms after each part."""
+"""BERT, (XLM-)RoBERTa, DistilBERT and MPNet: rows; learned positions, norms after each part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any
 
 from cpuserve.models.activations import ACTIVATIONS
@@ -20,6 +21,7 @@ from cpuserve.models.config import (
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import BuiltTensors
 from cpuserve.program.builder import Builder
+from cpuserve.program.operations.relative import Distances
 from cpuserve.program.ops import Then, ValueId
 
 POOLER = "pooler.dense"  # a linear of the first token's vector, which embeddings do not use
@@ -28,79 +30,13 @@ SPARSE, COLBERT = "sparse_linear", "colbert_linear"
 HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears of classifier heads
 WORDS = "embeddings.word_embeddings"
 TYPES = "embeddings.token_type_embeddings"
+_PLACES = "embeddings.position_embeddings"
 
 
 def reads_types(config: Mapping[str, Any]) -> bool:
     """Return whether tokens have types, which pairs of texts need; see quant/bert_weights.py."""
     pairs = "BertForSequenceClassification" in read_architectures(config)
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
-
-
-class Bert:
-    """BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.
-
-    Keys of spec.parts: "offset" (the row of position 0) and "types" (the number of token types).
-    All tokens have type 0, except in rerankers: id + vocab / 2 is the same token with type 1.
-    """
-
-    @staticmethod
-    def built(config: Mapping[str, Any]) -> BuiltTensors | None:
-        """Return what adds the rows of token types to the table of words, for pairs of texts."""
-        if not reads_types(config):
-            return None
-        tables = (f"{WORDS}.weight", f"{TYPES}.weight")
-        return BuiltTensors("cpuserve.quant.bert_weights:TypedWeights", tables)
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a BERT config."""
-        spec = _spec(config, offset=0)
-        return replace(spec, vocab=2 * spec.vocab) if reads_types(config) else spec
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        types, offset = s.parts["types"], s.parts["offset"]
-        x = b.embed(WORDS)
-        b.position_embed(
-            x,
-            "embeddings.position_embeddings",
-            rows=s.max_position + offset,
-            offset=offset,
-            types=(TYPES, types),
-        )
-        x = b.layer_norm(x, "embeddings.LayerNorm")
-        for i in range(s.layers):
-            x = encoder_layer(b, s, f"encoder.layer.{i}", x, _LAYER)
-        leave_linears(b, POOLER, SPARSE, COLBERT, *HEAD, *GGUF_HEAD)
-        head = MASKED_HEADS[s.architecture]
-        then = s.activation if s.architecture == "BertModel" else "gelu"
-        b.hidden(word_weights(b, s, x, head, then))
-
-
-class Roberta:
-    """RoBERTa and XLM-RoBERTa (bge-m3, multilingual E5): positions begin after the padding id.
-
-    Source: transformers modeling_xlm_roberta.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a RoBERTa config.
-
-        max_position_embeddings in the config is the number of rows of the position table;
-        the first pad_token_id + 1 rows are not used for positions.
-        """
-        offset = read_int(config, "pad_token_id", 1, low=0) + 1
-        rows = read_int(config, "max_position_embeddings", 512)
-        if rows <= offset:
-            refuse("max_position_embeddings", rows, f"more than pad_token_id + 1 ({offset})")
-        return _spec({**config, "max_position_embeddings": rows - offset}, offset=offset)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        Bert.build(b, s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +51,6 @@ class MaskedHead:
     norm: str
     bias: str
     matrix: str
-
-
-_BERT = "cls.predictions"
-_ROBERTA = MaskedHead("lm_head.dense", "lm_head.layer_norm", "lm_head", "lm_head.decoder")
-MASKED_HEADS = {
-    "BertModel": MaskedHead(
-        f"{_BERT}.transform.dense", f"{_BERT}.transform.LayerNorm", _BERT, f"{_BERT}.decoder"
-    ),
-    "RobertaModel": _ROBERTA,
-    "XLMRobertaModel": _ROBERTA,
-}
 
 
 def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: Then) -> ValueId:
@@ -207,7 +132,7 @@ class LayerNames:
     last_norm: str
 
 
-_LAYER = LayerNames(
+LAYER = LayerNames(
     ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.output.dense",
     "attention.output.LayerNorm",
@@ -237,3 +162,183 @@ def encoder_layer(
     g = b.linear(x, f"{at}.{names.up}", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.{names.down}", bias=s.mlp_bias, add_to=x)
     return b.layer_norm(x, f"{at}.{names.last_norm}")
+
+
+@dataclass(frozen=True)
+class EncoderRow:
+    """An encoder with learned positions, and with norms after each part: a ModelDef.
+
+    about: what sets it apart, for `cpuserve models`, and the source.
+    spec: returns the hyperparameters in a config of the family; ModelError for an invalid value.
+    layers, names: the name of the module with the layers, and the names in a layer.
+    attend: as in `encoder_layer`. offset: the row of position 0.
+    leave: linears and norms of its files that nothing reads.
+    head: the head that predicts masked tokens; its first linear has the activation `then`, by
+      default that of the MLPs.
+    built: as in DecoderRow.
+
+    Keys of spec.parts: "offset", which goes before, and "types" (the number of token types; all
+    tokens have type 0, except in rerankers: id + vocab / 2 is the same token with type 1).
+    """
+
+    about: str
+    spec: Callable[[Mapping[str, Any]], ModelSpec]
+    _: KW_ONLY
+    layers: str = "encoder.layer"
+    names: LayerNames = LAYER
+    attend: Callable[[Builder, ModelSpec, ValueId], ValueId] | None = None
+    offset: int = 0
+    leave: tuple[str, ...] = ()
+    head: MaskedHead | None = None
+    then: Then | None = None
+    built: Callable[[Mapping[str, Any]], BuiltTensors | None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.about)
+
+    def build(self, b: Builder, s: ModelSpec) -> None:
+        """Append the operations of a model with hyperparameters `s` to its builder `b`."""
+        x, offset = b.embed(WORDS), s.parts.get("offset", self.offset)
+        types = (TYPES, s.parts["types"]) if "types" in s.parts else None
+        table_rows = s.max_position + offset
+        b.position_embed(x, _PLACES, rows=table_rows, offset=offset, types=types)
+        x = b.layer_norm(x, "embeddings.LayerNorm")
+        attend = None if self.attend is None else partial(self.attend, b, s)
+        for i in range(s.layers):
+            x = encoder_layer(b, s, f"{self.layers}.{i}", x, self.names, attend)
+        leave_linears(b, *self.leave)
+        if self.head is not None:
+            x = word_weights(b, s, x, self.head, self.then or s.activation)
+        b.hidden(x)
+
+
+def _typed_words(config: Mapping[str, Any]) -> BuiltTensors | None:
+    """Return what adds the rows of token types to the table of words, for pairs of texts."""
+    if not reads_types(config):
+        return None
+    tables = (f"{WORDS}.weight", f"{TYPES}.weight")
+    return BuiltTensors("cpuserve.quant.bert_weights:TypedWeights", tables)
+
+
+def _bert(config: Mapping[str, Any]) -> ModelSpec:
+    spec = _spec(config, offset=0)
+    return replace(spec, vocab=2 * spec.vocab) if reads_types(config) else spec
+
+
+_MASKED = "cls.predictions"
+
+Bert = EncoderRow(
+    "BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.",
+    _bert,
+    leave=(POOLER, SPARSE, COLBERT, *HEAD, *GGUF_HEAD),
+    head=MaskedHead(
+        f"{_MASKED}.transform.dense",
+        f"{_MASKED}.transform.LayerNorm",
+        _MASKED,
+        f"{_MASKED}.decoder",
+    ),
+    built=_typed_words,
+)
+
+
+def _roberta(config: Mapping[str, Any]) -> ModelSpec:
+    """Return the hyperparameters in a RoBERTa config.
+
+    max_position_embeddings in the config is the number of rows of the position table;
+    the first pad_token_id + 1 rows are not used for positions.
+    """
+    offset = read_int(config, "pad_token_id", 1, low=0) + 1
+    rows = read_int(config, "max_position_embeddings", 512)
+    if rows <= offset:
+        refuse("max_position_embeddings", rows, f"more than pad_token_id + 1 ({offset})")
+    return _spec({**config, "max_position_embeddings": rows - offset}, offset=offset)
+
+
+Roberta = replace(
+    Bert,
+    about="RoBERTa and XLM-RoBERTa (bge-m3, multilingual E5): positions begin after the padding id."
+    " Source: transformers modeling_xlm_roberta.",
+    spec=_roberta,
+    head=MaskedHead("lm_head.dense", "lm_head.layer_norm", "lm_head", "lm_head.decoder"),
+    then="gelu",
+    built=None,
+)
+
+
+def _distilbert(config: Mapping[str, Any]) -> ModelSpec:
+    width = read_int(config, "dim", 768, high=1 << 20)
+    heads = read_int(config, "n_heads", 12, high=65536)
+    if width % heads:
+        refuse("dim", width, f"a multiple of n_heads ({heads})")
+    return ModelSpec(
+        vocab=read_int(config, "vocab_size", 30522),
+        width=width,
+        layers=read_int(config, "n_layers", 6, high=4096),
+        q_heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        intermediate=read_int(config, "hidden_dim", 4 * width, high=1 << 24),
+        max_position=read_int(config, "max_position_embeddings", 512),
+        norm_eps=1e-12,
+        tied=read_bool(config, "tie_word_embeddings", True),
+        dtype=read_dtype(config),
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation=read_choice(config, "activation", "gelu", ACTIVATIONS),
+        pooled=True,
+        encoder=True,
+    )
+
+
+DistilBert = EncoderRow(
+    "DistilBERT (SPLADE, msmarco-distilbert). Source: transformers modeling_distilbert.",
+    _distilbert,
+    layers="transformer.layer",
+    names=LayerNames(
+        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        "attention.out_lin",
+        "sa_layer_norm",
+        "ffn.lin1",
+        "ffn.lin2",
+        "output_layer_norm",
+    ),
+    leave=("pre_classifier", "classifier"),
+    head=MaskedHead("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector"),
+)
+
+
+_BUCKETS, _REACH = 32, 128  # modeling_mpnet of transformers has these numbers and no key for them
+
+
+def _mpnet(config: Mapping[str, Any]) -> ModelSpec:
+    buckets = read_int(config, "relative_attention_num_buckets", _BUCKETS)
+    if buckets != _BUCKETS:
+        refuse("relative_attention_num_buckets", buckets, f"{_BUCKETS}")
+    spec = _roberta({**config, "type_vocab_size": 1, "pad_token_id": 1})
+    return replace(spec, parts={})
+
+
+def _by_distance(b: Builder, s: ModelSpec, qkv: ValueId) -> ValueId:
+    """Return attention with a bias of each head for the distance of two tokens."""
+    distances = Distances("halving", _BUCKETS, _REACH)
+    biases, scale = "encoder.relative_attention_bias", s.head_dim**-0.5
+    return b.attend_by_distance(qkv, distances=distances, biases=biases, scale=scale)
+
+
+# Position 0 is row 2 of the table, whatever the padding id.
+MpNet = EncoderRow(
+    "MPNet (all-mpnet-base-v2). Source: transformers modeling_mpnet.",
+    _mpnet,
+    names=LayerNames(
+        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        "attention.attn.o",
+        "attention.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
+    ),
+    attend=_by_distance,
+    offset=2,
+    leave=(POOLER, "lm_head", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+)

@@ -21,7 +21,7 @@ FAMILIES = (
     ),
     ModelFamily(
         ("DistilBertModel",),
-        "cpuserve.models.distilbert:DistilBert",
+        "cpuserve.models.bert:DistilBert",
         classifiers=("DistilBertForSequenceClassification",),
         taggers=("DistilBertForTokenClassification",),
         masked=("DistilBertForMaskedLM",),
@@ -53,7 +53,7 @@ FAMILIES = (
         taggers=("ModernBertForTokenClassification",),
         gguf_rerankers=True,
     ),
-    ModelFamily(("MPNetModel",), "cpuserve.models.mpnet:MpNet"),
+    ModelFamily(("MPNetModel",), "cpuserve.models.bert:MpNet"),
     ModelFamily(("MT5EncoderModel",), "cpuserve.models.t5:Mt5Encoder"),
     ModelFamily(("NomicBertModel",), "cpuserve.models.nomic_bert:NomicBert"),
     ModelFamily(("T5EncoderModel",), "cpuserve.models.t5:T5Encoder"),
