@@ -38,16 +38,13 @@ _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store
-# although they follow from the config,
-# and the adapters in the checkpoint of jina-embeddings v3.
+# although they follow from the config.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids"
-    r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
-    r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
 )
-# The parts for images and audio (Janus also draws), heads for multi-token prediction, the tokens of
-# EAGLE-3 heads, and the groups of tokens from which assistants of Gemma 4 may choose.
+# The parts for images and audio, also for making them, heads for multi-token prediction, the
+# tokens of EAGLE-3 heads, and the groups of tokens from which assistants may choose.
 _PARTS = re.compile(
     r"(?:model\.)?mtp(?:_\w+)?\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|vit_large_projector\..*|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
@@ -60,10 +57,7 @@ _PARTS = re.compile(
     r"|(?:model\.)?(?:linear_proj|resampler_model|sound_\w+|(?:image|video)_tower|\w+_projectors)\..*"
     r"|model\.high_res_vision_alpha|model\.vision_backbone\..*|model\.transformer\.wte\.new_embedding"
     r"|(?:talker|token2wav|code2wav|vision_final_layernorm|blocks|patch_embed|pos_embed)\..*"
-    # Cosmos 3: layers that make pictures, sounds and movements.
-    r"|.*(?:\.add_[qkv]_proj\.|\.to_add_out\.|\.norm_added_[qk]\.|moe_gen).*"
-    r"|(?:(?:audio_|action_)?proj_(?:in|out)|time_embedder|deepstack_merger_list)\..*"
-    r"|(?:audio|action)_modality_embed"
+    r"|deepstack_merger_list\..*"
 )
 
 
@@ -139,11 +133,12 @@ def program_name(stored: str, names: StoredNames) -> str:
     return names.translate(checkpoint_to_hf(names.normalize(stored)))
 
 
-def is_ignored(name: str, tower: tuple[str, ...] = ()) -> bool:
+def is_ignored(name: str, tower: tuple[str, ...] = (), names: StoredNames | None = None) -> bool:
     """Whether no Program reads the tensor: it is a buffer, or for a part that is not served.
 
     tower: the beginnings of the tensor names of the served tower (TowerSpec.names) and head.
+    names: how files call the tensors of the model's family, if that is known.
     """
-    if _IGNORED.fullmatch(name) is not None:
+    if _IGNORED.fullmatch(name) is not None or (names is not None and names.leaves(name)):
         return True
     return _PARTS.fullmatch(name) is not None and not name.startswith(tower)

@@ -164,7 +164,7 @@ class SafetensorsStore:
             _check_index(directory, self._without_ignored(index), present)
 
     def _without_ignored(self, index: dict[str, str]) -> dict[str, str]:
-        ignored = {name for name in index if is_ignored(self.named(name), self._tower)}
+        ignored = {name for name in index if self._leaves(self.named(name))}
         return {name: file for name, file in index.items() if name not in ignored}
 
     def _add(self, file: SafetensorsFile, index: dict[str, str]) -> None:
@@ -175,13 +175,17 @@ class SafetensorsStore:
         for tensor in file.tensors.values():
             name = self.named(tensor.name)
             place = index.get(tensor.name, file.path.name)
-            if is_ignored(name, self._tower) or place != file.path.name:
+            if self._leaves(name) or place != file.path.name:
                 continue
             if name in self._tensors:
                 other = self._tensors[name][0].path.name
                 msg = f"tensor {name} is in both {other} and {file.path.name} of {file.path.parent}"
                 raise ModelError(msg)
             self._tensors[name] = (file, tensor)
+
+    def _leaves(self, name: str) -> bool:
+        """Whether no Program reads a tensor that it would call `name`."""
+        return is_ignored(name, self._tower, self._names)
 
     def named(self, stored: str) -> str:
         """Return the name that Programs use for a tensor of the files."""

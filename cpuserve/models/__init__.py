@@ -233,12 +233,13 @@ def stored_names(config: Mapping[str, Any]) -> StoredNames:
     if whole is None:
         return names
     of_tower: StoredNames = getattr(TOWERS.get(listed[0]), "stored", AS_PROGRAM)
-    if of_tower is AS_PROGRAM and not whole.published:
+    if of_tower is AS_PROGRAM and not whole.published and not whole.unread:
         return names
     return replace(
         names,
         renamed={**names.renamed, **of_tower.renamed},
         published={**whole.published, **names.published},
+        unread=(*names.unread, *of_tower.unread, *whole.unread),
     )
 
 

@@ -41,6 +41,7 @@ class Whole:
     media: the functions that read the preprocessing of its pictures (FamilyReader), as
       "module:attribute", by the `model_type` of the whole config.
     published: how its files call tensors otherwise (StoredNames.published).
+    unread: the tensors of its files that no Program reads (StoredNames.unread).
     projectors: how its mmproj files are read (Projector), as "module:attribute", by their
       clip.projector_type; those of several families are in cpuserve/loader/gguf/projectors.
     mmproj: the kinds of mmproj files of other families that have its tower, by the architecture of
@@ -55,6 +56,7 @@ class Whole:
     tower: str = ""
     media: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     projectors: Mapping[str, str] = field(default_factory=dict)
     mmproj: Mapping[str, str] = field(default_factory=dict)
 

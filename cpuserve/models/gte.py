@@ -100,6 +100,7 @@ class JinaV3:
         },
         joined={".mixer.Wqkv": tuple(f".mixer.{n}_proj" for n in "qkv")},
         published={r"\.parametrizations\.weight\.original": ".weight"},
+        unread=(r".*\.parametrizations\.weight\.0\.lora_[AB]",),  # adapters
     )
 
     @staticmethod

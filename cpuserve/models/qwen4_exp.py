@@ -60,7 +60,11 @@ class Qwen4Exp:
     index_parts: how the matrices with the queries and the keys of an indexer are called.
     """
 
-    stored = StoredNames(cut=_tables)
+    stored = StoredNames(
+        cut=_tables,
+        # The constants of hashes follow from the config.
+        unread=(r".*\.ple_embedding\.(?:layer_multipliers|ngram_heads_(?:vocab_sizes|offsets))",),
+    )
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

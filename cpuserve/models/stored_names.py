@@ -33,6 +33,8 @@ class StoredNames:
     cut: a function that returns the tensors that the Program reads as several, each with its parts;
       in a stack of matrices, the rows of each matrix are divided.
     turned: matrices that the Program reads transposed, each with the tensor of the Program.
+    unread: regular expressions for whole names, as a Program would have them, of tensors that files
+      of the family have and no Program reads; loader/names.py has those of many families.
     offset_norms: whether files of MLX have norms with 1 added to their weights, which the Program
       adds again.
     """
@@ -42,6 +44,7 @@ class StoredNames:
     cut: Callable[[ModelSpec], Mapping[str, Shares]] = _uncut
     turned: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     offset_norms: bool = False
 
     def normalize(self, name: str) -> str:
@@ -51,6 +54,10 @@ class StoredNames:
     def translate(self, name: str) -> str:
         """Return the name that a Program has for the tensor `name` of a file."""
         return _replaced(name, self.renamed)
+
+    def leaves(self, name: str) -> bool:
+        """Return whether no Program of the family reads the tensor that it would call `name`."""
+        return any(re.fullmatch(pattern, name) for pattern in self.unread)
 
 
 def _replaced(name: str, replacements: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.mmproj import find_projector
 from cpuserve.loader.gguf.projectors.record import Projector
 from cpuserve.loader.load import with_built
+from cpuserve.loader.names import is_ignored
 from cpuserve.loader.speculation import assistants
 from cpuserve.loader.speculation.guess_heads import guesses_of
 from cpuserve.media.decoding.wire import PackedFamily
@@ -105,6 +106,7 @@ SAMPLE = ModelFamily(
             tied=True,
             tower="cpuserve.models.llava:LlavaTower",
             media={"sample": f"{__name__}:read_pictures"},
+            unread=(r"sample_sound\..*",),
             projectors={"samplev": f"{__name__}:PROJECTOR"},
             mmproj={"SampleForCausalLM": "mlp"},
         ),
@@ -192,6 +194,13 @@ def test_a_plug_in_reads_pictures_with_a_class_of_its_own(plugged, tmp_path):
     assert family == SamplePictures(patch=14, marker="<picture>")
     sent = msgspec.msgpack.encode(PackedFamily.of(family))
     assert msgspec.msgpack.decode(sent, type=PackedFamily).family() == family
+
+
+def test_a_plug_in_says_which_tensors_are_left(plugged):
+    plugged(SAMPLE)
+    names = models.stored_names({"architectures": ["SampleForConditionalGeneration"]})
+    assert is_ignored("sample_sound.0.weight", names=names)
+    assert not is_ignored("sample_sound.0.weight")
 
 
 def test_a_plug_in_reads_mmproj_files_of_its_kind_and_of_known_kinds(plugged):

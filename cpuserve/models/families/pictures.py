@@ -22,6 +22,12 @@ FAMILIES = (
             r"\.self_attn\.norm_([qk])\.": r".self_attn.\1_norm.",
             r"\.self_attn\.to_out\.": ".self_attn.o_proj.",
         },
+        # Layers that make pictures, sounds and movements.
+        unread=(
+            r".*(?:\.add_[qkv]_proj\.|\.to_add_out\.|\.norm_added_[qk]\.|moe_gen).*",
+            r"(?:(?:audio_|action_)?proj_(?:in|out)|time_embedder)\..*",
+            r"(?:audio|action)_modality_embed",
+        ),
     ),
     Whole(
         ("DeepseekVLForConditionalGeneration",),
