@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from cpuserve.loader.load import (
 )
 from cpuserve.loader.pooling import MODULE_FILE
 from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, TOKEN_HEADS, SafetensorsStore, check_file
-from cpuserve.models import stored_names
+from cpuserve.models import FAMILIES, stored_names
 from cpuserve.program.parts import parse, stored_needs
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.compress import (
@@ -303,6 +304,7 @@ def _copy_others(source: Path, folder: Path) -> None:
         for path in source.iterdir()
         if (_COPIED.fullmatch(path.name) and not _NOT_COPIED.fullmatch(path.name))
         or path.name in TOKEN_HEADS
+        or any(fnmatch(path.name, name) for name in FAMILIES.tokenizer.files)
     ]
     inner = source.glob("*/*")
     found += [path for path in inner if MODULE_FILE.fullmatch(path.relative_to(source).as_posix())]

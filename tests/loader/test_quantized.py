@@ -374,6 +374,7 @@ def test_what_describes_the_model_is_copied_and_code_is_not(tmp_path):
     for name in ("1_Pooling", "2_Dense", "onnx"):
         (model / name).mkdir()
     others = ("chat_template.jinja", "merges.txt", "LICENSE", "1_Pooling/config.json")
+    others += ("rwkv_vocab_v20230424.txt",)
     others += ("2_Dense/config.json", "2_Dense/model.safetensors")
     code = ("modeling.py", "pytorch_model.bin", "2_Dense/pytorch_model.bin", "onnx/config.json")
     for name in (*others, *code, "README.md", ".hidden.json"):
