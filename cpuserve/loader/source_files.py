@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.base.errors import SourceChanged
 from cpuserve.config.engine import SourceFile
 from cpuserve.loader.source_digest import weight_files
+from cpuserve.models import FAMILIES
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
 
 
 # Engines read these files of a directory: weights, configurations and tokenizers, and the same in
-# the folders of Dense modules and of the adapters of tasks.
-_PATTERNS = ("*.safetensors", "*.json", "merges.txt", "*/*.safetensors", "*/*.json")
+# the folders of Dense modules and of the adapters of tasks. Some families have further tokenizers.
+_PATTERNS = (
+    *("*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*/*.safetensors", "*/*.json"),
+    *FAMILIES.tokenizer.files,
+)
 
 
 def source_files(paths: Iterable[Path]) -> list[SourceFile]:

@@ -52,6 +52,17 @@ def test_a_file_that_is_changed_replaced_or_removed_is_named(model, name, change
     assert f"{name} (in {model})" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["merges.txt", "tokenizer.model", "tiktoken.model", "rwkv_vocab_v20230424.txt"]
+)
+def test_each_kind_of_tokenizer_file_is_watched(model, name):
+    (model / name).write_text("x")
+    sources = source_files([model])
+    grow(model / name)
+    with pytest.raises(SourceChanged, match=f"the file {name}"):
+        check_same(sources)
+
+
 def test_a_file_that_comes_back_is_the_same(model):
     sources = source_files([model])
     weights = model / "model.safetensors"
