@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, refuse
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.deepseek import attend_latent, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
@@ -52,7 +53,7 @@ class AxK2:
         """Return the hyperparameters in an A.X K2 config; without n_group, there are no groups."""
         if config.get("q_lora_rank", 384) is None:
             refuse("q_lora_rank", None, "a number, since queries have a low rank")
-        config = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
+        config = {**_DEFAULTS, **without_nulls(config)}
         if ("n_group" in config) != ("topk_group" in config):
             refuse("topk_group", config.get("topk_group"), "given or missing, as n_group")
         first = read_int(config, "first_k_dense_replace", 1, low=0)

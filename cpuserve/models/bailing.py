@@ -17,6 +17,7 @@ from cpuserve.models.config import (
     read_kinds,
     refuse,
 )
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import (
     add_shared_mixture,
@@ -69,7 +70,9 @@ class BailingMoe:
             "qk_norm": read_bool(config, "use_qk_norm", False),
             "split": read_bool(config, "split_qkv", False),
         }
-        return _read({"rope_theta": 6e5, "first_k_dense_replace": 0, **_given(config)}, parts)
+        return _read(
+            {"rope_theta": 6e5, "first_k_dense_replace": 0, **without_nulls(config)}, parts
+        )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -90,7 +93,7 @@ class BailingMoeV2(BailingMoe):
         The number of rotated dims of a head is rotary_dim, or else a share of the head.
         """
         read_choice(config, "score_function", "sigmoid", {"sigmoid": "sigmoid"})
-        given = {"rope_theta": 6e5, "n_group": 8, "topk_group": 4, **_given(config)}
+        given = {"rope_theta": 6e5, "n_group": 8, "topk_group": 4, **without_nulls(config)}
         if given.get("rotary_dim"):
             head_dim = read_int(given, "head_dim", 128)
             rotary = read_int(given, "rotary_dim", high=head_dim)
@@ -114,7 +117,7 @@ class SarvamMoe(BailingMoe):
             "n_shared_experts": "num_shared_experts",
             "attention_bias": "use_qkv_bias",
         }
-        given = {spellings.get(key, key): value for key, value in _given(config).items()}
+        given = {spellings.get(key, key): value for key, value in without_nulls(config).items()}
         given = {
             "rope_theta": 8e6,
             "head_dim": 64,
@@ -163,7 +166,7 @@ class BailingHybrid:
         All of qk_rope_head_dim is rotated; partial_rotary_factor is its share of head_dim.
         """
         read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
-        config = {**_HYBRID, **with_keys(_given(config)), "partial_rotary_factor": None}
+        config = {**_HYBRID, **with_keys(without_nulls(config)), "partial_rotary_factor": None}
         if isinstance(rope := config.get("rope_parameters"), dict):
             config["rope_parameters"] = {**rope, "partial_rotary_factor": None}
         every = read_int(config, "layer_group_size", 6)
@@ -250,10 +253,6 @@ def _build(
         mix(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
         _routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
     finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding=table)
-
-
-def _given(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if value is not None}
 
 
 def _routed(config: Mapping[str, Any]) -> SpecParts:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, read_object, refuse
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import clip_values, finish_decoder, read_clip, read_decoder
 from cpuserve.models.spec import ModelSpec
@@ -47,7 +48,7 @@ class Dbrx:
         sizes[EXPERTS] = read_int(ffn, EXPERTS, 4, high=4096)
         parts = read_experts(sizes, count=EXPERTS, width="width")
         parts |= {"renormalize": norm is not None, "clip": read_clip(attention)}
-        given = {key: value for key, value in config.items() if value is not None}
+        given = without_nulls(config)
         if (theta := attention.get("rope_theta")) is not None:  # published configs have it here
             given = {"rope_theta": theta, **given}
         return read_decoder(

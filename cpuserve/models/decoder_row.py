@@ -125,6 +125,6 @@ def read_roped_windows(config: Config, window: int, default: Callable[[int], boo
     return {"windows": windows, "no_rope": tuple(i for i, keys in enumerate(windows) if not keys)}
 
 
-def without_nulls(config: Config) -> Config:
+def without_nulls(config: Config) -> dict[str, Any]:
     """Return the config without the keys that are null, so that they get their defaults."""
     return {key: value for key, value in config.items() if value is not None}

@@ -17,6 +17,7 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.experts import read_experts
 from cpuserve.models.indexers import leave_indexer
 from cpuserve.models.llama import finish_decoder
@@ -100,7 +101,7 @@ class DeepseekV4:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a DeepSeek V4 config."""
-        config = {key: v for key, v in config.items() if v is not None}
+        config = without_nulls(config)
         width = read_int(config, "head_dim", 512, high=512)
         rope, compress, positions = _read_ropes(config, width)
         vocab = read_int(config, "vocab_size")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.deepseek import attend_latent, low_queries, read_latent
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_groups
 from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
@@ -64,7 +65,7 @@ class HunYuan4:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Hunyuan 4 text config."""
-        config = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
+        config = {**_DEFAULTS, **without_nulls(config)}
         types = read_kinds(config, "indexer_types", _TYPES, lambda i: _TYPES[i % 4 == 1 or not i])
         if types[0] != "full":
             refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
@@ -154,7 +155,6 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         at,
         h,
         None,
-        parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=s.parts["renormalize"],
         score="sigmoid",
         scale=s.parts["expert_scale"],

@@ -147,7 +147,6 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         at,
         h,
         x,
-        parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=False,
         score="chosen_sigmoid",
         router="router",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_choice, read_float, read_int
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import finish_decoder, gated_mlp, guess_inputs, rms_norm
@@ -40,7 +41,7 @@ class LongcatFlash:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a LongCat Flash config; a layer has two attentions."""
         read_choice(config, "zero_expert_type", "identity", {"identity": "identity"})
-        given = {**_DEFAULTS, **{key: v for key, v in config.items() if v is not None}}
+        given = {**_DEFAULTS, **without_nulls(config)}
         if "num_layers" not in given:
             given["num_layers"] = read_int(given, "num_hidden_layers", 56, low=2, high=4096) // 2
         given["num_layers"] = read_int(given, "num_layers", high=2048)
@@ -113,7 +114,6 @@ def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
         at,
         h,
         None,
-        parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=False,
         score="softmax",
         scale=s.parts["expert_scale"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from cpuserve.models.config import (
@@ -15,14 +15,14 @@ from cpuserve.models.config import (
     read_windows,
     refuse,
 )
+from cpuserve.models.decoder_row import ATTENTION_BIAS, Config, DecoderRow, without_nulls
 from cpuserve.models.experts import (
     read_dense_layers,
     read_experts,
     read_groups,
     sigmoid_mixture,
 )
-from cpuserve.models.llama import build_decoder, layer_rope, layer_window, read_decoder
-from cpuserve.models.parts import SpecParts
+from cpuserve.models.llama import build_decoder, layer_rope, layer_window
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
@@ -31,93 +31,47 @@ from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 from cpuserve.program.program import Use
 
-_DEFAULTS = {
-    "rms_norm_eps": 1e-5,
-    "num_key_value_heads": 4,
-    "head_dim": 192,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-}
 
+def _keys(config: Config) -> Config:
+    """Return the config with one of two spellings, and with the RoPE of both kinds of layers.
 
-class MiMoV2Flash:
-    """MiMo-V2-Flash: windows with attention sinks, and experts chosen by a sigmoid and a bias.
-
-    Source: transformers modeling_mimo_v2_flash.
+    sliding_window counts the token itself, and sliding_window_size does not.
     """
+    scaled = config.get("attention_value_scale", 0.707) is not None
+    config = {"head_dim": 192, "attention_value_scale": 0.707, **without_nulls(config)}
+    config = {"rms_norm_eps": config.get("layernorm_epsilon", 1e-5), **config}
+    if "sliding_window_size" in config:
+        config["sliding_window"] = read_int(config, "sliding_window_size") + 1
+    if not scaled:
+        config["attention_value_scale"] = 1.0
+    head_dim = read_int(config, "head_dim", high=1024)
+    plain, local = split_ropes(_ropes(config), head_dim, 131072, theta=5e6, local_theta=1e4)
+    return {**plain, "local_rope": local}
 
-    stored = StoredNames(published={r"\.self_attn\.attention_sink_bias": ".self_attn.sinks"})
 
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a MiMo V2 config, in both spellings.
-
-        sliding_window counts the token itself, and sliding_window_size does not.
-        """
-        given = {key: value for key, value in config.items() if value is not None}
-        given = {**_DEFAULTS, "rms_norm_eps": given.get("layernorm_epsilon", 1e-5), **given}
-        kv_heads = read_int(given, "num_key_value_heads", high=65536)
-        window = read_int(given, "sliding_window", 129)
-        if "sliding_window_size" in given:
-            window = read_int(given, "sliding_window_size") + 1
-        listed = read_flags(given, "hybrid_layer_pattern", lambda i: i > 0 and (i + 1) % 6 > 0)
-        head_dim = read_int(given, "head_dim", high=1024)
-        scale = 1.0
-        if config.get("attention_value_scale", 0.707) is not None:
-            scale = read_float(given, "attention_value_scale", 0.707)
-        parts: SpecParts = {
-            "windows": read_windows(given, window, default=lambda i: listed[i]),
-            "local_kv_heads": read_int(given, "swa_num_key_value_heads", 2 * kv_heads),
-            "values": read_int(given, "v_head_dim", high=head_dim),
-            "value_scale": scale,
+def _layers(config: Config) -> dict[str, Any]:
+    kv_heads = read_int(config, "num_key_value_heads", high=65536)
+    window = read_int(config, "sliding_window", 129)
+    listed = read_flags(config, "hybrid_layer_pattern", lambda i: i > 0 and (i + 1) % 6 > 0)
+    return {
+        "parts": {
+            "windows": read_windows(config, window, default=lambda i: listed[i]),
+            "local_kv_heads": read_int(config, "swa_num_key_value_heads", 2 * kv_heads),
+            "values": read_int(config, "v_head_dim", high=config["head_dim"]),
+            "value_scale": read_float(config, "attention_value_scale"),
             "fused": False,
-            **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
+            **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": 0,
-            "dense_layers": _read_dense(given),
-            "groups": read_groups(given, (1, 1), best=2),
-            "expert_scale": read_float(given, "routed_scaling_factor", 1.0),
-            "renormalize": read_bool(given, "norm_topk_prob", True),
+            "dense_layers": _read_dense(config),
+            "groups": read_groups(config, (1, 1), best=2),
+            "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            "local_rope": config["local_rope"],
         }
-        plain, local = split_ropes(_ropes(given), head_dim, 131072, theta=5e6, local_theta=1e4)
-        return read_decoder(
-            plain,
-            positions=131072,
-            qkv_bias=read_bool(given, "attention_bias", False),
-            parts={**parts, "local_rope": local},
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=_attention, mlp=sigmoid_mixture)
+    }
 
 
-class MiMoV2:
-    """MiMo V2.5 and V2.5 Pro: V2-Flash with q, k and v in one matrix. Source: vLLM mimo_v2."""
-
-    stored = StoredNames(published={r"\.self_attn\.attention_sink_bias": ".self_attn.sinks"})
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a MiMo V2.5 config.
-
-        Raises ModelError for its FP8 files, which have rows and scales in the order of their ranks.
-        """
-        method = read_object(config, "quantization_config").get("quant_method")
-        if method == "fp8":
-            refuse("quant_method", method, "absent: a GGUF file of this model runs")
-        spec = MiMoV2Flash.spec(config)
-        return replace(spec, parts={**spec.parts, "fused": True})
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        MiMoV2Flash.build(b, s)
-
-
-def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _read_dense(config: Config) -> tuple[int, ...]:
     """Return the layers without experts: by mlp_layer_types, or by the flags moe_layer_freq."""
     if config.get("mlp_layer_types") is not None:
         return read_dense_layers(config, first=1)
@@ -125,7 +79,7 @@ def _read_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(i for i, flag in enumerate(sparse) if not flag)
 
 
-def _ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+def _ropes(config: Config) -> dict[str, Any]:
     """Return the config with rope_parameters by the kind of layer."""
     share = config.get("partial_rotary_factor", 0.334)
     full = {"rope_theta": config.get("rope_theta", 5e6), "partial_rotary_factor": share}
@@ -159,3 +113,39 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         a = b.resize_heads(a, begin=0, heads=s.q_heads, to=values)
     b.multiply_by(a, s.parts["value_scale"])
     b.linear(a, f"{at}.o_proj", add_to=x, use="output")
+
+
+MiMoV2Flash = DecoderRow(
+    "MiMo-V2-Flash: windows with attention sinks, and experts chosen by a sigmoid and a bias."
+    " Source: transformers modeling_mimo_v2_flash.",
+    positions=131072,
+    layers=partial(build_decoder, attention=_attention, mlp=sigmoid_mixture),
+    prepare=_keys,
+    defaults={
+        "num_key_value_heads": 4,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+    },
+    bias=ATTENTION_BIAS,
+    out_bias=False,
+    more=_layers,
+    stored=StoredNames(published={r"\.self_attn\.attention_sink_bias": ".self_attn.sinks"}),
+)
+
+
+def _without_fp8(config: Config) -> Config:
+    """Return the config; ModelError for FP8 files, with rows and scales by the order of ranks."""
+    method = read_object(config, "quantization_config").get("quant_method")
+    if method == "fp8":
+        refuse("quant_method", method, "absent: a GGUF file of this model runs")
+    return _keys(config)
+
+
+MiMoV2 = replace(
+    MiMoV2Flash,
+    about="MiMo V2.5 and V2.5 Pro: V2-Flash with q, k and v in one matrix. Source: vLLM mimo_v2.",
+    prepare=_without_fp8,
+    finish=lambda spec, _config: replace(spec, parts={**spec.parts, "fused": True}),
+)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_float, read_int, read_kinds, refuse
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
 from cpuserve.models.mixtures import Mixtral
@@ -86,7 +87,7 @@ class MiniMax:
 
 def _given(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the keys of transformers."""
-    given = {key: value for key, value in config.items() if value is not None}
+    given = without_nulls(config)
     for part, name in _PUBLISHED.items():
         for factor in ("alpha", "beta"):
             if (published := f"layernorm_{name}_{factor}") in given:

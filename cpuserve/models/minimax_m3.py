@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_float, read_int, read_kinds, read_object, refuse
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import attend, build_decoder, offset_norm, read_decoder
 from cpuserve.models.parts import SpecParts
@@ -51,7 +52,7 @@ class MiniMaxM3:
             if read_float(config, key, built) != built:
                 refuse(key, config[key], f"{built:g}, which the kernels are built for")
         sparse = read_object(config, "sparse_attention_config")
-        config = {**_published_lists(config, sparse), **_given(config)}
+        config = {**_published_lists(config, sparse), **without_nulls(config)}
         config = {"head_dim": 128, "rope_theta": 5e6, **config, "hidden_act": "silu"}
         parts: SpecParts = {
             **read_experts(config, count="num_local_experts", width="intermediate_size"),
@@ -66,7 +67,7 @@ class MiniMaxM3:
             return spec
         given = {key: sparse.get(old) for key, (old, _) in BLOCKS.items()}
         sizes = [
-            read_int({**_given(config), **_given(given)}, key, size)
+            read_int({**without_nulls(config), **without_nulls(given)}, key, size)
             for key, (_, size) in BLOCKS.items()
         ]
         most = min(spec.max_position, sizes[0] * sizes[1])
@@ -78,10 +79,6 @@ class MiniMaxM3:
         for layer in range(s.layers):
             b.leave(f"model.layers.{layer}.self_attn.{name}" for name in INDEXER)
         build_decoder(b, s, attention=_attention, mlp=_mlp, norm=offset_norm)
-
-
-def _given(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if value is not None}
 
 
 def _published_lists(config: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice, read_int, read_layers, read_object
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.llama import finish_decoder, layer_rope, read_decoder
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import read_rope
@@ -59,7 +60,7 @@ class Molmo2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in the config of the text part of a Molmo 2."""
         older = {"attention_bias": "qkv_bias", "rms_norm_eps": "layer_norm_eps"}
-        given = {key: value for key, value in config.items() if value is not None}
+        given = without_nulls(config)
         given = {**given, **{a: given[b] for a, b in older.items() if b in given}}
         given["head_dim"] = read_int(given, "head_dim", 128)
         norms = {"qwen3": "", "olmo": "wide"}

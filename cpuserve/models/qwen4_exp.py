@@ -250,8 +250,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 def _mlp(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return the experts of h plus the expert that all tokens share."""
     renormalize = s.parts["renormalize"]
-    parts = ("gate_proj", "up_proj", "down_proj")
-    out = add_mixture(b, s, at, h, None, parts=parts, renormalize=renormalize)
+    out = add_mixture(b, s, at, h, None, renormalize=renormalize)
     add_shared_expert(b, s, at, h, out)
     return out
 

@@ -15,6 +15,7 @@ from cpuserve.models.config import (
     read_windows,
     refuse,
 )
+from cpuserve.models.decoder_row import without_nulls
 from cpuserve.models.experts import read_dense_layers, read_experts, read_limits
 from cpuserve.models.llama import (
     before_silu,
@@ -74,7 +75,7 @@ class Step35:
 
         Lists of published configs may go on with layers for multi-token prediction.
         """
-        given = {k: v for k, v in config.items() if v is not None}
+        given = without_nulls(config)
         given = {**_DEFAULTS, **{_SPELLINGS.get(key, key): v for key, v in given.items()}}
         layers = read_int(given, "num_hidden_layers", high=4096)
         after = _kind_after(given, layers)
