@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.config import read_dtype, read_float, read_int, refuse
+from cpuserve.models.config import read_float, read_int, refuse
 from cpuserve.models.siglip import (
     HEAD,
     features_of_siglip,
@@ -17,7 +17,7 @@ from cpuserve.models.siglip import (
     siglip_patches,
 )
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.parts import rows
 
@@ -49,15 +49,15 @@ class AyaVisionTower:
         join = read_int(config, "alignment_intermediate_size", width, high=1 << 24)
         if join % 2:
             refuse("alignment_intermediate_size", join, "an even number")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_siglip(own),
-            dtype=read_dtype(config),
             patch=patch,
             merge=merge,
-            out_width=width,
             side=side,
             table=side,
-            pixels=read_pixels(pictures),
             patch_weight=f"{_AT}.embeddings.patch_embedding",
             names=(f"{_AT}.", f"{_JOIN}."),
             family={

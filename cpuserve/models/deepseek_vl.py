@@ -11,7 +11,6 @@ from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
-    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -19,7 +18,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.siglip import HEAD, PATCHES, SIGLIP_AT, SIGLIP_USUAL, encoded, read_siglip
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels
+from cpuserve.models.towers import read_tower
 from cpuserve.program.builder import Builder
 
 _JOIN = "model.aligner"
@@ -39,15 +38,15 @@ class DeepseekVLTower:
         side = read_int(own, "image_size", high=1 << 14) // patch
         if side < 1:
             refuse("vision_config.image_size", own["image_size"], f"at least {patch}")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_siglip(own),
-            dtype=read_dtype(config),
             patch=patch,
             merge=1,
-            out_width=width,
             side=side,
             table=side,
-            pixels=read_pixels(pictures),
             patch_weight=PATCHES,
             names=(f"{SIGLIP_AT}.", f"{_JOIN}."),
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 from cpuserve.models.config import (
     read_bool,
-    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -18,7 +17,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.qwen_vl import NORM_EPS, tower_attention
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes
+from cpuserve.models.towers import TURNED, read_sizes, read_tower
 from cpuserve.program.builder import Builder
 
 _AT = "vision_tower"
@@ -38,19 +37,15 @@ class DotsOcrTower:
         for name, usual in _FIXED.items():
             if read_bool(own, name, usual) != usual:
                 refuse(f"vision_config.{name}", own[name], f"{usual}, as in all published models")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_sizes(own, (1536, 12, 42, 4224), TURNED, width="embed_dim"),
             norm_eps=read_float(own, "rms_norm_eps", 1e-5),
             activation="silu_mul",  # the config has no key for it
             gated=True,
             biased=False,
-            dtype=read_dtype(config),
-            patch=read_int(own, "patch_size", 14, high=1024),
-            merge=read_int(own, "spatial_merge_size", 2, high=64),
-            out_width=width,
-            side=0,
-            table=0,
-            pixels=read_pixels(pictures),
             patch_weight=f"{_PATCHES}.proj",
             names=(f"{_AT}.",),
         )

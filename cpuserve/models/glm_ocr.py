@@ -13,7 +13,6 @@ from cpuserve.models.activations import GATED
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -22,7 +21,7 @@ from cpuserve.models.config import (
 from cpuserve.models.parts import TowerParts
 from cpuserve.models.qwen_vl import axial_rope, gated_mlp, read_sections, tower_attention
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes, read_theta
+from cpuserve.models.towers import QWEN_KEYS, TURNED, read_sizes, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -105,19 +104,15 @@ def _spec(
     own = read_object(config, "vision_config")
     if read_int(own, "out_hidden_size", usual.out, high=1 << 20) != width:
         refuse("vision_config.out_hidden_size", own.get("out_hidden_size"), str(width))
-    return TowerSpec(
+    return read_tower(
+        config,
+        pictures,
+        width,
         **read_sizes(own, usual.sizes, TURNED, **QWEN_KEYS),
         norm_eps=read_float(own, "rms_norm_eps", 1e-5),
         activation=read_choice(own, "hidden_act", "silu", GATED),
         gated=True,
         biased=read_bool(own, "attention_bias", usual.biased),
-        dtype=read_dtype(config),
-        patch=read_int(own, "patch_size", 14, high=1024),
-        merge=read_int(own, "spatial_merge_size", 2, high=64),
-        out_width=width,
-        side=0,
-        table=0,
-        pixels=read_pixels(pictures),
         patch_weight=f"{_AT}.patch_embed.proj",
         merge_weight=_MERGE,
         names=(f"{_AT}.",),

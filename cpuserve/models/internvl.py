@@ -7,21 +7,20 @@ published models, which have the same tower under other names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
     refuse,
 )
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels, read_sizes
+from cpuserve.models.towers import read_sizes, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -37,7 +36,7 @@ class _Names:
     """The names of tensors; a name in a layer has no `layers` and no number of the layer.
 
     q, k, v: the matrices of queries, keys and values; one name if they are one matrix.
-    projector: the norm and the two matrices of the projector.
+    projector: the norm and the two matrices of the projector. join: the beginning of their names.
     """
 
     at: str
@@ -51,6 +50,7 @@ class _Names:
     out: str
     scales: tuple[str, str]
     projector: tuple[str, str, str]
+    join: str
 
 
 _NAMES = _Names(
@@ -65,6 +65,7 @@ _NAMES = _Names(
     "attention.projection_layer",
     ("lambda_1", "lambda_2"),
     (f"{_JOIN}.layer_norm", f"{_JOIN}.linear_1", f"{_JOIN}.linear_2"),
+    f"{_JOIN}.",
 )
 _CHAT_NAMES = _Names(
     "vision_model.",
@@ -78,19 +79,28 @@ _CHAT_NAMES = _Names(
     "attn.proj",
     ("ls1", "ls2"),
     ("mlp1.0", "mlp1.1", "mlp1.3"),
+    "mlp1.",
 )
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for the projector's norm
 _NORMS = {"layer_norm": "layer_norm", "rms_norm": "rms_norm"}
 _QK_EPS = 1e-6  # of norms of queries and keys; the config has no key for it
 
 
+@dataclass(frozen=True, slots=True)
 class InternVLTower:
-    """The vision model and the projector of InternVL."""
+    """The vision model and the projector of InternVL, or of a model like it.
 
-    @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+    names: what files call the tensors. usual: defaults of the tower's config.
+    unread: a tensor of the files that nothing reads; "" = there is none.
+    """
+
+    names: _Names = _NAMES
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    unread: str = ""
+
+    def spec(self, config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
+        own, names = {**self.usual, **read_object(config, "vision_config")}, self.names
         ratio = read_float(config, "downsample_ratio", 0.5, low=1e-3)
         merge, patch = round(1 / ratio), _side(own, "patch_size", 14)
         side = _side(own, "image_size", 448) // patch
@@ -104,22 +114,21 @@ class InternVLTower:
                 refuse(key, config[key], repr(fixed))
         if not read_bool(own, "use_absolute_position_embeddings", True):
             refuse("vision_config.use_absolute_position_embeddings", False, "true")
-        names = _NAMES
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_sizes(own, (1024, 16, 24, 4096)),
             norm_eps=read_float(own, "layer_norm_eps", 1e-6),
             activation=read_choice(own, "hidden_act", "gelu", ACTIVATIONS),
             biased=read_bool(own, "attention_bias", False),
-            dtype=read_dtype(config),
             patch=patch,
             merge=merge,
-            out_width=width,
             side=side,
             table=side,
             extra=1,
-            pixels=read_pixels(pictures),
             patch_weight=names.patches,
-            names=(names.at, f"{_JOIN}."),
+            names=(names.at, names.join),
             family={
                 "norm_kind": read_choice(own, "norm_type", "layer_norm", _NORMS),
                 "qk_norm": read_bool(own, "use_qk_norm", False),
@@ -128,11 +137,10 @@ class InternVLTower:
             },
         )
 
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
+    def build(self, b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        b.leave(["vision_tower.embeddings.mask_token"])
-        _build(b, s, _NAMES)
+        b.leave([self.unread] if self.unread else [])
+        _build(b, s, self.names)
 
 
 class InternVLChatTower:
@@ -150,9 +158,7 @@ class InternVLChatTower:
         own["attention_bias"] = read_bool(own, "qkv_bias", False)
         own["use_qk_norm"] = read_bool(own, "qk_normalization", True)
         whole = {**config, "vision_config": own, "vision_feature_layer": -1}
-        found = InternVLTower.spec(whole, pictures, width)
-        names = (_CHAT_NAMES.at, "mlp1.")
-        return replace(found, patch_weight=_CHAT_NAMES.patches, names=names)
+        return QIANFAN.spec(whole, pictures, width)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -160,21 +166,8 @@ class InternVLChatTower:
         _build(b, s, _CHAT_NAMES)
 
 
-class QianfanTower:
-    """The same tower of Qianfan-OCR, with the names of InternVLChatModel."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower (TowerDef)."""
-        own = {"attention_bias": True, **read_object(config, "vision_config")}
-        found = InternVLTower.spec({**config, "vision_config": own}, pictures, width)
-        names = (_CHAT_NAMES.at, "mlp1.")
-        return replace(found, patch_weight=_CHAT_NAMES.patches, names=names)
-
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
-        """Append the operations of the tower to its builder `b`."""
-        _build(b, s, _CHAT_NAMES)
+INTERNVL = InternVLTower(unread="vision_tower.embeddings.mask_token")
+QIANFAN = InternVLTower(_CHAT_NAMES, {"attention_bias": True})
 
 
 def _build(b: Builder, s: TowerSpec, names: _Names) -> None:

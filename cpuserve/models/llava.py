@@ -17,12 +17,12 @@ from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
     refuse,
 )
+from cpuserve.models.parts import TowerParts
 from cpuserve.models.pixtral import pixtral, pixtral_spec, project
 from cpuserve.models.siglip import (
     HEAD,
@@ -32,7 +32,7 @@ from cpuserve.models.siglip import (
     siglip_patches,
 )
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import read_pixels, read_sizes
+from cpuserve.models.towers import read_sizes, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
@@ -70,25 +70,21 @@ class LlavaTower:
         side = read_int(own, "image_size", 224, high=1 << 14) // patch
         if side < 1:
             refuse("vision_config.image_size", own.get("image_size"), f"at least {patch}")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **{**read_sizes(own, (768, 12, 12, 3072)), "layers": layers},
             norm_eps=read_float(own, "layer_norm_eps", 1e-5),
             activation=read_choice(own, "hidden_act", "quick_gelu", ACTIVATIONS),
-            dtype=read_dtype(config),
             patch=patch,
             merge=1,
-            out_width=width,
             side=side,
             table=side,
             extra=1,
-            pixels=read_pixels(pictures),
             patch_weight=_PATCHES,
             names=(f"{_AT}.", f"{_PROJECTOR}."),
-            family={
-                "unread": [f"{_AT}.encoder.layers.{i}" for i in range(layers, count)],
-                "biased": read_bool(config, "multimodal_projector_bias", True),
-                "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
-            },
+            family=_projector(config, layers, count),
         )
 
     @staticmethod
@@ -157,22 +153,18 @@ class LlavaOnevisionTower:
         image = read_int(own, "image_size", high=1 << 14)
         if image < patch:
             refuse("vision_config.image_size", image, f"at least {patch}")
-        found = TowerSpec(
+        found = read_tower(
+            config,
+            pictures,
+            width,
             **{**siglip, "layers": layers},
-            dtype=read_dtype(config),
             patch=patch,
             merge=1,
-            out_width=width,
             side=image // patch,
             table=image // patch,
-            pixels=read_pixels(pictures),
             patch_weight=_PATCHES,
             names=(f"{_AT}.", f"{_PROJECTOR}."),
-            family={
-                "unread": [f"{_AT}.encoder.layers.{i}" for i in range(layers, siglip["layers"])],
-                "biased": read_bool(config, "multimodal_projector_bias", True),
-                "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
-            },
+            family=_projector(config, layers, siglip["layers"]),
         )
         return _with_lines(found, config, pictures, image)
 
@@ -184,6 +176,18 @@ class LlavaOnevisionTower:
         for i in range(s.layers):
             siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
         _project(b, s, x)
+
+
+def _projector(config: Mapping[str, Any], layers: int, count: int) -> TowerParts:
+    """Return what TowerSpec has of the projector, and of layers that are not read.
+
+    layers, count: the layers that are read, and those that the files have.
+    """
+    return {
+        "unread": [f"{_AT}.encoder.layers.{i}" for i in range(layers, count)],
+        "biased": read_bool(config, "multimodal_projector_bias", True),
+        "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
+    }
 
 
 def _layers_up_to(at: int, count: int) -> int:

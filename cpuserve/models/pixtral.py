@@ -12,14 +12,13 @@ from cpuserve.models.activations import ACTIVATIONS, GATED
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
     refuse,
 )
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
+from cpuserve.models.towers import TURNED, read_sizes, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 
@@ -65,18 +64,16 @@ def pixtral_spec(
     own, text = read_object(config, "vision_config"), read_object(config, "text_config")
     if config.get("vision_feature_layer", -1) != -1:
         refuse("vision_feature_layer", config["vision_feature_layer"], "-1")
-    return TowerSpec(
+    return read_tower(
+        config,
+        pictures,
+        width,
         **read_sizes(own, (1024, 16, 24, 4096), TURNED),
         norm_eps=_NORM_EPS,
         activation=read_choice(own, "hidden_act", "gelu", GATED),
         gated=True,
-        dtype=read_dtype(config),
-        patch=read_int(own, "patch_size", 16, high=1024),
+        usual_patch=16,
         merge=merge,
-        out_width=width,
-        side=0,
-        table=0,
-        pixels=read_pixels(pictures),
         patch_weight=_PATCHES,
         merge_weight=merge_weight,
         names=(f"{_AT}.", f"{_JOIN}."),

@@ -6,22 +6,22 @@ Source: transformers modeling_qwen3_vl and modeling_qwen3_omni_moe.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_choice,
-    read_dtype,
     read_int,
     read_layers,
     read_object,
     refuse,
 )
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.stored_names import StoredNames
+from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.models.text_parts import KEYS
-from cpuserve.models.towers import QWEN_KEYS, TURNED, read_pixels, read_sizes, read_theta
+from cpuserve.models.towers import QWEN_KEYS, TURNED, read_sizes, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 
@@ -29,81 +29,82 @@ _AT = "model.visual"
 PATCHES = f"{_AT}.patch_embed.proj"
 MLX_NAMES = StoredNames({r"^vision_tower\.": f"{_AT}."})  # what mlx-vlm calls the tensors
 NORM_EPS = 1e-6  # their configs have no key for it
-# The parts of a merger, its norm first, and the beginnings of the mergers of levels.
-_MERGER = ("norm", "linear_fc1", "linear_fc2")
-_LEVELS, _OMNI_LEVELS = f"{_AT}.deepstack_merger_list", f"{_AT}.merger_list"
-_OMNI_MERGER = ("ln_q", "mlp.0", "mlp.2")
 
 
-class Qwen3VLTower:
-    """The vision model of Qwen3-VL, with features of earlier layers (DeepStack)."""
+@dataclass(frozen=True, slots=True)
+class QwenTower:
+    """The vision model of Qwen3-VL or a model like it.
 
-    stored = MLX_NAMES
+    sections: the default of mrope_section.
+    level_layers: the default of the layers that make the levels (DeepStack); None = there are none.
+    levels: the beginning of the mergers of levels. merger: the parts of a merger, its norm first.
+    """
 
-    @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+    sections: tuple[int, int, int] = (24, 20, 20)
+    level_layers: tuple[int, ...] | None = (8, 16, 24)
+    levels: str = f"{_AT}.deepstack_merger_list"
+    merger: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2")
+    stored: StoredNames = MLX_NAMES
+
+    def spec(self, config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
-        most = read_int(own, "depth", 27, high=4096)
-        layers = read_layers(own, "deepstack_visual_indexes", (8, 16, 24), most)
-        return read_tower(config, pictures, width, (24, 20, 20), layers)
+        places = read_int(own, "num_position_embeddings", 2304, high=1 << 24)
+        if isqrt(places) ** 2 != places:
+            refuse("vision_config.num_position_embeddings", places, "a square")
+        sizes = read_sizes(own, (1152, 16, 27, 4304), TURNED, **QWEN_KEYS)
+        layers = self.level_layers
+        if layers is not None:
+            layers = read_layers(own, "deepstack_visual_indexes", layers, sizes["layers"])
+        return read_tower(
+            config,
+            pictures,
+            check_width(own, "out_hidden_size", width),
+            usual_patch=16,
+            **sizes,
+            norm_eps=NORM_EPS,
+            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            table=isqrt(places),
+            patch_weight=PATCHES,
+            names=(f"{_AT}.",),
+            level_layers=layers or (),
+            sections=read_sections(config, self.sections),
+            interleaved=True,
+            theta=read_theta(own),
+        )
 
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
+    def build(self, b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        build_tower(b, s)
+        norm = self.merger[0]
+        x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
+        b.grid_embed(x, f"{_AT}.pos_embed", side=s.table)
+        levels = list[ValueId]()
+        for i in range(s.layers):
+            tower_layer(b, s, f"{_AT}.blocks.{i}", x)
+            if i in s.level_layers:
+                at = f"{self.levels}.{s.level_layers.index(i)}"
+                folded = b.layer_norm(b.fold(x, s.merge**2), f"{at}.{norm}")
+                levels.append(_merged(b, s, at, folded, self.merger))
+        at = f"{_AT}.merger"
+        x = b.fold(b.layer_norm(x, f"{at}.{norm}"), s.merge**2)
+        rows = _merged(b, s, at, x, self.merger)
+        for count, level in enumerate(levels, 1):
+            rows = b.columns(rows, s.out_width * count, more=level)
+        b.hidden(rows)
 
 
-class Qwen3OmniTower:
-    """The vision model of Qwen3-Omni: as in Qwen3-VL, with other tensors of the mergers."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower (TowerDef)."""
-        return Qwen3VLTower.spec(config, pictures, width)
-
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
-        """Append the operations of the tower to its builder `b`."""
-        build_tower(b, s, _OMNI_LEVELS, _OMNI_MERGER)
+QWEN3_VL = QwenTower()
+# With other tensors of the mergers.
+QWEN3_OMNI = QwenTower(
+    levels=f"{_AT}.merger_list", merger=("ln_q", "mlp.0", "mlp.2"), stored=AS_PROGRAM
+)
 
 
-def read_tower(
-    config: Mapping[str, Any],
-    pictures: Mapping[str, Any],
-    width: int,
-    sections: tuple[int, ...],
-    level_layers: tuple[int, ...],
-) -> TowerSpec:
-    """Return the hyperparameters of a tower; ModelError for invalid ones.
-
-    width: that of the text part. sections: the default of mrope_section.
-    level_layers: the layers that make the levels.
-    """
-    own = read_object(config, "vision_config")
-    places = read_int(own, "num_position_embeddings", 2304, high=1 << 24)
-    if isqrt(places) ** 2 != places:
-        refuse("vision_config.num_position_embeddings", places, "a square")
-    if read_int(own, "out_hidden_size", width, high=1 << 20) != width:
-        refuse("vision_config.out_hidden_size", own["out_hidden_size"], f"the text's width {width}")
-    return TowerSpec(
-        **read_sizes(own, (1152, 16, 27, 4304), TURNED, **QWEN_KEYS),
-        norm_eps=NORM_EPS,
-        activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
-        dtype=read_dtype(config),
-        patch=read_int(own, "patch_size", 16, high=1024),
-        merge=read_int(own, "spatial_merge_size", 2, high=64),
-        out_width=width,
-        side=0,
-        table=isqrt(places),
-        pixels=read_pixels(pictures),
-        patch_weight=PATCHES,
-        names=(f"{_AT}.",),
-        level_layers=level_layers,
-        sections=read_sections(config, sections),
-        interleaved=True,
-        theta=read_theta(own),
-    )
+def check_width(own: Mapping[str, Any], key: str, width: int) -> int:
+    """Return the width of the text part; ModelError if the tower's config `own` has another."""
+    if read_int(own, key, width, high=1 << 20) != width:
+        refuse(f"vision_config.{key}", own[key], f"the text's width {width}")
+    return width
 
 
 def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
@@ -118,30 +119,6 @@ def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[
     if not listed[2]:
         refuse("mrope_section", found, "three numbers, and the last above 0")
     return tuple(listed)
-
-
-def build_tower(
-    b: Builder, s: TowerSpec, lists: str = _LEVELS, parts: tuple[str, str, str] = _MERGER
-) -> None:
-    """Append the operations of the tower to its builder `b`.
-
-    lists: the beginning of the mergers of levels. parts: see _MERGER.
-    """
-    norm = parts[0]
-    x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
-    b.grid_embed(x, f"{_AT}.pos_embed", side=s.table)
-    levels = list[ValueId]()
-    for i in range(s.layers):
-        tower_layer(b, s, f"{_AT}.blocks.{i}", x)
-        if i in s.level_layers:
-            at = f"{lists}.{s.level_layers.index(i)}"
-            folded = b.layer_norm(b.fold(x, s.merge**2), f"{at}.{norm}")
-            levels.append(_merged(b, s, at, folded, parts))
-    at = f"{_AT}.merger"
-    rows = _merged(b, s, at, b.fold(b.layer_norm(x, f"{at}.{norm}"), s.merge**2), parts)
-    for count, level in enumerate(levels, 1):
-        rows = b.columns(rows, s.out_width * count, more=level)
-    b.hidden(rows)
 
 
 def axial_rope(head_dim: int, theta: float = 10000.0) -> Rope:

@@ -14,7 +14,6 @@ from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -23,7 +22,7 @@ from cpuserve.models.config import (
 from cpuserve.models.qwen_vl import axial_rope, read_sections
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
+from cpuserve.models.towers import TURNED, read_sizes, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import columns
@@ -50,12 +49,7 @@ class Idefics3Tower:
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower.
-
-        config: the config.json of the whole model.
-        pictures: the config of its image processor.
-        width: the width of the text part.
-        """
+        """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
         patch = read_int(own, "patch_size", 32, high=1024)
         image = read_int(own, "image_size", 224, high=1 << 14)
@@ -64,15 +58,15 @@ class Idefics3Tower:
         side = read_int(size, "longest_edge", image, high=1 << 14) // patch
         if side < 1 or side % merge:
             refuse("scale_factor", merge, f"a divisor of the {side} patches of a side of a tile")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_siglip({"hidden_size": 1152, "num_attention_heads": 16, **own}),
-            dtype=read_dtype(config),
             patch=patch,
             merge=merge,
-            out_width=width,
             side=side,
             table=image // patch,
-            pixels=read_pixels(pictures),
             patch_weight=PATCHES,
             names=(f"{SIGLIP_AT}.", "model.connector."),
         )
@@ -89,7 +83,7 @@ class Gemma3Tower:
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower; for the parameters see Idefics3Tower.spec."""
+        """Return the hyperparameters of the tower (TowerDef)."""
         own = read_object(config, "vision_config")
         patch = read_int(own, "patch_size", 16, high=1024)
         image = read_int(own, "image_size", 224, high=1 << 14)
@@ -99,17 +93,17 @@ class Gemma3Tower:
             refuse("mm_tokens_per_image", rows, f"a square that divides {side} x {side} patches")
         if not read_bool(pictures, "do_resize", True):
             refuse("do_resize", False, f"true: a picture must have {image} x {image} pixels")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_siglip({**SIGLIP_USUAL, **own}),
-            dtype=read_dtype(config),
             patch=patch,
             merge=side // across,
             mean=True,
             spans="all",
-            out_width=width,
             side=side,
             table=side,
-            pixels=read_pixels(pictures),
             patch_weight=f"{_GEMMA3}.embeddings.patch_embedding",
             names=(f"{_GEMMA3}.", f"{_PROJECTOR}."),
         )
@@ -135,17 +129,15 @@ class PaddleOcrTower:
         own = read_object(config, "vision_config")
         patch = read_int(own, "patch_size", 14, high=1024)
         at = f"{_PADDLE}.embeddings"
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_sizes(own, (1152, 16, 27, 4304), TURNED),
             norm_eps=read_float(own, "layer_norm_eps", 1e-6),
             activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
-            dtype=read_dtype(config),
             patch=patch,
-            merge=read_int(own, "spatial_merge_size", 2, high=64),
-            out_width=width,
-            side=0,
             table=read_int(own, "image_size", 384, high=1 << 14) // patch,
-            pixels=read_pixels(pictures),
             patch_weight=f"{at}.patch_embedding",
             # Published files have a head and a second table of places, which nothing reads.
             names=(

@@ -10,6 +10,7 @@ from cpuserve.base.registry import Registry
 from cpuserve.models.config import (
     read_architectures,
     read_bool,
+    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -101,24 +102,57 @@ def read_theta(own: Mapping[str, Any], usual: float = 1e4) -> float:
     return read_float(rope, "rope_theta", read_float(own, "rope_theta", usual))
 
 
-class TowerDef(Protocol):
-    """One family of towers: it reads hyperparameters from a config and builds a Program."""
+def read_tower(
+    config: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    width: int,
+    /,
+    *,
+    usual_patch: int = 14,
+    **fields: Any,
+) -> TowerSpec:
+    """Return the hyperparameters of a tower, by default one of pictures of any size.
 
-    @staticmethod
+    config, pictures, width: see TowerDef.spec. usual_patch: the default of patch_size.
+    fields: those of TowerSpec that are not read here, `read_sizes` among them, and those that are
+      read in another way.
+
+    Raises ModelError for an invalid value.
+    """
+    from cpuserve.models.spec import TowerSpec
+
+    own = read_object(config, "vision_config")
+    if "patch" not in fields:
+        fields["patch"] = read_int(own, "patch_size", usual_patch, high=1024)
+    if "merge" not in fields:
+        fields["merge"] = read_int(own, "spatial_merge_size", 2, high=64)
+    shared = {"dtype": read_dtype(config), "pixels": read_pixels(pictures), "out_width": width}
+    return TowerSpec(**{**shared, "side": 0, "table": 0, **fields})
+
+
+class TowerDef(Protocol):
+    """One family of towers: it reads hyperparameters from a config and builds a Program.
+
+    A class with static methods, or an object: a row with what sets a family apart from its
+    relatives.
+    """
+
     def spec(
-        config: Mapping[str, Any], pictures: Mapping[str, Any], width: int
+        self, config: Mapping[str, Any], pictures: Mapping[str, Any], width: int, /
     ) -> TowerSpec | None:
         """Return the hyperparameters of the tower; None = cpuserve cannot run this tower.
+
+        config: the config.json of the whole model. pictures: the config of its image processor.
+        width: the width of the text part.
 
         ModelError for an invalid value.
         """
 
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
+    def build(self, b: Builder, s: TowerSpec, /) -> None:
         """Append the operations of a tower with hyperparameters `s` to its builder `b`."""
 
 
-TOWERS: Registry[type[TowerDef]] = Registry(
+TOWERS: Registry[TowerDef] = Registry(
     "tower", {name: whole.tower for name, whole in FAMILIES.wholes.items() if whole.tower}
 )
 

@@ -15,7 +15,6 @@ from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -25,7 +24,7 @@ from cpuserve.models.gemma4 import BUDGETS
 from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import read_pixels, read_theta
+from cpuserve.models.towers import read_pixels, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Then, ValueId
@@ -67,7 +66,10 @@ class Gemma4Tower:
         if table < most * merge:
             least = f"at least {most * merge}, the patches of the longest side of a picture"
             refuse("vision_config.position_embedding_size", table, least)
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             width=hidden,
             layers=read_int(own, "num_hidden_layers", 16, high=4096),
             q_heads=heads,
@@ -76,14 +78,11 @@ class Gemma4Tower:
             intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
             norm_eps=read_float(own, "rms_norm_eps", 1e-6),
             activation=read_choice(own, "hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
-            dtype=read_dtype(config),
-            patch=read_int(own, "patch_size", 16, high=1024),
+            usual_patch=16,
             merge=merge,
             mean=True,
             spans="sliding" if whole else "",
             most=most * merge**2,
-            out_width=width,
-            side=0,
             table=table,
             pixels=_twice(read_pixels(pictures)),
             patch_weight=f"{_EMBEDDER}.input_proj",
@@ -148,7 +147,10 @@ class Gemma4UnifiedTower:
             refuse("image_mean", list(pixels.mean), "three equal numbers, as in image_std")
         patch = read_int(own, "patch_size", 16, high=1024)
         patch *= read_int(own, "pooling_kernel_size", 3, high=64)
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             width=hidden,
             layers=0,
             q_heads=1,
@@ -157,13 +159,10 @@ class Gemma4UnifiedTower:
             intermediate=0,
             norm_eps=read_float(own, "rms_norm_eps", 1e-6),
             activation="gelu_tanh",
-            dtype=read_dtype(config),
             patch=patch,
             merge=1,
             spans="sliding" if both == "vision" else "",
             most=most,
-            out_width=width,
-            side=0,
             table=table,
             pixels=pixels,
             patch_weight="",

@@ -12,7 +12,6 @@ from typing import Any
 from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_object,
@@ -20,7 +19,7 @@ from cpuserve.models.config import (
 )
 from cpuserve.models.llama import unpaired
 from cpuserve.models.spec import TowerSpec
-from cpuserve.models.towers import TURNED, read_pixels, read_sizes, read_theta
+from cpuserve.models.towers import TURNED, read_sizes, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import rows
@@ -53,17 +52,15 @@ class KimiVLTower:
         )
         if high != wide:
             refuse("vision_config.init_pos_emb_width", wide, f"{high}, the height")
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **sizes,
             norm_eps=_EPS,
             activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
-            dtype=read_dtype(config),
-            patch=read_int(own, "patch_size", 14, high=1024),
             merge=side,
-            out_width=width,
-            side=0,
             table=high,
-            pixels=read_pixels(pictures),
             patch_weight=_PATCHES,
             names=(f"{_AT}.", f"{_JOIN}."),
             theta=read_theta(own),

@@ -13,7 +13,6 @@ from cpuserve.models.activations import ACTIVATIONS
 from cpuserve.models.config import (
     read_bool,
     read_choice,
-    read_dtype,
     read_float,
     read_int,
     read_kinds,
@@ -25,7 +24,7 @@ from cpuserve.models.qwen_vl import axial_rope
 from cpuserve.models.siglip import HEAD, SIGLIP_USUAL, read_siglip, siglip_layer
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.stored_names import StoredNames
-from cpuserve.models.towers import read_pixels, read_theta
+from cpuserve.models.towers import read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
@@ -52,16 +51,15 @@ class Lfm2VlTower:
         merge = read_int(config, "downsample_factor", 2, high=64)
         most = read_int(pictures, "max_image_tokens", 256, high=1 << 20) * merge**2
         tile = read_int(pictures, "tile_size", 512, high=1 << 14) // patch
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             **read_siglip({**SIGLIP_USUAL, **own}),
-            dtype=read_dtype(config),
             patch=patch,
             merge=merge,
             most=max(most, tile**2),
-            out_width=width,
-            side=0,
             table=isqrt(places),
-            pixels=read_pixels(pictures),
             patch_weight=_PATCHES,
             patch_axes="yxc",
             names=(f"{_AT}.", f"{_JOIN}."),
@@ -115,7 +113,10 @@ class Lfm3VlTower:
             refuse("vision_config.in_channels", own["in_channels"], "3")
         counted = {"num_hidden_layers": 14, **own}
         kinds = read_kinds(counted, "layer_types", KINDS, lambda i: KINDS[i >= 2 and i % 2 == 0])
-        return TowerSpec(
+        return read_tower(
+            config,
+            pictures,
+            width,
             width=hidden,
             layers=len(kinds),
             q_heads=heads,
@@ -124,13 +125,7 @@ class Lfm3VlTower:
             intermediate=read_int(own, "intermediate_size", 2560, high=1 << 24),
             norm_eps=read_float(own, "norm_eps", 1e-5),
             activation="silu",
-            dtype=read_dtype(config),
-            patch=read_int(own, "patch_size", 16, high=1024),
-            merge=read_int(own, "spatial_merge_size", 2, high=64),
-            out_width=width,
-            side=0,
-            table=0,
-            pixels=read_pixels(pictures),
+            usual_patch=16,
             patch_weight=f"{_AT}.patchifier",
             patch_axes="ctyx",
             names=(f"{_AT}.", f"{_JOIN}."),

@@ -13,7 +13,7 @@ FAMILIES = (
             Whole(
                 ("Qwen3_5ForConditionalGeneration",),
                 "qwen3_5_text",
-                tower="cpuserve.models.qwen3_5.tower:Qwen35Tower",
+                tower="cpuserve.models.qwen3_5.tower:QWEN3_5",
                 media={"qwen3_5": "cpuserve.media.pictures.families.qwen_vl:qwen_vl"},
                 mmproj={"Qwen3_5ForCausalLM": "qwen3vl_merger"},
             ),
@@ -36,7 +36,7 @@ FAMILIES = (
             Whole(
                 ("Qwen3_5MoeForConditionalGeneration",),
                 "qwen3_5_moe_text",
-                tower="cpuserve.models.qwen3_5.tower:Qwen35Tower",
+                tower="cpuserve.models.qwen3_5.tower:QWEN3_5",
                 media={"qwen3_5_moe": "cpuserve.media.pictures.families.qwen_vl:qwen_vl"},
                 mmproj={"Qwen3_5MoeForCausalLM": "qwen3vl_merger"},
             ),

@@ -5,25 +5,6 @@ Source: transformers modeling_qwen3_5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from cpuserve.models.qwen_vl import QwenTower
 
-from cpuserve.models.qwen_vl import MLX_NAMES, build_tower, read_tower
-from cpuserve.models.spec import TowerSpec
-from cpuserve.program.builder import Builder
-
-
-class Qwen35Tower:
-    """The vision model of Qwen3.5: as in Qwen3-VL, without DeepStack."""
-
-    stored = MLX_NAMES
-
-    @staticmethod
-    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
-        """Return the hyperparameters of the tower (TowerDef)."""
-        return read_tower(config, pictures, width, (11, 11, 10), ())
-
-    @staticmethod
-    def build(b: Builder, s: TowerSpec) -> None:
-        """Append the operations of the tower to its builder `b`."""
-        build_tower(b, s)
+QWEN3_5 = QwenTower((11, 11, 10), level_layers=None)

@@ -195,7 +195,7 @@ def idefics3(files: PictureFiles) -> Idefics3:
     most = files.of_vision("image_size")
     edge = part_of(processor, "max_image_size").get("longest_edge")
     tile, size = read_number(edge, "max_image_size.longest_edge"), part_of(processor, "size")
-    sides = {
+    sides: dict[str, Any] = {
         name: read_number(size[key], f"size.{key}")
         for name, key in (("longest", "longest_edge"), ("height", "height"), ("width", "width"))
         if size.get(key)

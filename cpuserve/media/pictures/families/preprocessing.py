@@ -51,8 +51,8 @@ class PictureFiles:
         """Raise ModelError if pictures do not become squares of the side that the tower reads."""
         size = part_of(self.processor, "size")
         if (size.get("height"), size.get("width")) != (side, side):
-            size = self.processor.get("size")
-            msg = f"size is {size!r:.60}, but the tower reads {side} x {side} pixels"
+            shown = f"{self.processor.get('size')!r:.60}"
+            msg = f"size is {shown}, but the tower reads {side} x {side} pixels"
             raise ModelError(msg)
 
     def check_scaled(self) -> None:

@@ -140,11 +140,16 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
 
 
 def qwen_vl(
-    files: PictureFiles, marker: str = "<|image_pad|>", frames: int = 1, **how: bool
+    files: PictureFiles,
+    marker: str = "<|image_pad|>",
+    frames: int = 1,
+    *,
+    widens: bool = False,
+    grows: bool = False,
 ) -> QwenVL:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
-    marker: the usual marker. frames, how: see QwenVL.
+    marker: the usual marker. For the other parameters see QwenVL.
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
@@ -175,7 +180,8 @@ def qwen_vl(
         frames=frames,
         resample=read_filter(processor, 3),
         marker=files.token("image", marker),
-        **how,
+        widens=widens,
+        grows=grows,
     )
 
 
