@@ -113,7 +113,7 @@ def resolve_config(name: str, revision: str | None = None) -> Path:
     return Path(found).parent
 
 
-def find_stored(name: str, revision: str | None = None) -> Path:
+def find_stored(name: str) -> Path:
     """Return the path of a model that is on this machine, as resolve_model does.
 
     Raises:
@@ -129,9 +129,8 @@ def find_stored(name: str, revision: str | None = None) -> Path:
         advice = f"cpuserve pull {name}" if name in BUILTIN else "cpuserve list"
         msg = f"{name[:200]!r} is no model on this machine: see `{advice}`"
         raise ModelError(msg)
-    _check_revision(revision)
     try:
-        return _pick(_cached_snapshot(repo, revision), repo, file)
+        return _pick(_cached_snapshot(repo, None), repo, file)
     except ModelError:
         msg = f"{name} is not on this machine: `cpuserve pull {name}` downloads it"
         raise ModelError(msg) from None

@@ -295,8 +295,8 @@ def unmet(wanted: Iterable[WeightNeed], weights: Weights, unused: Sequence[str] 
     return "; ".join(found)
 
 
-def _some(items: Sequence[str], most: int = 5) -> str:
-    return ", ".join([*items[:most], "..."] if len(items) > most else items)
+def _some(items: Sequence[str]) -> str:
+    return ", ".join([*items[:5], "..."] if len(items) > 5 else items)
 
 
 def read_json(

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-SIDES = ("left", "right")
-
 
 class OfflineTokenizer:
     """Encodes and decodes as the tokenizers of transformers do, and renders conversations.

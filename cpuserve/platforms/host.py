@@ -221,10 +221,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def memory_now(proc_root: Path = Path("/proc"), sysfs_root: Path = Path("/sys")) -> tuple[int, int]:
+def memory_now() -> tuple[int, int]:
     """Return the free bytes and all bytes of the machine or of the container, whichever is less."""
-    total, available = _memory(_meminfo(_text(proc_root / "meminfo")))
-    cgroup = read_cgroup(sysfs_root / "fs/cgroup", proc_root)
+    total, available = _memory(_meminfo(_text(Path("/proc/meminfo"))))
+    cgroup = read_cgroup(Path("/sys/fs/cgroup"), Path("/proc"))
     free = available if cgroup.memory_available is None else cgroup.memory_available
     return min(available, free), min(total, cgroup.memory_limit or total)
 

@@ -29,9 +29,9 @@ def blocks(content: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{where}.{index}", block
 
 
-def system_text(content: object, where: str = "system") -> str:
+def system_text(content: object) -> str:
     """Return the texts of the system field, joined by newlines, without the billing line."""
-    texts = [text_of(block, path) for path, block in blocks(content, where)]
+    texts = [text_of(block, path) for path, block in blocks(content, "system")]
     return "\n".join(text for text in map(_without_billing, texts) if text is not None)
 
 

@@ -33,7 +33,6 @@ _REQUIREMENTS = {
     "optional": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
-_HANDSHAKE = 0x16  # the first byte of a TLS connection
 _TEXT = b"This port speaks TLS: use https://\n"
 _PLAIN_RESPONSE = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"

@@ -28,17 +28,13 @@ def page_of(
     found: Sequence[T],
     id_of: Callable[[T], str],
     data_of: Callable[[T], bytes],
-    *,
-    order: str = "desc",
 ) -> Page:
     """Return the page of the list `found` (oldest first) that the query parameters select.
-
-    order: the default of the parameter `order`: "asc" = oldest first, or "desc" = newest first.
 
     Raises:
       InvalidRequest: a parameter is invalid, or `after` or `before` is not an id of the list.
     """
-    direction = query.get("order", order)
+    direction = query.get("order", "desc")
     if direction not in ("asc", "desc"):
         msg = f"order must be asc or desc, got {direction[:80]!r}"
         raise InvalidRequest(msg, param="order")
