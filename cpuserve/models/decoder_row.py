@@ -105,6 +105,25 @@ class DecoderRow:
         self.layers(b, s)
 
 
+@dataclass(frozen=True)
+class FamilyRow:
+    """A family with a reader of its own and layers of a shared builder: a ModelDef.
+
+    about: what sets it apart, for `cpuserve models`, and the source.
+    spec: returns the hyperparameters in a config of the family; ModelError for an invalid value.
+    build: appends its operations.
+    stored: how files call its tensors.
+    """
+
+    about: str
+    spec: Callable[[Config], ModelSpec]
+    build: Callable[[Builder, ModelSpec], None]
+    stored: StoredNames = AS_PROGRAM
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.about)
+
+
 def _read_bias(config: Config, bias: Bias) -> bool:
     return bias if isinstance(bias, bool) else read_bool(config, *bias)
 

@@ -29,6 +29,7 @@ from cpuserve.models.decoder_row import (
     MLP_BIAS,
     Config,
     DecoderRow,
+    FamilyRow,
     when_empty,
     with_head_dim,
     without_nulls,
@@ -301,24 +302,19 @@ Qwen3 = DecoderRow(
 )
 
 
-class JinaV5:
-    """jina-embeddings v5, text: small is Qwen3, nano is EuroBERT.
+def _jina_v5(config: Config) -> ModelSpec:
+    """Return the hyperparameters in a config; only nano has is_decoder, which is false."""
+    family = Qwen3 if read_bool(config, "is_decoder", True) else EuroBert
+    return replace(family.spec(config), tied=True, pooled=True)
 
-    Both have an adapter for each task (loader/tasks.py).
-    Source: modeling_jina_embeddings_v5 of the published checkpoints.
-    """
 
-    @staticmethod
-    def spec(config: Config) -> ModelSpec:
-        """Return the hyperparameters in a config; only nano has is_decoder, which is false."""
-        family = Qwen3 if read_bool(config, "is_decoder", True) else EuroBert
-        return replace(family.spec(config), tied=True, pooled=True)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        family = EuroBert if s.encoder else Qwen3
-        family.build(b, s)
+# Both have an adapter for each task (loader/tasks.py).
+JinaV5 = FamilyRow(
+    "jina-embeddings v5, text: small is Qwen3, nano is EuroBERT."
+    " Source: modeling_jina_embeddings_v5 of the published checkpoints.",
+    _jina_v5,
+    lambda b, s: (EuroBert if s.encoder else Qwen3).build(b, s),
+)
 
 
 # LongRoPE uses one set of factors for all sequences (`long_rope` of EngineConfig).

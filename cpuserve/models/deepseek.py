@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cpuserve.models.config import (
@@ -16,6 +17,7 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
+from cpuserve.models.decoder_row import Config, FamilyRow, without_nulls
 from cpuserve.models.experts import (
     add_shared_mixture,
     read_dense_layers,
@@ -42,291 +44,6 @@ from cpuserve.program.ops import Rope, RouterScore, ValueId
 # A key of configs: k_b_proj and v_b_proj are stored instead of kv_b_proj (GGUF, MLX).
 SPLIT = "kv_b_split"
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
-
-
-class DeepseekV2:
-    """V2 and V2-Lite: latent attention, and experts chosen by a softmax.
-
-    Source: transformers modeling_deepseek_v2.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a DeepSeek V2 config."""
-        if read_bool(config, "norm_topk_prob", False):
-            refuse("norm_topk_prob", True, "false for DeepSeek V2")
-        grouped = read_choice(config, "topk_method", "greedy", TOPK_METHODS) == "groups"
-        return read_latent(
-            config,
-            positions=2048,
-            dense=read_first_dense(config, 0),
-            groups=read_groups(config, (1, 1), best=1) if grouped else None,
-            mlp_bias=read_bool(config, "mlp_bias", False),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_latent(b, s, score="softmax")
-
-
-class DeepseekV3:
-    """V3 and Moonlight: latent attention, and experts chosen by a sigmoid and a bias.
-
-    Source: transformers modeling_deepseek_v3.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a DeepSeek V3 config."""
-        return _read_v3(
-            {"routed_scaling_factor": 2.5, **config},
-            positions=4096,
-            dense=read_first_dense(config, 3),
-            groups=read_groups(config, (8, 4), best=2),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_latent(b, s, score="sigmoid")
-
-
-class DeepseekV32:
-    """V3.2: V3 with an indexer, which selects the keys that a query reads.
-
-    Source: transformers modeling_deepseek_v32.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a DeepSeek V3.2 config."""
-        first = read_int(config, "first_k_dense_replace", 3, low=0)
-        spec = _read_v3(
-            {"routed_scaling_factor": 2.5, **config, "rope_interleave": True},
-            positions=163840,
-            dense=read_dense_layers(config, first=first),
-            groups=read_groups(config, (8, 4), best=2),
-        )
-        return read_indexer(spec, config)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        if "indexer" not in s.parts:
-            for layer in range(s.layers):
-                leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
-        build_latent(b, s, score="sigmoid")
-
-
-class GlmMoeDsa:
-    """GLM-5 to 5.2: DeepSeek V3.2, where layers may read the keys that an earlier one selects.
-
-    Source: transformers modeling_glm_moe_dsa.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a GLM-5 config."""
-        first = read_int(config, "first_k_dense_replace", 3, low=0)
-        defaults = {
-            "rms_norm_eps": 1e-5,
-            "routed_scaling_factor": 2.5,
-            "q_lora_rank": 2048,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 192,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 256,
-            "n_shared_experts": 1,
-        }
-        config = {**defaults, **config}
-        spec = _read_v3(
-            {**config, "rope_interleave": True},
-            positions=202752,
-            dense=read_dense_layers(config, first=first),
-            groups=read_groups(config, (1, 1), best=2),
-        )
-        types = read_index_types(config)
-        if types[0] != "full":
-            refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
-        shared = tuple(i for i, kind in enumerate(types) if kind == "shared")
-        parts: SpecParts = {**spec.parts, "paired_index": True, "shared_index": shared}
-        return read_indexer(replace(spec, parts=parts), config, heads=32)
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        if "indexer" not in s.parts:
-            for layer in range(s.layers):
-                leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
-        build_latent(b, s, score="sigmoid")
-
-
-class Glm4MoeLite:
-    """GLM-4.7-Flash: DeepSeek V3 in other sizes. Source: transformers modeling_glm4_moe_lite."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a GLM-4.7-Flash config."""
-        defaults = {"routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "q_lora_rank": 768}
-        return _read_v3(
-            {**defaults, **config},
-            positions=202752,
-            groups=read_groups(config, (1, 1), best=2),
-            dense=read_dense_layers(config, first=1),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_latent(b, s, score="sigmoid")
-
-
-class MiniCpm3:
-    """MiniCPM 3 4B: DeepSeek V2 without experts, with constants that multiply its parts.
-
-    Source: transformers modeling_minicpm3.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a MiniCPM 3 config; for the residuals see Granite."""
-        heads = read_int(config, "num_attention_heads", high=65536)
-        width = read_int(config, "hidden_size", high=1 << 20)
-        defaults = {
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "kv_lora_rank": 256,
-            "q_lora_rank": 768,
-            "qk_nope_head_dim": 64,
-            "qk_rope_head_dim": 32,
-        }
-        values = read_int(config, "v_head_dim", max(width // heads, 1), high=1 << 16)
-        config = {**defaults, **config, "v_head_dim": values}
-        spec = read_latent(
-            config,
-            positions=32768,
-            dense=None,
-            groups=None,
-            mlp_bias=read_bool(config, "mlp_bias", False),
-            interleaved=False,
-        )
-        residual = 1.0
-        if config.get("scale_depth", 1.4) is not None:
-            depth = read_float(config, "scale_depth", 1.4, low=1e-6, high=1e6)
-            residual = depth / spec.layers**0.5
-        base = spec.width
-        if config.get("dim_model_base", 256) is not None:
-            base = read_int(config, "dim_model_base", 256)
-        return replace(
-            spec,
-            norm_eps=spec.norm_eps / residual**2,
-            embed_scale=read_float(config, "scale_emb", 12.0) / residual,
-            logit_scale=base / spec.width,
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=add_latent)
-
-
-class Youtu:
-    """Youtu-LLM 2B: the attention of DeepSeek V3 without experts. Source: modeling_youtu."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Youtu config."""
-        defaults = {
-            "tie_word_embeddings": True,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-        }
-        return read_latent(
-            {**defaults, **config},
-            positions=131072,
-            dense=None,
-            groups=None,
-            interleaved=read_bool(config, "rope_interleave", True),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=add_latent)
-
-
-class SarvamMla:
-    """Sarvam 105B: DeepSeek V3 in other sizes. Source: transformers configuration_sarvam_mla."""
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Sarvam config, in both spellings."""
-        spellings = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
-        given = {spellings.get(k, k): v for k, v in config.items() if v is not None}
-        scaling = read_object(given, "rope_scaling")
-        if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
-            given["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
-        defaults = {
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 2048,
-            "routed_scaling_factor": 2.5,
-        }
-        return _read_v3(
-            {**defaults, **given},
-            positions=4096,
-            dense=read_first_dense(given, 1),
-            groups=read_groups(given, (1, 1), best=2),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_latent(b, s, score="sigmoid")
-
-
-class AxK1:
-    """A.X K1: DeepSeek V3 with a norm after the experts. Source: transformers modeling_axk1."""
-
-    stored = StoredNames({r"\.mlp\.post_mlp_layernorm\.": ".post_mlp_layernorm."})
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in an A.X K1 config; experts may be in some layers only."""
-        if config.get("q_lora_rank", 1536) is None:
-            refuse("q_lora_rank", None, "a number, since queries have a low rank")
-        first = read_int(config, "first_k_dense_replace", 1, low=0)
-        every = read_int(config, "moe_layer_freq", 1)
-        return _read_v3(
-            {"routed_scaling_factor": 2.5, **config},
-            positions=32768,
-            dense=read_dense_layers(config, first=first, every=every),
-            groups=read_groups(config, (8, 4), best=2),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-
-        def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-            at = f"model.layers.{layer}"
-            if layer in s.parts["dense_layers"]:
-                dense_mlp(b, s, layer, h, x)
-                b.leave([f"{at}.post_mlp_layernorm.weight"])
-            else:
-                out = add_shared_mixture(b, s, f"{at}.mlp", h, None, score="sigmoid")
-                b.add(b.rms_norm(out, f"{at}.post_mlp_layernorm"), to=x)
-
-        build_decoder(b, s, attention=add_latent, mlp=mlp)
 
 
 def _read_v3(
@@ -550,3 +267,259 @@ def attend_latent(
     )
     b.multiply_by(out, row_scale)
     return out
+
+
+_SIGMOID = partial(build_latent, score="sigmoid")
+_DENSE = partial(build_decoder, attention=add_latent)
+
+
+def _indexed_layers(b: Builder, s: ModelSpec) -> None:
+    if "indexer" not in s.parts:
+        for layer in range(s.layers):
+            leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
+    build_latent(b, s, score="sigmoid")
+
+
+def _axk1_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the norm of the layer's experts of h to x; a plain MLP in layers without experts."""
+    at = f"model.layers.{layer}"
+    if layer in s.parts["dense_layers"]:
+        dense_mlp(b, s, layer, h, x)
+        b.leave([f"{at}.post_mlp_layernorm.weight"])
+    else:
+        out = add_shared_mixture(b, s, f"{at}.mlp", h, None, score="sigmoid")
+        b.add(b.rms_norm(out, f"{at}.post_mlp_layernorm"), to=x)
+
+
+def _deepseek_v2(config: Config) -> ModelSpec:
+    if read_bool(config, "norm_topk_prob", False):
+        refuse("norm_topk_prob", True, "false for DeepSeek V2")
+    grouped = read_choice(config, "topk_method", "greedy", TOPK_METHODS) == "groups"
+    return read_latent(
+        config,
+        positions=2048,
+        dense=read_first_dense(config, 0),
+        groups=read_groups(config, (1, 1), best=1) if grouped else None,
+        mlp_bias=read_bool(config, "mlp_bias", False),
+    )
+
+
+DeepseekV2 = FamilyRow(
+    "V2 and V2-Lite: latent attention, and experts chosen by a softmax."
+    " Source: transformers modeling_deepseek_v2.",
+    _deepseek_v2,
+    partial(build_latent, score="softmax"),
+)
+
+
+def _deepseek_v3(config: Config) -> ModelSpec:
+    return _read_v3(
+        {"routed_scaling_factor": 2.5, **config},
+        positions=4096,
+        dense=read_first_dense(config, 3),
+        groups=read_groups(config, (8, 4), best=2),
+    )
+
+
+DeepseekV3 = FamilyRow(
+    "V3 and Moonlight: latent attention, and experts chosen by a sigmoid and a bias."
+    " Source: transformers modeling_deepseek_v3.",
+    _deepseek_v3,
+    _SIGMOID,
+)
+
+
+def _deepseek_v32(config: Config) -> ModelSpec:
+    first = read_int(config, "first_k_dense_replace", 3, low=0)
+    spec = _read_v3(
+        {"routed_scaling_factor": 2.5, **config, "rope_interleave": True},
+        positions=163840,
+        dense=read_dense_layers(config, first=first),
+        groups=read_groups(config, (8, 4), best=2),
+    )
+    return read_indexer(spec, config)
+
+
+DeepseekV32 = FamilyRow(
+    "V3.2: V3 with an indexer, which selects the keys that a query reads."
+    " Source: transformers modeling_deepseek_v32.",
+    _deepseek_v32,
+    _indexed_layers,
+)
+
+
+def _glm_moe_dsa(config: Config) -> ModelSpec:
+    first = read_int(config, "first_k_dense_replace", 3, low=0)
+    defaults = {
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 2.5,
+        "q_lora_rank": 2048,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "n_shared_experts": 1,
+    }
+    config = {**defaults, **config}
+    spec = _read_v3(
+        {**config, "rope_interleave": True},
+        positions=202752,
+        dense=read_dense_layers(config, first=first),
+        groups=read_groups(config, (1, 1), best=2),
+    )
+    types = read_index_types(config)
+    if types[0] != "full":
+        refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
+    shared = tuple(i for i, kind in enumerate(types) if kind == "shared")
+    parts: SpecParts = {**spec.parts, "paired_index": True, "shared_index": shared}
+    return read_indexer(replace(spec, parts=parts), config, heads=32)
+
+
+GlmMoeDsa = FamilyRow(
+    "GLM-5 to 5.2: DeepSeek V3.2, where layers may read the keys that an earlier one selects."
+    " Source: transformers modeling_glm_moe_dsa.",
+    _glm_moe_dsa,
+    _indexed_layers,
+)
+
+
+def _glm4_moe_lite(config: Config) -> ModelSpec:
+    defaults = {"routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "q_lora_rank": 768}
+    return _read_v3(
+        {**defaults, **config},
+        positions=202752,
+        groups=read_groups(config, (1, 1), best=2),
+        dense=read_dense_layers(config, first=1),
+    )
+
+
+Glm4MoeLite = FamilyRow(
+    "GLM-4.7-Flash: DeepSeek V3 in other sizes. Source: transformers modeling_glm4_moe_lite.",
+    _glm4_moe_lite,
+    _SIGMOID,
+)
+
+
+def _minicpm3(config: Config) -> ModelSpec:
+    """Return the hyperparameters in a MiniCPM 3 config; for the residuals see Granite."""
+    heads = read_int(config, "num_attention_heads", high=65536)
+    width = read_int(config, "hidden_size", high=1 << 20)
+    defaults = {
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+    }
+    values = read_int(config, "v_head_dim", max(width // heads, 1), high=1 << 16)
+    config = {**defaults, **config, "v_head_dim": values}
+    spec = read_latent(
+        config,
+        positions=32768,
+        dense=None,
+        groups=None,
+        mlp_bias=read_bool(config, "mlp_bias", False),
+        interleaved=False,
+    )
+    residual = 1.0
+    if config.get("scale_depth", 1.4) is not None:
+        depth = read_float(config, "scale_depth", 1.4, low=1e-6, high=1e6)
+        residual = depth / spec.layers**0.5
+    base = spec.width
+    if config.get("dim_model_base", 256) is not None:
+        base = read_int(config, "dim_model_base", 256)
+    return replace(
+        spec,
+        norm_eps=spec.norm_eps / residual**2,
+        embed_scale=read_float(config, "scale_emb", 12.0) / residual,
+        logit_scale=base / spec.width,
+    )
+
+
+MiniCpm3 = FamilyRow(
+    "MiniCPM 3 4B: DeepSeek V2 without experts, with constants that multiply its parts."
+    " Source: transformers modeling_minicpm3.",
+    _minicpm3,
+    _DENSE,
+)
+
+
+def _youtu(config: Config) -> ModelSpec:
+    defaults = {
+        "tie_word_embeddings": True,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    return read_latent(
+        {**defaults, **config},
+        positions=131072,
+        dense=None,
+        groups=None,
+        interleaved=read_bool(config, "rope_interleave", True),
+    )
+
+
+Youtu = FamilyRow(
+    "Youtu-LLM 2B: the attention of DeepSeek V3 without experts. Source: modeling_youtu.",
+    _youtu,
+    _DENSE,
+)
+
+
+def _sarvam_mla(config: Config) -> ModelSpec:
+    """Return the hyperparameters in a Sarvam config, in both spellings."""
+    spellings = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+    given = {spellings.get(k, k): v for k, v in without_nulls(config).items()}
+    scaling = read_object(given, "rope_scaling")
+    if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
+        given["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
+    defaults = {
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 2.5,
+    }
+    return _read_v3(
+        {**defaults, **given},
+        positions=4096,
+        dense=read_first_dense(given, 1),
+        groups=read_groups(given, (1, 1), best=2),
+    )
+
+
+SarvamMla = FamilyRow(
+    "Sarvam 105B: DeepSeek V3 in other sizes. Source: transformers configuration_sarvam_mla.",
+    _sarvam_mla,
+    _SIGMOID,
+)
+
+
+def _axk1(config: Config) -> ModelSpec:
+    """Return the hyperparameters in an A.X K1 config; experts may be in some layers only."""
+    if config.get("q_lora_rank", 1536) is None:
+        refuse("q_lora_rank", None, "a number, since queries have a low rank")
+    first = read_int(config, "first_k_dense_replace", 1, low=0)
+    every = read_int(config, "moe_layer_freq", 1)
+    return _read_v3(
+        {"routed_scaling_factor": 2.5, **config},
+        positions=32768,
+        dense=read_dense_layers(config, first=first, every=every),
+        groups=read_groups(config, (8, 4), best=2),
+    )
+
+
+AxK1 = FamilyRow(
+    "A.X K1: DeepSeek V3 with a norm after the experts. Source: transformers modeling_axk1.",
+    _axk1,
+    partial(build_decoder, attention=add_latent, mlp=_axk1_mlp),
+    stored=StoredNames({r"\.mlp\.post_mlp_layernorm\.": ".post_mlp_layernorm."}),
+)

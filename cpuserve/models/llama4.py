@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import msgspec
 
@@ -17,6 +17,7 @@ from cpuserve.models.config import (
     read_layers,
     refuse,
 )
+from cpuserve.models.decoder_row import Config, FamilyRow
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import (
     build_decoder,
@@ -36,49 +37,37 @@ _KINDS = ("full_attention", "chunked_attention")
 _CHUNK = 256  # kChunk in csrc/kernels/table/attention.h
 
 
-class Llama4:
-    """Llama 4 Scout and Maverick (text): every fourth layer has no RoPE, and sees the whole text.
-
-    Source: transformers modeling_llama4.
-    """
-
-    @staticmethod
-    def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Llama 4 config."""
-        config = {key: value for key, value in config.items() if value not in (None, [])} | {
-            key: config[key] for key in ("attention_chunk_size", "moe_layers") if key in config
-        }
-        layers = read_int(config, "num_hidden_layers", high=4096)
-        every = read_int(config, "no_rope_layer_interval", 4)
-        rotated = read_flags(config, "no_rope_layers", lambda i: (i + 1) % every > 0)
-        normalized = read_bool(config, "use_qk_norm", True)
-        bias = read_bool(config, "attention_bias", False)
-        step = read_int(config, "interleave_moe_layer_step", 1)
-        sparse = read_layers(config, "moe_layers", tuple(range(step - 1, layers, step)), layers)
-        dense = read_int(config, "intermediate_size_mlp", high=1 << 24)
-        counted = {"num_local_experts": 16, "num_experts_per_tok": 1, **config}
-        parts: SpecParts = {
-            "no_rope": tuple(i for i, turned in enumerate(rotated) if not turned),
-            **read_experts(counted, count="num_local_experts", width="intermediate_size"),
-            "dense_layers": tuple(i for i in range(layers) if i not in sparse),
-            "qk_norm": normalized,
-            "query_scale": _read_query_scale(config),
-        }
-        sizes = {"num_key_value_heads": 8, **_DEFAULTS, **config, "intermediate_size": dense}
-        spec = read_decoder(sizes, positions=131072, qkv_bias=bias, out_bias=bias, parts=parts)
-        spec.parts["windows"] = _read_sections(config, rotated, spec.max_position)
-        if not normalized or spec.rope is None:
-            return spec
-        # The norm of queries and keys after the RoPE takes the factor of its cos and sin out again.
-        return replace(spec, rope=msgspec.structs.replace(spec.rope, attention_factor=1.0))
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_decoder(b, s, attention=_attention, mlp=_mlp)
+def _llama4(config: Config) -> ModelSpec:
+    """Return the hyperparameters in a Llama 4 config."""
+    config = {key: value for key, value in config.items() if value not in (None, [])} | {
+        key: config[key] for key in ("attention_chunk_size", "moe_layers") if key in config
+    }
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    every = read_int(config, "no_rope_layer_interval", 4)
+    rotated = read_flags(config, "no_rope_layers", lambda i: (i + 1) % every > 0)
+    normalized = read_bool(config, "use_qk_norm", True)
+    bias = read_bool(config, "attention_bias", False)
+    step = read_int(config, "interleave_moe_layer_step", 1)
+    sparse = read_layers(config, "moe_layers", tuple(range(step - 1, layers, step)), layers)
+    dense = read_int(config, "intermediate_size_mlp", high=1 << 24)
+    counted = {"num_local_experts": 16, "num_experts_per_tok": 1, **config}
+    parts: SpecParts = {
+        "no_rope": tuple(i for i, turned in enumerate(rotated) if not turned),
+        **read_experts(counted, count="num_local_experts", width="intermediate_size"),
+        "dense_layers": tuple(i for i in range(layers) if i not in sparse),
+        "qk_norm": normalized,
+        "query_scale": _read_query_scale(config),
+    }
+    sizes = {"num_key_value_heads": 8, **_DEFAULTS, **config, "intermediate_size": dense}
+    spec = read_decoder(sizes, positions=131072, qkv_bias=bias, out_bias=bias, parts=parts)
+    spec.parts["windows"] = _read_sections(config, rotated, spec.max_position)
+    if not normalized or spec.rope is None:
+        return spec
+    # The norm of queries and keys after the RoPE takes the factor of its cos and sin out again.
+    return replace(spec, rope=msgspec.structs.replace(spec.rope, attention_factor=1.0))
 
 
-def _read_query_scale(config: Mapping[str, Any]) -> tuple[float, int] | None:
+def _read_query_scale(config: Config) -> tuple[float, int] | None:
     """Return (beta, length) for `Builder.scale_queries`; None if queries are not scaled."""
     tuned = config.get("attn_temperature_tuning", True)
     if type(tuned) not in (bool, int):  # 4 in the first published configs
@@ -88,9 +77,7 @@ def _read_query_scale(config: Mapping[str, Any]) -> tuple[float, int] | None:
     return read_float(config, "attn_scale", 0.1), read_int(config, "floor_scale", 8192)
 
 
-def _read_sections(
-    config: Mapping[str, Any], rotated: tuple[bool, ...], positions: int
-) -> tuple[int, ...]:
+def _read_sections(config: Config, rotated: tuple[bool, ...], positions: int) -> tuple[int, ...]:
     """Return how many positions a section of each layer has; 0: it sees the whole text."""
     size = 0
     if config.get("attention_chunk_size", 8192) is not None:
@@ -154,3 +141,11 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     )
     width = s.parts["expert_width"]
     gated_mlp(b, s, f"{at}.shared_expert", h, width, to=x)
+
+
+Llama4 = FamilyRow(
+    "Llama 4 Scout and Maverick (text): every fourth layer has no RoPE, and sees the whole text."
+    " Source: transformers modeling_llama4.",
+    _llama4,
+    partial(build_decoder, attention=_attention, mlp=_mlp),
+)

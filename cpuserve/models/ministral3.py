@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_int, read_object, refuse
-from cpuserve.models.decoder_row import Config, DecoderRow
+from cpuserve.models.decoder_row import Config, DecoderRow, FamilyRow
 from cpuserve.models.deepseek import build_latent, read_latent
 from cpuserve.models.experts import read_first_dense, read_groups
 from cpuserve.models.rope import ORIGINAL, read_query_scale
 from cpuserve.models.spec import ModelSpec
-from cpuserve.program.builder import Builder
 
 
 def _rope(config: Config, default: Config) -> dict[str, Any]:
@@ -40,32 +40,27 @@ Ministral3 = DecoderRow(
 )
 
 
-class Mistral4:
-    """Mistral Small 4: latent attention, experts chosen by a softmax, and scaled queries.
+def _mistral4(config: Config) -> ModelSpec:
+    rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
+    if read_groups(config, (1, 1), best=2) is not None:
+        refuse("topk_group", config.get("topk_group"), "n_group: no limit to groups of experts")
+    # partial_rotary_factor, the share of a head's dims that are rotated, is not needed:
+    # qk_rope_head_dim is the number of these dims.
+    rope["partial_rotary_factor"] = None
+    config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
+    return read_latent(
+        {**config, "q_lora_rank": config.get("q_lora_rank", 1024)},
+        positions=1048576,
+        dense=read_first_dense(config, 0),
+        groups=None,
+        renormalize=read_bool(config, "norm_topk_prob", True),
+        interleaved=read_bool(config, "rope_interleave", True),
+    )
 
-    Source: transformers modeling_mistral4.
-    """
 
-    @staticmethod
-    def spec(config: Config) -> ModelSpec:
-        """Return the hyperparameters in a Mistral Small 4 config."""
-        rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
-        if read_groups(config, (1, 1), best=2) is not None:
-            refuse("topk_group", config.get("topk_group"), "n_group: no limit to groups of experts")
-        # partial_rotary_factor, the share of a head's dims that are rotated, is not needed:
-        # qk_rope_head_dim is the number of these dims.
-        rope["partial_rotary_factor"] = None
-        config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
-        return read_latent(
-            {**config, "q_lora_rank": config.get("q_lora_rank", 1024)},
-            positions=1048576,
-            dense=read_first_dense(config, 0),
-            groups=None,
-            renormalize=read_bool(config, "norm_topk_prob", True),
-            interleaved=read_bool(config, "rope_interleave", True),
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        build_latent(b, s, score="softmax")
+Mistral4 = FamilyRow(
+    "Mistral Small 4: latent attention, experts chosen by a softmax, and scaled queries."
+    " Source: transformers modeling_mistral4.",
+    _mistral4,
+    partial(build_latent, score="softmax"),
+)

@@ -18,10 +18,10 @@ from cpuserve.models.config import (
     read_object,
     refuse,
 )
-from cpuserve.models.decoder_row import Config, DecoderRow, without_nulls
+from cpuserve.models.decoder_row import Config, DecoderRow, FamilyRow, without_nulls
 from cpuserve.models.llama import read_clip, read_decoder, unpaired
 from cpuserve.models.parts import SpecParts
-from cpuserve.models.plain_layers import PlainLayers, PlainRow, by_group, matrices
+from cpuserve.models.plain_layers import PlainLayers, by_group, matrices
 from cpuserve.models.spec import ModelSpec
 from cpuserve.models.stored_names import StoredNames
 from cpuserve.program.parts import rows
@@ -110,7 +110,7 @@ _GPT2 = PlainLayers(
     out_use="down",
 )
 
-Gpt2 = PlainRow(
+Gpt2 = FamilyRow(
     "GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.",
     _gpt2,
     _GPT2,
@@ -124,7 +124,7 @@ def _gpt_bigcode(config: Config) -> ModelSpec:
     return replace(_gpt2({**usual, "conv1d_transposed": True}), kv_heads=1)
 
 
-GptBigCode = PlainRow(
+GptBigCode = FamilyRow(
     "StarCoder 1 and SantaCoder. Source: transformers modeling_gpt_bigcode.", _gpt_bigcode, _GPT2
 )
 
@@ -141,7 +141,7 @@ def _openai_gpt(config: Config) -> ModelSpec:
     return _gpt2({**config, **keys})
 
 
-OpenAiGpt = PlainRow(
+OpenAiGpt = FamilyRow(
     "OpenAI GPT. Source: transformers modeling_openai.",
     _openai_gpt,
     replace(
@@ -166,7 +166,7 @@ def _ctrl(config: Config) -> ModelSpec:
     return replace(spec, embed_scale=spec.width**0.5)
 
 
-Ctrl = PlainRow(
+Ctrl = FamilyRow(
     "CTRL. Source: transformers modeling_ctrl.",
     _ctrl,
     PlainLayers(
@@ -221,7 +221,7 @@ def _windows(config: Config, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == "local" else 0 for kind in expanded)
 
 
-GptNeo = PlainRow(
+GptNeo = FamilyRow(
     "GPT-Neo 125M to 2.7B. Source: transformers modeling_gpt_neo.",
     _gpt_neo,
     PlainLayers(
@@ -278,7 +278,7 @@ _BIOGPT = PlainLayers(
     qkv_use="qkv",
 )
 
-BioGpt = PlainRow(
+BioGpt = FamilyRow(
     "BioGPT and BioGPT-Large. Source: transformers modeling_biogpt.", _biogpt, _BIOGPT
 )
 
@@ -298,7 +298,7 @@ def _xglm(config: Config) -> ModelSpec:
     return _biogpt({**config, **sizes}, "activation_function", 2048)
 
 
-Xglm = PlainRow(
+Xglm = FamilyRow(
     "XGLM. Source: transformers modeling_xglm.",
     _xglm,
     replace(
@@ -356,7 +356,7 @@ def _opt_norms(layers: PlainLayers, s: ModelSpec) -> PlainLayers:
     return replace(layers, after=not s.parts["norm_first"], last=last)
 
 
-Opt = PlainRow(
+Opt = FamilyRow(
     "OPT: layer norms and learned positions. Source: transformers modeling_opt.",
     _opt,
     replace(

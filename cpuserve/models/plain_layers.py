@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from cpuserve.models.decoder_row import Config
 from cpuserve.models.head_norms import norm_heads
 from cpuserve.models.llama import clip_values, layer_window
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import AS_PROGRAM, StoredNames
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import columns, rows
@@ -59,7 +57,7 @@ def as_named(layers: PlainLayers, _spec: ModelSpec) -> PlainLayers:
 
 @dataclass(frozen=True)
 class PlainLayers:
-    """The layers of a DecoderRow or PlainRow: layer norms, and MLPs without gates.
+    """The layers of a DecoderRow or FamilyRow: layer norms, and MLPs without gates.
 
     words, layers, last, head: names of the embeddings, of the module with the layers, of the norm
       after them ("" = none) and of the output head. words_norm: the norm of the embeddings.
@@ -178,22 +176,3 @@ class PlainLayers:
     def _matrix(self, s: ModelSpec, name: str, features: int) -> str:
         """Return the name that a Program has for matrix `name`, which has `features` outputs."""
         return columns(name, 0, features) if self.turned and s.parts["transposed"] else name
-
-
-@dataclass(frozen=True)
-class PlainRow:
-    """A family with such layers and a config unlike that of Llama: a ModelDef.
-
-    about: what sets it apart, for `cpuserve models`, and the source.
-    spec: returns the hyperparameters in a config of the family; ModelError for an invalid value.
-    build: appends its operations.
-    stored: how files call its tensors.
-    """
-
-    about: str
-    spec: Callable[[Config], ModelSpec]
-    build: PlainLayers
-    stored: StoredNames = AS_PROGRAM
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.about)
