@@ -97,6 +97,7 @@ async def statuses(app, requests):
 ACCESS = [{}, {"webui": False, "public_metrics": True, "cors": Cors(("*",))}]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("access", ACCESS, ids=["default", "other options"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_request_without_a_key_reaches_only_what_is_public(form, access):
