@@ -31,7 +31,10 @@ ROOT2 = 2.0**0.5
 class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, per-layer embeddings.
 
-    Source: transformers modeling_gemma3n. Keys of ModelSpec.parts in addition to the Gemma 4 keys:
+    Source: transformers modeling_gemma3n. Keys of ModelSpec.parts in addition to those of
+    shared_caches.py and layer_inputs.py:
+
+    mlp_widths: the width of the MLP of each layer.
     streams: the number of streams.
     active: the index of the stream that layers compute.
     laurel_rank: the rank of the low-rank matrices next to attention.

@@ -1,4 +1,10 @@
-"""Per-layer embeddings: each layer adds a row of its own for a token, with a gate."""
+"""Per-layer embeddings: each layer adds a row of its own for a token, with a gate.
+
+Keys of ModelSpec.parts:
+
+input_width, input_vocab: columns (for one layer) and rows of the per-layer embeddings.
+pad: the id with the per-layer embeddings of all tokens of pictures.
+"""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope,
 
 
 def _proportional(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return the RoPE of global layers of Gemma 4; `factor` may divide its frequencies."""
+    """Return the RoPE that turns a part of the pairs; `factor` may divide its frequencies."""
     factor = read_float(params, "factor", 1.0)
     return _rope([f / factor for f in base]), max_position
 

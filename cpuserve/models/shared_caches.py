@@ -1,4 +1,11 @@
-"""Layers that read the KV caches of earlier layers."""
+"""Layers that read the KV caches of earlier layers.
+
+Keys of ModelSpec.parts; ModelSpec.kv_heads and head_dim are for layers without a window:
+
+local_heads: KV heads and head_dim of layers with a window.
+caches: the layer with the KV cache that each layer reads.
+one_kv: whether layers without a window have no v_proj; their values come from k_proj.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class TowerSpec:
       directions: "" = none, "sliding" = those with a window, "all".
     `most`: the most patches of a tile if `side` is 0, in whole blocks at most; 0 = MOST_PATCHES.
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution;
-      "" = the bytes of pixels are normed first (Gemma 4 Unified).
+      "" = the bytes of pixels are normed first.
     `patch_axes`: the axes of its columns if it is stored as a matrix, the first one outermost: the
       channel "c", the frame "t", the row "y" and the column "x" of a pixel.
     `merge_weight`: a convolution over the patches of a block; "" = there is none.
@@ -151,7 +151,7 @@ class TowerSpec:
 
         For each patch: the stream, its norm, queries, keys and values (in the cache as well),
         attention, the hidden values of the MLP, merged rows, results, and the pixels. If linears
-        are clipped (Gemma 4), the MLP has gate and up in two values. The rows of a picture with
+        are clipped, the MLP has gate and up in two values. The rows of a picture with
         lines are there as well.
         """
         rows = (4 * self.row_width if self.levels else 0) // self.merge**2

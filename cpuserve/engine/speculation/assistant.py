@@ -1,4 +1,4 @@
-"""Assistant: guesses of an assistant of Gemma 4, which reads the KV cache of its model."""
+"""Assistant: guesses of an assistant, which reads the KV cache of its model."""
 
 from __future__ import annotations
 

@@ -30,15 +30,8 @@ class Gemma4:
     """Gemma 4, text: global layers with wider heads, and possibly experts next to the dense MLP.
 
     The small models have per-layer embeddings, and later layers read the KV caches of earlier
-    layers. Source: transformers modeling_gemma4. ModelSpec.kv_heads and head_dim are for global
-    layers. Keys of parts:
-
-    local_heads: KV heads and head_dim of layers with a window.
-    caches: the layer with the KV cache that each layer reads.
-    mlp_widths: the width of the MLP of each layer.
-    one_kv: whether global layers have no v_proj; their values come from k_proj.
-    input_width, input_vocab: columns (for one layer) and rows of the per-layer embeddings.
-    pad: the id with the per-layer embeddings of all tokens of pictures.
+    layers. Source: transformers modeling_gemma4. Key of parts in addition to those of
+    shared_caches.py and layer_inputs.py: mlp_widths, the width of the MLP of each layer.
     """
 
     @staticmethod

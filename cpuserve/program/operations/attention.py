@@ -24,10 +24,10 @@ class RopeStoreKV(Op, frozen=True):
 
     qkv: [T, (q_heads + 2 * kv_heads) * head_dim], with q first; columns after v do not change.
     q_norm, k_norm: RmsNorm weights [head_dim], applied to each head before the rotation (Qwen3).
-      Several weights are parts in order (tower of Gemma 4).
+      Several weights are parts in order.
     plus_one: the factors of the two norms are their weights plus 1 (Gemma 3).
     rope: None = no rotation (OPT).
-    stores: False = `qkv` has only queries; an earlier op has stored keys and values (Gemma 4).
+    stores: False = `qkv` has only queries; an earlier op has stored keys and values.
     windowed: whether the sequences of the step are windows of pictures, from this op on; False =
       they are whole pictures (Program.partitions).
     """

@@ -125,7 +125,7 @@ class Scale(Op, frozen=True):
     """x *= weight, in place. The weight has one element, or, if `by_column`, `width` (Gemma 3n).
 
     Without a weight, columns are multiplied by constants: `runs` lists (number of columns, factor).
-    less: a weight [width] that is first subtracted from each row (Gemma 4's tower).
+    less: a weight [width] that is first subtracted from each row.
     """
 
     write_of = "x"

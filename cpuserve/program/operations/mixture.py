@@ -65,7 +65,7 @@ class Route(Op, frozen=True):
 
     renormalize: whether the weights of a token are divided by their sum.
     scale, factors: after this division, the weights are multiplied by the number `scale`
-      and by the vector `factors` [experts] (Gemma 4).
+      and by the vector `factors` [experts].
     identities: how many of the experts, the last ones, return their input (`AddIdentities`). Their
       ids become -1, because they have no routed rows.
     table: a weight [ids, chosen] with the experts of each token id, if the scores do not choose.

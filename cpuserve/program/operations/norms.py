@@ -55,7 +55,7 @@ class PartNorm(Op, frozen=True):
     A part has `width` columns and a mean of its own; the first part begins at `column`.
     All parts use the same weight [width].
     In OLMo, all q heads are one part, and all k heads another part.
-    Without a weight, the factor is 1 (Gemma 4, where each v head is a part).
+    Without a weight, the factor is 1.
     plus_one: the factors are the weight plus 1.
     """
 
