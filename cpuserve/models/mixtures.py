@@ -31,6 +31,7 @@ from cpuserve.models.decoder_row import (
     without_nulls,
 )
 from cpuserve.models.experts import (
+    GATED_PARTS,
     add_mixture,
     add_shared_mixture,
     qwen_mlp,
@@ -47,7 +48,9 @@ from cpuserve.models.llama import (
     attend,
     build_decoder,
     build_sandwich,
+    clip_values,
     dense_mlp,
+    finish_decoder,
     gated_mlp,
     heads_of,
     layer_norm,
@@ -55,12 +58,13 @@ from cpuserve.models.llama import (
     layer_window,
     plain_mlp,
     qk_norm_attention,
+    read_clip,
     self_attention,
 )
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
-from cpuserve.models.stored_names import StoredNames, experts_by_number
+from cpuserve.models.stored_names import BuiltTensors, StoredNames, experts_by_number
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, ValueId
 
@@ -756,4 +760,85 @@ Laguna = DecoderRow(
             r"\.mlp\.shared_experts\.": ".mlp.shared_expert.",
         }
     ),
+)
+
+
+_DBRX_EXPERTS = "moe_num_experts"
+# The matrices of all experts in published files, with the part of an expert that each has.
+_DBRX_FLAT = dict(zip(("w1", "v1", "w2"), GATED_PARTS, strict=True))
+
+
+def _dbrx_built(config: Config) -> BuiltTensors:
+    """Return what divides the flat matrices of the experts."""
+    experts = read_int(read_object(config, "ffn_config"), _DBRX_EXPERTS, 4, high=4096)
+    return BuiltTensors("cpuserve.quant.flat_experts:FlatExperts", (experts, _DBRX_FLAT))
+
+
+def _dbrx_keys(config: Config) -> Config:
+    """Return the config with the keys of Llama."""
+    attention, ffn = read_object(config, "attn_config"), read_object(config, "ffn_config")
+    norm = ffn.get("moe_normalize_expert_weights", 1.0)
+    if norm not in (None, 1):
+        refuse("ffn_config.moe_normalize_expert_weights", norm, "1 or null")
+    if (name := read_object(ffn, "ffn_act_fn").get("name", "silu")) != "silu":
+        refuse("ffn_config.ffn_act_fn", name, "silu")
+    if read_bool(config, "tie_word_embeddings", False):
+        refuse("tie_word_embeddings", True, "false: DBRX has an output matrix of its own")
+    config = without_nulls(config)
+    if (theta := attention.get("rope_theta")) is not None:  # published configs have it here
+        config = {"rope_theta": theta, **config}
+    return {
+        **config,
+        "hidden_size": read_int(config, "d_model", high=1 << 20),
+        "intermediate_size": read_int(ffn, "ffn_hidden_size", 3584, high=1 << 24),
+        "num_attention_heads": read_int(config, "n_heads", high=65536),
+        "num_key_value_heads": read_int(attention, "kv_n_heads", 1, high=65536),
+        "num_hidden_layers": read_int(config, "n_layers", high=4096),
+        "max_position_embeddings": read_int(config, "max_seq_len", 2048),
+    }
+
+
+def _dbrx(config: Config) -> dict[str, Any]:
+    attention, ffn = read_object(config, "attn_config"), read_object(config, "ffn_config")
+    numbers = {
+        _DBRX_EXPERTS: read_int(ffn, _DBRX_EXPERTS, 4, high=4096),
+        "num_experts_per_tok": read_int(ffn, "moe_top_k", 1),
+        "width": config["intermediate_size"],
+    }
+    return {
+        "parts": {
+            **read_experts(numbers, count=_DBRX_EXPERTS, width="width"),
+            "renormalize": ffn.get("moe_normalize_expert_weights", 1.0) is not None,
+            "clip": read_clip(attention),
+        }
+    }
+
+
+def _dbrx_layers(b: Builder, s: ModelSpec) -> None:
+    x, features = b.embed("transformer.wte"), (s.q_heads + 2 * s.kv_heads) * s.head_dim
+    for i in range(s.layers):
+        at = f"transformer.blocks.{i}"
+        h = b.layer_norm(x, f"{at}.norm_attn_norm.norm_1", bias=False)
+        qkv = b.linear(h, f"{at}.norm_attn_norm.attn.Wqkv", features=features)
+        clip_values(b, s, qkv)
+        b.rope_store_kv(qkv, layer=i, rope=s.rope)
+        b.linear(b.attention(qkv, layer=i), f"{at}.norm_attn_norm.attn.out_proj", add_to=x)
+        h = b.layer_norm(x, f"{at}.norm_attn_norm.norm_2", bias=False)
+        renormalize = s.parts["renormalize"]
+        add_mixture(b, s, f"{at}.ffn", h, x, router="router.layer", renormalize=renormalize)
+    h = b.layer_norm(x, "transformer.norm_f", bias=False)
+    finish_decoder(b, s, h, embedding="transformer.wte")
+
+
+Dbrx = DecoderRow(
+    "DBRX 132B. Source: transformers modeling_dbrx.",
+    positions=2048,
+    layers=_dbrx_layers,
+    prepare=_dbrx_keys,
+    defaults={"layer_norm_epsilon": 1e-5},
+    fixed={"head_dim": None, "hidden_act": "silu"},
+    eps="layer_norm_epsilon",
+    more=_dbrx,
+    stored=StoredNames(published={r"(\.experts\.mlp\.(?:w[12]|v1))$": r"\1.weight"}),
+    built=_dbrx_built,
 )

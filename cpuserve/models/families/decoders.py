@@ -33,7 +33,7 @@ FAMILIES = (
     ModelFamily(("BloomForCausalLM",), "cpuserve.models.plain:Bloom"),
     ModelFamily(("CodeGenForCausalLM",), "cpuserve.models.plain:CodeGen"),
     ModelFamily(("CTRLLMHeadModel",), "cpuserve.models.plain:Ctrl"),
-    ModelFamily(("DbrxForCausalLM",), "cpuserve.models.dbrx:Dbrx"),
+    ModelFamily(("DbrxForCausalLM",), "cpuserve.models.mixtures:Dbrx"),
     ModelFamily(("DeciLMForCausalLM",), "cpuserve.models.deci:DeciLm"),
     ModelFamily(("DiffLlamaForCausalLM",), "cpuserve.models.decoders:DiffLlama"),
     ModelFamily(("Dots1ForCausalLM",), "cpuserve.models.mixtures:Dots1"),
