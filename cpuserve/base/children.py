@@ -12,6 +12,7 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from cpuserve.base.affinity import affinity, move_to
 from cpuserve.base.fault_points import fault
 from cpuserve.base.held_signals import hold_signals
 
@@ -64,8 +65,7 @@ class _Starter:
 
     def start(self, command: list[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
         started: Future[subprocess.Popen[bytes]] = Future()
-        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-        self._jobs.put((started, cpus, command, options))
+        self._jobs.put((started, affinity(), command, options))
         return started.result()
 
     def _run(self) -> None:
@@ -73,9 +73,7 @@ class _Starter:
         while True:
             started, cpus, command, options = self._jobs.get()
             try:
-                if cpus and hasattr(os, "sched_setaffinity"):
-                    with suppress(OSError):  # a sandbox forbids it: then all threads have the same
-                        os.sched_setaffinity(0, cpus)
+                move_to(cpus)  # where a sandbox forbids it, all threads have the same CPUs
                 fault("children.start")
                 started.set_result(subprocess.Popen(command, **options))
             except BaseException as error:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from cpuserve.base.affinity import on_cpus
 from cpuserve.base.children import python_command, start_child
 from cpuserve.base.errors import TooLittleMemory
 from cpuserve.base.fault_points import fault
 from cpuserve.base.log import get_logger, level
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.kv.cache_folder import SharedMemory
-from cpuserve.engine.affinity import on_cpus
 
 # Less shared memory is not worth a tier. Containers have 64 MiB unless they are started with more.
 _LEAST_SHARED = 16 << 20

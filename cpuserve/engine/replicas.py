@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cpuserve.base.affinity import affinity, on_cpus
 from cpuserve.base.background import keep
 from cpuserve.base.errors import EngineDead
 from cpuserve.base.log import get_logger
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.kv.cache_folder import SharedMemory
-from cpuserve.engine.affinity import affinity, on_cpus
 from cpuserve.engine.client import EngineClient, PayloadOf, ReplicaStatus
 from cpuserve.engine.ipc import AddRequest, Output, StageProgress, Stats, TierStats
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, with_shared_memory

@@ -82,7 +82,7 @@ def _seconds(count: int | None, per_second: float) -> float | None:
 def _own_paths(file: Path) -> dict[str, str]:
     """Return controller -> path of this process's group; the key "" is the v2 hierarchy."""
     paths: dict[str, str] = {}
-    for line in _text(file).splitlines():
+    for line in text_of(file).splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
             for controller in parts[1].split(","):
@@ -110,7 +110,7 @@ def _ancestors(root: Path, path: str) -> Iterator[Path]:
 
 
 def _v2_quota(group: Path) -> float | None:
-    words = _text(group / "cpu.max").split()
+    words = text_of(group / "cpu.max").split()
     if len(words) != 2 or words[0] == "max" or not all(w.isdigit() for w in words):
         return None
     return _ratio(int(words[0]), int(words[1]))
@@ -160,7 +160,7 @@ def _limit_and_free(
 
 
 def _stat(file: Path, key: str) -> int | None:
-    for line in _text(file).splitlines():
+    for line in text_of(file).splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == key and words[1].isdigit():
             return int(words[1])
@@ -168,11 +168,12 @@ def _stat(file: Path, key: str) -> int | None:
 
 
 def _int(file: Path) -> int | None:
-    text = _text(file).strip()
+    text = text_of(file).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Return the text of a file of the system; "" if it cannot be read."""
     try:
         fault("system.read")
         return file.read_text(encoding="utf-8", errors="replace")

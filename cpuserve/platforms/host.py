@@ -16,10 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.base.fault_points import fault
 from cpuserve.base.ids import CpuId, NodeId
 from cpuserve.config.values import parse_cpu_list
-from cpuserve.platforms.cgroup import Cgroup, read_cgroup
+from cpuserve.platforms.cgroup import Cgroup, read_cgroup, text_of
 from cpuserve.platforms.tuned import Tuned
 
 ARM_PARTS = {
@@ -191,10 +190,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         rlimits: {"AS": bytes, "DATA": bytes} to use instead of the limits of this process.
         """
         allowed = sorted(_affinity() if affinity is None else affinity)
-        cpuinfo = _text(proc_root / "cpuinfo")
+        cpuinfo = text_of(proc_root / "cpuinfo")
         arch = arch or stdlib_platform.machine().lower().replace("amd64", "x86_64")
         topology_known = (sysfs_root / "devices/system/cpu/online").exists()
-        meminfo = _meminfo(_text(proc_root / "meminfo"))
+        meminfo = _meminfo(text_of(proc_root / "meminfo"))
         total, available = _memory(meminfo)
         limits = _rlimits() if rlimits is None else rlimits
         return Host(
@@ -207,15 +206,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             nodes=_read_nodes(sysfs_root / "devices/system/node"),
             memory_total=total,
             memory_available=available,
-            memory_nodes=_memory_nodes(_text(proc_root / "self/status")),
+            memory_nodes=_memory_nodes(text_of(proc_root / "self/status")),
             address_space_limit=limits.get("AS"),
             data_limit=limits.get("DATA"),
             cgroup=read_cgroup(cgroup_root or sysfs_root / "fs/cgroup", proc_root),
             huge_pages=_huge_pages(sysfs_root, meminfo),
             numa_balancing=_int(proc_root / "sys/kernel/numa_balancing", 0) > 0,
             governor=_governor(sysfs_root / "devices/system/cpu/cpu0/cpufreq"),
-            load=_load(_text(proc_root / "loadavg")),
-            kernel=_text(proc_root / "sys/kernel/osrelease").strip(),
+            load=_load(text_of(proc_root / "loadavg")),
+            kernel=text_of(proc_root / "sys/kernel/osrelease").strip(),
             emulated=_emulated(arch, cpuinfo),
             topology_known=topology_known or sys.platform != "linux",
         )
@@ -223,7 +222,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 def memory_now() -> tuple[int, int]:
     """Return the free bytes and all bytes of the machine or of the container, whichever is less."""
-    total, available = _memory(_meminfo(_text(Path("/proc/meminfo"))))
+    total, available = _memory(_meminfo(text_of(Path("/proc/meminfo"))))
     cgroup = read_cgroup(Path("/sys/fs/cgroup"), Path("/proc"))
     free = available if cgroup.memory_available is None else cgroup.memory_available
     return min(available, free), min(total, cgroup.memory_limit or total)
@@ -293,7 +292,7 @@ def _node_ids(root: Path) -> list[NodeId]:
 def _read_nodes(root: Path) -> tuple[Node, ...]:
     found = []
     for n in _node_ids(root):
-        m = _meminfo(_text(root / f"node{n}/meminfo"))
+        m = _meminfo(text_of(root / f"node{n}/meminfo"))
         reclaimable = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
         available = sum(m.get(key, 0) for key in reclaimable)
         distances = tuple(_numbers(root / f"node{n}/distance"))
@@ -323,7 +322,7 @@ def _memory(meminfo: dict[str, int]) -> tuple[int, int]:
 
 
 def _huge_pages(sysfs_root: Path, meminfo: dict[str, int]) -> HugePages:
-    text = _text(sysfs_root / "kernel/mm/transparent_hugepage/enabled")
+    text = text_of(sysfs_root / "kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", text)
     return HugePages(
         chosen[1] if chosen else "never",
@@ -363,7 +362,7 @@ def _emulated(arch: str, cpuinfo: str) -> str:
 
 
 def _governor(folder: Path) -> str:
-    name, driver = (_text(folder / f"scaling_{what}").strip() for what in ("governor", "driver"))
+    name, driver = (text_of(folder / f"scaling_{what}").strip() for what in ("governor", "driver"))
     return f"{name} ({driver})" if driver else name
 
 
@@ -374,7 +373,7 @@ def _load(text: str) -> float:
 
 def _list(file: Path) -> list[CpuId]:
     """Read a kernel CPU list ("0-3,8"); empty if the file is missing or malformed."""
-    return _parse_list(_text(file).strip())
+    return _parse_list(text_of(file).strip())
 
 
 def _parse_list(text: str) -> list[CpuId]:
@@ -385,17 +384,9 @@ def _parse_list(text: str) -> list[CpuId]:
 
 
 def _numbers(file: Path) -> list[int]:
-    return [int(word) for word in _text(file).split() if word.isdigit()]
+    return [int(word) for word in text_of(file).split() if word.isdigit()]
 
 
 def _int(file: Path, default: int) -> int:
-    text = _text(file).strip()
+    text = text_of(file).strip()
     return int(text) if re.fullmatch(r"-?\d+", text) else default
-
-
-def _text(file: Path) -> str:
-    try:
-        fault("system.read")
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from cpuserve.base.affinity import move_to
 from cpuserve.base.errors import ModelError
 from cpuserve.base.fault_points import fault
 from cpuserve.base.log import get_logger
@@ -35,7 +36,6 @@ from cpuserve.loader.load import read_config
 from cpuserve.loader.packed_files import FOLDER, HEADER_BYTES, PackedFile, PackedFiles, keep_use
 from cpuserve.loader.source_digest import SourceDigest
 from cpuserve.runtime.expert_memory import ExpertHeat
-from cpuserve.runtime.threads import run_on
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -337,7 +337,7 @@ class PackedCache:
     def _digest(self, threads: int) -> SourceDigest:
         def begin() -> None:
             if threads > 1:
-                run_on(self._config.compute_cpus)
+                move_to(self._config.compute_cpus)
 
         config = self._config
         return SourceDigest(

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuserve.base.affinity import on_cpus
 from cpuserve.base.errors import TooLittleMemory
-from cpuserve.engine.affinity import on_cpus
 from cpuserve.engine.launch import SpareProcess, start_process
 from cpuserve.engine.process import ProcessClient
 from tests.helpers.fake_executor import fake_config

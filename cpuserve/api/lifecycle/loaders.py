@@ -16,7 +16,7 @@ from cpuserve.api.lifecycle.model_context import (
 )
 from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.request.memory_trim import trim_asleep
-from cpuserve.engine.affinity import on_cpus
+from cpuserve.base.affinity import on_cpus
 from cpuserve.loader.source_files import check_same
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.prepare import check_fits, known_pooling, kv_cache_bytes

@@ -27,12 +27,12 @@ from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import hangups_ignored, stop_signals
+from cpuserve.base.affinity import affinity
 from cpuserve.base.errors import ConfigError
 from cpuserve.base.log import get_logger
 from cpuserve.base.lost_signals import sent_again
 from cpuserve.config.env import environment
 from cpuserve.config.server import ServerOptions
-from cpuserve.engine.affinity import affinity
 from cpuserve.engine.launch import SpareProcess
 from cpuserve.platforms.heap import bound_heaps
 from cpuserve.serving.models.preparation import StoppedWhilePreparing, in_background, is_preparing

@@ -37,6 +37,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from cpuserve.base.affinity import move_to
 from cpuserve.base.fault_points import fault
 from cpuserve.base.log import get_logger
 from cpuserve.core.kv.block_file import (
@@ -455,11 +456,9 @@ class DiskCache:
         self._thread.join(wait_s)
 
     def _run(self) -> None:
-        if self._cpus and hasattr(os, "sched_setaffinity"):
-            # A new thread inherits the affinity of its creator.
-            # A compute thread is pinned to one CPU, and this thread would compete for it.
-            with suppress(OSError):
-                os.sched_setaffinity(0, self._cpus)
+        # The creator may be a compute thread, which is pinned to one CPU: this thread would compete
+        # for it.
+        move_to(self._cpus)
         while (item := self._queue.get()) is not None:
             name, data = item
             if not self._failed:

@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+
+from cpuserve.base.affinity import move_to
 
 STACK_BYTES = 16 << 20
 # On a core that the engine keeps busy, a thread with this nice value gets a seventieth of the time
@@ -34,10 +35,3 @@ def yield_to_streams(cpus: Sequence[int] | None) -> None:
     if sys.platform == "linux":
         os.nice(NICE)
     move_to(cpus)
-
-
-def move_to(cpus: Sequence[int] | None) -> None:
-    """Let this thread run only on these CPUs, where the system can do that; None = on any CPU."""
-    if cpus and hasattr(os, "sched_setaffinity"):
-        with suppress(OSError):  # the process may not be allowed to use these CPUs any more
-            os.sched_setaffinity(0, cpus)

@@ -38,7 +38,7 @@ from cpuserve.runtime.executor import Int32
 BOOTSTRAP = """
 import importlib, json
 cpus = json.loads(sys.argv.pop(1))
-from cpuserve.engine.grammars.background import move_to
+from cpuserve.base.affinity import move_to
 move_to(cpus)
 importlib.import_module("{module}")
 sys.exit(sys.modules["{module}"].main())

@@ -33,13 +33,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cpuserve.base.affinity import move_to
 from cpuserve.base.errors import LIMITS
 from cpuserve.base.fault_points import fault
 from cpuserve.engine.grammars.background import (
     NICE,
     STACK_BYTES,
     deep_thread,
-    move_to,
     yield_to_streams,
 )
 from cpuserve.engine.grammars.compiler import (
