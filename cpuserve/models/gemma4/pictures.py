@@ -16,6 +16,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     part_of,
     read_filter,
     refuse_setting,
+    value_error,
 )
 from cpuserve.models.gemma4 import BUDGETS
 
@@ -39,14 +40,6 @@ class Gemma4Pictures(OneTile, frozen=True, kw_only=True):
         """The length in pixels of the longer side of a page of a document."""
         return math.isqrt(4 * self.budget * self.block**2 // 3)
 
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return (
-            f"this model's pictures have max_soft_tokens ({_LISTED}), detail, and a maximum number "
-            "of tokens"
-        )
-
     def in_low_detail(self) -> Gemma4Pictures:
         """Return the family that makes few rows of a picture."""
         return self.replaced(budget=BUDGETS[0])
@@ -61,7 +54,11 @@ class Gemma4Pictures(OneTile, frozen=True, kw_only=True):
                 refuse_setting(name, f"must be at least {BUDGETS[0]}, got {value!r:.40}")
             limit = min(self.limit, fitting[-1])
             return self.replaced(budget=min(self.budget, limit), limit=limit)
-        raise self.setting_error(name, value)
+        has = (
+            f"this model's pictures have max_soft_tokens ({_LISTED}), detail, and a maximum number "
+            "of tokens"
+        )
+        raise value_error(name, value, has)
 
     def _checked(self, budget: object) -> int:
         """Return `budget` if a request can choose it."""

@@ -19,6 +19,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     part_of,
     read_filter,
     read_number,
+    value_error,
 )
 from cpuserve.program.pictures import MOST_PATCHES
 
@@ -59,14 +60,6 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
         patches = min(self.limit, self.most_rows * self.merge**2)
         return math.isqrt(4 * patches * self.patch**2 // 3)
 
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return (
-            f"the settings of this model's pictures are {self.limit_name} (a number of patches), "
-            "detail, and a maximum number of tokens"
-        )
-
     def framed(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in pixels with the border up to whole blocks."""
         across, down = (-(-length // self.block) * self.block for length in (width, height))
@@ -94,7 +87,11 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
                 return self.replaced(limit=value)
             if name == "max_tokens":
                 return self.replaced(most_rows=min(self.most_rows, value))
-        raise self.setting_error(name, value)
+        has = (
+            f"the settings of this model's pictures are {self.limit_name} (a number of patches), "
+            "detail, and a maximum number of tokens"
+        )
+        raise value_error(name, value, has)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in pixels without the border."""

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.base.errors import InvalidRequest
 from cpuserve.media.pictures.families.preprocessing import (
     DETAILS,
     in_merge_order,
-    setting_error,
 )
 from cpuserve.media.pictures.layout import PictureLayout
 
@@ -120,15 +118,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
         Raises InvalidRequest if the family has no such setting, or not this value.
         """
-        raise self.setting_error(name, value)
-
-    def setting_error(self, name: str, value: object) -> InvalidRequest:
-        """Return the error for a setting that the family does not have, or not with this value."""
-        return setting_error(name, f"cannot be {value!r:.40}: {self.settings}")
-
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
         raise NotImplementedError
 
     def of_count(self, _count: int) -> Self:

@@ -26,6 +26,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     read_number,
     refuse_detail,
     refuse_setting,
+    value_error,
 )
 from cpuserve.media.pictures.layout import PictureLayout
 
@@ -69,14 +70,6 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     before: str = "<fake_token_around_image>"
     after: str = "<fake_token_around_image>"
     wide: WideRule = WideRule()
-
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return (
-            "the settings of this model's pictures are crop_to_patches, min_patches, max_patches, "
-            "detail, and a maximum number of tokens"
-        )
 
     @property
     def page_side(self) -> int:
@@ -135,7 +128,11 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
                 f"cannot be {value!r:.40}: fine_route of this model's preprocessor_config.json, "
                 f"which is {here}, decides the connector that the server loads for all pictures",
             )
-        raise self.setting_error(name, value)
+        has = (
+            "the settings of this model's pictures are crop_to_patches, min_patches, max_patches, "
+            "detail, and a maximum number of tokens"
+        )
+        raise value_error(name, value, has)
 
     def in_low_detail(self) -> CanvasTiles:
         """Return the family that makes few rows of a picture."""

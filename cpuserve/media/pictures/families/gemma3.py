@@ -16,6 +16,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     read_filter,
     read_number,
     refuse_setting,
+    value_error,
 )
 
 
@@ -37,14 +38,6 @@ class Gemma3Pictures(OneTile, frozen=True, kw_only=True):
     def page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return self.side
-
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return (
-            f"this model's pictures all become {self.side} x {self.side} pixels and "
-            f"{self.layout(1, 1).rows} tokens"
-        )
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size of the square; all sizes have the same."""
@@ -69,7 +62,11 @@ class Gemma3Pictures(OneTile, frozen=True, kw_only=True):
                 return self
             bound = f"at {'least' if is_most else 'most'} {rows}"
             refuse_setting(name, f"must be {bound}, the tokens of each picture, got {value!r:.40}")
-        raise self.setting_error(name, value)
+        has = (
+            f"this model's pictures all become {self.side} x {self.side} pixels and "
+            f"{self.layout(1, 1).rows} tokens"
+        )
+        raise value_error(name, value, has)
 
 
 def gemma3(files: PictureFiles) -> Gemma3Pictures:

@@ -19,6 +19,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     is_count,
     read_filter,
     read_number,
+    value_error,
 )
 
 if TYPE_CHECKING:
@@ -39,14 +40,6 @@ class LlavaPictures(OneTile, frozen=True, kw_only=True):
         """The length in pixels of the longer side of a page of a document."""
         return 4 * self.side // 3
 
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return (
-            f"this model's pictures all become {self.side} x {self.side} pixels and "
-            f"{(self.side // self.patch) ** 2} tokens"
-        )
-
     def framed(self, width: int, height: int) -> tuple[int, int]:
         """Return the size of the square, which is cut out of the middle."""
         del width, height
@@ -66,7 +59,11 @@ class LlavaPictures(OneTile, frozen=True, kw_only=True):
         """Return the family itself; InvalidRequest for a setting that would change pictures."""
         if name == "max_tokens" and is_count(value, (self.side // self.patch) ** 2):
             return self
-        raise self.setting_error(name, value)
+        has = (
+            f"this model's pictures all become {self.side} x {self.side} pixels and "
+            f"{(self.side // self.patch) ** 2} tokens"
+        )
+        raise value_error(name, value, has)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) with the shorter side of the square.

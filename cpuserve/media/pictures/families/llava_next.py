@@ -19,6 +19,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     is_count,
     read_filter,
     refuse_setting,
+    value_error,
 )
 from cpuserve.media.pictures.layout import PictureLayout, line_shape
 
@@ -39,11 +40,6 @@ class LlavaNextPictures(Family, frozen=True, kw_only=True):
     side: int
     canvases: tuple[tuple[int, int], ...]
     marker: str = "<image>"
-
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return "the settings of this model's pictures are detail, and a maximum number of tokens"
 
     @property
     def page_side(self) -> int:
@@ -87,7 +83,11 @@ class LlavaNextPictures(Family, frozen=True, kw_only=True):
         max_tokens leaves the canvases on which no picture has more rows.
         """
         if name != "max_tokens":
-            raise self.setting_error(name, value)
+            raise value_error(
+                name,
+                value,
+                "the settings of this model's pictures are detail, and a maximum number of tokens",
+            )
         sizes = {canvas: self._most_rows(*canvas) for canvas in self.canvases}
         least = min(sizes.values())
         if not is_count(value, least):

@@ -18,6 +18,7 @@ from cpuserve.media.pictures.families.preprocessing import (
     read_filter,
     read_number,
     refuse_setting,
+    value_error,
 )
 from cpuserve.program.pictures import MOST_PATCHES
 
@@ -42,13 +43,6 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
         """The length in pixels of the longer side of a page of a document."""
         return self.edge
 
-    @property
-    def settings(self) -> str:
-        """The settings that requests may change, for messages."""
-        return (
-            "this model's pictures have size (longest_edge), detail, and a maximum number of tokens"
-        )
-
     def text(self, across: int, down: int) -> str:
         """Return the text in place of the marker; see OneTile."""
         return self.line.join([self.marker * across] * down) + self.after
@@ -63,7 +57,10 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
             return self.replaced(edge=_number(name, value["longest_edge"], self.block))
         if name == "max_tokens":
             return self.replaced(most_rows=min(self.most_rows, _number(name, value, 1)))
-        raise self.setting_error(name, value)
+        has = (
+            "this model's pictures have size (longest_edge), detail, and a maximum number of tokens"
+        )
+        raise value_error(name, value, has)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with this longest edge or a shorter one.

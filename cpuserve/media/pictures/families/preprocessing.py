@@ -135,6 +135,14 @@ def setting_error(name: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{name} {why}", role="mm_processor_kwargs")
 
 
+def value_error(name: str, value: object, has: str) -> InvalidRequest:
+    """Return the error for a setting that a family does not have, or not with this value.
+
+    has: the settings that it has.
+    """
+    return setting_error(name, f"cannot be {value!r:.40}: {has}")
+
+
 def refuse_detail(detail: object) -> NoReturn:
     """Raise the error for a value that is no level of detail."""
     refuse_setting("detail", f"must be one of {', '.join(DETAILS)}, got {str(detail)[:40]!r}")
