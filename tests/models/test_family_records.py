@@ -6,6 +6,7 @@ import json
 from importlib import import_module
 from types import SimpleNamespace
 
+import gguf
 import msgspec
 import pytest
 
@@ -45,6 +46,7 @@ from cpuserve.serving.tools import families as formats
 from cpuserve.serving.tools import thoughts
 from cpuserve.serving.tools.layout import CallLayout, LayoutFormat
 from cpuserve.serving.tools.object_calls import NAMED_JSON
+from cpuserve.tokenizer.from_gguf import GgufTokenizer
 from cpuserve.tokenizer.greedy import longest_match
 from cpuserve.tokenizer.splits import PreTokenizer, pre_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -92,6 +94,14 @@ def read_sample(path, settings):
 
 
 SPLITS = PreTokenizer((r"\p{N}",))
+
+
+def build_sample(_file, vocab, pre):
+    assert pre is SPLITS
+    return longest_match({token.encode("latin-1"): i for i, token in enumerate(vocab.tokens)}, {})
+
+
+IN_GGUF = GgufTokenizer("byte_level", build_sample, pre="sample")
 CALLS = LayoutFormat("sample", CallLayout("", "<|sample|>", " ", "<|end|>"), NAMED_JSON)
 GGUF = GgufArch("SampleForCausalLM", "sample")
 PROJECTOR = Projector({"SampleForCausalLM": "SampleForConditionalGeneration"}, dict, {}, "", {})
@@ -118,6 +128,7 @@ SAMPLE = ModelFamily(
     mtp_methods=("sample_mtp",),
     tokenizer=TokenizerTables(
         files={"sample*.words": f"{__name__}:read_sample"},
+        gguf={"sample": f"{__name__}:IN_GGUF"},
         splits={"sample": f"{__name__}:SPLITS"},
     ),
     tools=ToolTables(
@@ -278,6 +289,20 @@ def test_a_plug_in_reads_tokenizers_that_only_its_family_has(plugged, tmp_path):
     plugged(SAMPLE)
     assert pre_tokenizer("sample") is SPLITS
     assert Tokenizer.load(tmp_path).encode("helloworld!") == [0, 1, 2 + ord("!")]
+
+
+def test_a_plug_in_builds_the_tokenizers_of_its_gguf_files(plugged, tmp_path):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "sample")
+    writer.add_tokenizer_model("sample")
+    writer.add_token_list([*map(chr, range(256)), "hello"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="tokenizer model 'sample' is not supported"):
+        Tokenizer.load(path)
+    plugged(SAMPLE)
+    assert Tokenizer.load(path).encode("hello!") == [256, ord("!")]
 
 
 def test_a_plug_in_does_not_replace_a_tool_format(plugged):
