@@ -27,7 +27,7 @@ from cpuserve.cli.bench_flags import number
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
 from cpuserve.engine.ipc import AddRequest
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
 from cpuserve.sampling.params import SamplingParams

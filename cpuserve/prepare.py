@@ -557,8 +557,8 @@ def _tower_facts(
         ModelError: the settings of the image processor are not complete.
         ConfigError: a picture cannot have so few tokens.
     """
+    from cpuserve.media.pictures.families.checkpoint import family_of, family_with
     from cpuserve.media.pictures.families.settings import configured
-    from cpuserve.media.pictures.families.table import family_of, family_with
     from cpuserve.models import build_tower
     from cpuserve.program.counts import weight_counts
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.serving.generation.batch import media_prompt
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.tokenizer.chat import ChatTemplate

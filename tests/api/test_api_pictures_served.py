@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from tests.api.sees import IMAGE, tokenizer, write_served_model
 from tests.helpers.children import child_options
 from tests.helpers.drawn import data_url, document, picture, png, saved

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpuserve.engine.ipc import AddRequest
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.sampling.params import SamplingParams
 from tests.engine.test_pictures_end_to_end import answer, with_engine
 from tests.helpers.drawn import picture

@@ -22,8 +22,8 @@ import torch
 from cpuserve import _C
 from cpuserve.base.errors import CpuserveError
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.media.pictures.families.checkpoint import reader_of
 from cpuserve.media.pictures.families.preprocessing import PictureFiles
-from cpuserve.media.pictures.families.table import reader_of
 from cpuserve.models import build_tower, spec_from_config
 from cpuserve.models.towers import PICTURES
 from cpuserve.runtime.torch_executor import TorchTower

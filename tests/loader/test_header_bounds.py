@@ -8,7 +8,7 @@ import pytest
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.safetensors import SafetensorsFile, SafetensorsStore
-from cpuserve.media.pictures.families.table import _read
+from cpuserve.media.pictures.families.checkpoint import _read
 
 EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 UINT32, ARRAY, STRING = 4, 9, 8

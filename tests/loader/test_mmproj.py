@@ -17,7 +17,7 @@ from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.mmproj import find_projector, mmproj_config, projector_kinds
 from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files
 from cpuserve.loader.load import open_checkpoint
-from cpuserve.media.pictures.families.table import family_of, family_with
+from cpuserve.media.pictures.families.checkpoint import family_of, family_with
 from cpuserve.models import spec_from_config
 from cpuserve.models.families import FAMILIES
 from cpuserve.models.text_parts import text_type

@@ -16,7 +16,7 @@ from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRPro
 
 from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.pictures.families.canvas import CanvasTiles
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [

@@ -9,8 +9,8 @@ from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import (
 )
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.deepseek_vl import DeepseekVLPictures
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [

@@ -18,7 +18,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.models.gemma4 import BUDGETS
 from cpuserve.models.gemma4.pictures import Gemma4Pictures
 from tests.helpers.drawn import picture

@@ -9,8 +9,8 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.processing_utils import ProcessorMixin
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.gemma3 import Gemma3Pictures
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 FAMILY = Gemma3Pictures(side=64, patch=8, merge=4)

@@ -10,7 +10,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from tests.helpers.drawn import SMALL, picture, write_processor
 from tests.helpers.once import Once
 

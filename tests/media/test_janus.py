@@ -8,8 +8,8 @@ from transformers.models.janus.image_processing_pil_janus import JanusImageProce
 from transformers.models.janus.processing_janus import JanusProcessor
 
 from cpuserve.base.errors import ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.deepseek_vl import DeepseekVLPictures
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.preprocessing import in_merge_order
-from cpuserve.media.pictures.families.table import family_of
 from cpuserve.models.kimi.pictures import KimiPictures
 from tests.helpers.drawn import picture
 

@@ -17,7 +17,7 @@ from PIL.Image import Resampling
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.models.lfm.pictures import Lfm2Pictures
 from tests.helpers.drawn import picture
 

@@ -8,8 +8,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.llava.processing_llava import LlavaProcessor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.llava import LlavaPictures
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [(1, 1), (1, 90), (64, 64), (63, 65), (65, 64), (100, 37), (37, 101), (640, 480)]

@@ -10,8 +10,8 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.llava_next import LlavaNextPictures
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import check_most_tokens, picture
 
 SIZES = [

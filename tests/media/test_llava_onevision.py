@@ -13,8 +13,8 @@ from transformers.models.llava_onevision.processing_llava_onevision import (
 
 from cpuserve.base.errors import InvalidRequest, ModelError
 from cpuserve.media.decoding.client import Decoder
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.llava_onevision import OnevisionPictures
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import check_most_tokens, document, picture
 
 SIZES = [

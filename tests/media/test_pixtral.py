@@ -7,9 +7,9 @@ import pytest
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.pixtral import PixtralPictures
 from cpuserve.media.pictures.families.preprocessing import in_merge_order
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [(64, 64), (100, 60), (30, 300), (500, 130), (1, 1), (17, 16), (640, 480), (3, 900)]

@@ -8,8 +8,8 @@ import pytest
 
 from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
+from cpuserve.media.pictures.families.checkpoint import family_of, reader_of
 from cpuserve.media.pictures.families.preprocessing import PictureFiles
-from cpuserve.media.pictures.families.table import family_of, reader_of
 from cpuserve.models import spec_from_config
 from tests.helpers.drawn import picture, write_processor
 from tests.helpers.pictures import write_tower_model

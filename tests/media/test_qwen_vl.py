@@ -12,8 +12,8 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from cpuserve.base.errors import InvalidRequest, ModelError
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.qwen_vl import QwenVL
-from cpuserve.media.pictures.families.table import family_of
 from tests.helpers.drawn import picture
 
 SIZES = [

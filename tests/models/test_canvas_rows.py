@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.media.pictures.families.llava_onevision import OnevisionPictures
-from cpuserve.media.pictures.families.table import family_of
 from cpuserve.models.towers import tower_spec
 from cpuserve.runtime.picture_tower import PictureLines
 from cpuserve.runtime.torch_executor import TorchTower

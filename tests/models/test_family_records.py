@@ -25,7 +25,7 @@ from cpuserve.loader.speculation import assistants
 from cpuserve.loader.speculation.guess_heads import guesses_of
 from cpuserve.media.decoding.wire import PackedFamily
 from cpuserve.media.pictures.families.base import Family
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.models.base import MODELS
 from cpuserve.models.decoders import Llama
 from cpuserve.models.families import FAMILIES, declared

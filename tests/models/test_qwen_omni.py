@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cpuserve.loader.load import check_weights, open_checkpoint
-from cpuserve.media.pictures.families.table import family_of
+from cpuserve.media.pictures.families.checkpoint import family_of
 from cpuserve.models import build_program, build_tower, spec_from_config
 from tests.helpers.pictures import OMNI, OMNI3, write_grid_model
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import ConfigError, InvalidRequest
 from cpuserve.media.pictures.families.base import Family
+from cpuserve.media.pictures.families.checkpoint import family_of, family_with
 from cpuserve.media.pictures.families.preprocessing import MOST_NUMBER, refuse_setting
-from cpuserve.media.pictures.families.table import family_of, family_with
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
