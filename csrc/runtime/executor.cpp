@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "cpu/features.h"
 #include "runtime/parts.h"
-#include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
@@ -80,6 +79,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
                       checked("num_media", program.media_width() > 0 ? num_media : 0, 0)),
             kv_type, std::move(packed), shared.owner ? &shared.owner->step_ : nullptr,
             shared.layers),
+      walk_(program, step_),
       activations_(make_activations(program, step_.values)) {
   step_.work_sizes = work_sizes_for(read_cache_sizes(team.first_cpu()), cpu_info().vendor);
   check_argument(step_.kv.num_blocks() == num_blocks && step_.kv.type() == kv_type,
@@ -134,7 +134,7 @@ void Executor::check_kernels(bool own) const {
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),
                  "level ", t.isa, " lacks a kernel");
-  for (const Op& op : step_.program->ops()) {
+  for (const Op& op : program().ops()) {
     const auto* rope = std::get_if<RopeStoreOp>(&op);
     const auto* latent = std::get_if<LatentStoreOp>(&op);
     check_argument(own || (!latent && !(rope && rope->stores)), "shared KV layers are read only");
@@ -148,18 +148,18 @@ void Executor::check_kernels(bool own) const {
 
 void Executor::plan_attention() {
   const int64_t keys = step_.kv.num_blocks() * kBlock;
-  const AttentionLimits limits{step_.program->max_tokens(), step_.program->max_seqs(),
-                               std::min(keys, step_.program->max_positions()), keys};
-  for (const Op& op : step_.program->ops()) {
+  const AttentionLimits limits{program().max_tokens(), program().max_seqs(),
+                               std::min(keys, program().max_positions()), keys};
+  for (const Op& op : program().ops()) {
     step_.plan_of_op.push_back(-1);
     const auto* a = std::get_if<AttentionOp>(&op);
     if (!a) continue;
-    const CacheLayer& kv = step_.program->kv_layers()[static_cast<size_t>(a->layer)];
-    const int64_t most = a->selection == kNone ? 0 : step_.program->value(a->selection).width;
+    const CacheLayer& kv = program().kv_layers()[static_cast<size_t>(a->layer)];
+    const int64_t most = a->selection == kNone ? 0 : program().value(a->selection).width;
     const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad,
                                      a->window,  a->causal,   static_cast<int32_t>(most),
                                      a->spans,   a->sections};
-    if (a->spans) step_.ends.resize(static_cast<size_t>(step_.program->max_tokens()));
+    if (a->spans) step_.ends.resize(static_cast<size_t>(program().max_tokens()));
     size_t plan = 0;
     while (plan < step_.plans.size() && !(step_.plans[plan].geometry() == geometry)) plan++;
     if (plan == step_.plans.size()) {
@@ -170,19 +170,19 @@ void Executor::plan_attention() {
 }
 
 void Executor::carve_work_memory(int64_t rows_per_seq) {
-  const auto scratch = static_cast<int64_t>(most_scratch_bytes(*step_.program, step_.kv.type()));
-  for (const Op& op : step_.program->ops()) {
+  const auto scratch = static_cast<int64_t>(most_scratch_bytes(program(), step_.kv.type()));
+  for (const Op& op : program().ops()) {
     const auto* l = std::get_if<LogitsOp>(&op);
     if (l) step_.logit_input = step_.values[static_cast<size_t>(l->x)];
   }
-  const int64_t vocab = step_.program->vocab();
+  const int64_t vocab = program().vocab();
   int64_t partials = 0;  // floats of the buffer of partial results, which all layers share
   for (const AttentionPlan& plan : step_.plans)
     partials = std::max(partials, plan.partial_floats());
-  step_.index_floats = index_score_floats(*step_.program, step_.kv.num_blocks());
+  step_.index_floats = index_score_floats(program(), step_.kv.num_blocks());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
   step_.logit_rows =
-      std::clamp(step_.program->max_seqs() * rows_per_seq, kLeastLogitRows, kMostLogitRows);
+      std::clamp(program().max_seqs() * rows_per_seq, kLeastLogitRows, kMostLogitRows);
 
   const auto carve = [&](Carver& c) {
     step_.scratch.clear();
@@ -198,16 +198,16 @@ void Executor::carve_work_memory(int64_t rows_per_seq) {
     step_.logits = {c.take<uint8_t>(step_.logit_rows * static_cast<int64_t>(logit_stride)),
                     logit_stride, vocab, ActFormat::f32};
     step_.partials = c.take<float>(partials);
-    step_.media = c.take<float>(step_.limits.media * step_.program->media_width());
-    step_.patches = c.take<uint8_t>(step_.program->max_tokens() * step_.program->patch_width());
+    step_.media = c.take<float>(step_.limits.media * program().media_width());
+    step_.patches = c.take<uint8_t>(program().max_tokens() * program().patch_width());
     step_.index_scores = c.take<float>(step_.index_floats);
     step_.turns.clear();
-    for (const AxialRope& rope : step_.program->axial_ropes()) {
-      const int64_t count = step_.program->max_tokens() * static_cast<int64_t>(rope.axes.size());
+    for (const AxialRope& rope : program().axial_ropes()) {
+      const int64_t count = program().max_tokens() * static_cast<int64_t>(rope.axes.size());
       float* const cos = c.take<float>(count);
       step_.turns.push_back({cos, c.take<float>(count)});
     }
-    step_.token_numbers = c.take<int32_t>(step_.turns.empty() ? 0 : step_.program->max_tokens());
+    step_.token_numbers = c.take<int32_t>(step_.turns.empty() ? 0 : program().max_tokens());
   };
   Carver sizes(nullptr);
   carve(sizes);
@@ -215,7 +215,7 @@ void Executor::carve_work_memory(int64_t rows_per_seq) {
   Carver carver(work_.data());
   carve(carver);
   if (!step_.turns.empty())
-    std::iota(step_.token_numbers, step_.token_numbers + step_.program->max_tokens(), 0);
+    std::iota(step_.token_numbers, step_.token_numbers + program().max_tokens(), 0);
 }
 
 // Makes the arenas of each rank prefer memory of the NUMA node that the rank is pinned to.
@@ -259,7 +259,7 @@ void Executor::interleave(const std::vector<int>& nodes) {
 
 StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) {
   const StepInput in = parse_step(words, step_.limits, step_.tables, masks);
-  check_argument(step_.program->patch_width() == 0 || in.tokens <= num_patches_, "the step has ",
+  check_argument(program().patch_width() == 0 || in.tokens <= num_patches_, "the step has ",
                  in.tokens, " patches, but only ", num_patches_, " were written");
   for (int64_t r = 0; r < in.rows; r++) {
     check_argument(in.row_target[r] != kSampledRow || step_.sampler.admitted(in.row_slot[r]),
@@ -287,16 +287,16 @@ void Executor::begin_step(const StepInput& in) {
   step_.part_failed.clear();
   if (ExpertPool* pool = step_.weights.pool()) {
     pool->begin_step();
-    step_.guessing = pool->guesses() && in.tokens <= most_guess_tokens(*step_.program);
+    step_.guessing = pool->guesses() && in.tokens <= most_guess_tokens(program());
   }
   step_.set_input(in);
 }
 
 void Executor::write_patches(Span<const uint8_t> rows) {
-  const int64_t width = step_.program->patch_width();
+  const int64_t width = program().patch_width();
   check_argument(
-      width > 0 && rows.size() % width == 0 && rows.size() / width <= step_.program->max_tokens(),
-      "write_patches: ", rows.size(), " bytes are not at most ", step_.program->max_tokens(),
+      width > 0 && rows.size() % width == 0 && rows.size() / width <= program().max_tokens(),
+      "write_patches: ", rows.size(), " bytes are not at most ", program().max_tokens(),
       " patches of ", width);
   tap_next_ = started_next_ = -1;
   std::copy(rows.begin(), rows.end(), step_.patches);
@@ -304,8 +304,8 @@ void Executor::write_patches(Span<const uint8_t> rows) {
 }
 
 void Executor::start(Span<const int32_t> words, int64_t first) {
-  check_argument(step_.program->hidden_width() > 0, "start: the program has no hidden op");
-  const auto ops = static_cast<int64_t>(step_.program->ops().size());
+  check_argument(program().hidden_width() > 0, "start: the program has no hidden op");
+  const auto ops = walk_.num_ops();
   check_argument(first >= 0 && first < ops, "start: the program has no operation ", first);
   started_.assign(words.begin(), words.end());
   begin_step(accept(started_));
@@ -315,8 +315,8 @@ void Executor::start(Span<const int32_t> words, int64_t first) {
 // Returns whether threads may stop after any task of an operation: whether it has no barrier.
 bool Executor::can_pause(int64_t op) const noexcept {
   const auto i = static_cast<size_t>(op);
-  if (std::holds_alternative<LinearOp>(step_.program->ops()[i])) return true;
-  const auto* attention = std::get_if<AttentionOp>(&step_.program->ops()[i]);
+  if (std::holds_alternative<LinearOp>(program().ops()[i])) return true;
+  const auto* attention = std::get_if<AttentionOp>(&program().ops()[i]);
   if (!attention || attention->selection != kNone) return false;
   return step_.plans[static_cast<size_t>(step_.plan_of_op[i])].merges().empty();
 }
@@ -326,10 +326,10 @@ bool Executor::can_pause(int64_t op) const noexcept {
 bool Executor::run_slice(int64_t op, int64_t end) {
   const auto i = static_cast<size_t>(op);
   step_.slice.end = can_pause(op) ? std::max<int64_t>(end, 1) : 0;
-  const int64_t parts = step_.barriers.row_wise[i] ? ceil_div(step_.input.tokens, Slice::kRows) : 1;
+  const int64_t parts = walk_.barriers.row_wise[i] ? ceil_div(step_.input.tokens, Slice::kRows) : 1;
   step_.slice.parts = static_cast<int>(parts);
   step_.slice.more = false;
-  const bool finished = run_ops(step_, op, op + 1);
+  const bool finished = walk_.run(op, op + 1);
   const bool complete = ++step_.slice.part >= step_.slice.parts && !step_.slice.more;
   if (complete || !finished) step_.slice.begin_op();
   step_.slice.end = 0;
@@ -340,7 +340,7 @@ bool Executor::run_slice(int64_t op, int64_t end) {
 
 bool Executor::advance(double seconds, int64_t last) {
   check_argument(started_next_ >= 0, "advance: no step has been started");
-  const auto all = static_cast<int64_t>(step_.program->ops().size());
+  const auto all = walk_.num_ops();
   const int64_t ops = last < 0 ? all : last;
   check_argument(ops > started_next_ && ops <= all, "advance: operation ", ops, " is not later");
   const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
@@ -359,9 +359,7 @@ int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks,
   begin_step(in);
   step_.logits_copy = logits;
   const bool parts = can_part(step_, in) && !logits;
-  const bool finished = parts
-                            ? run_parts(step_, in)
-                            : run_ops(step_, 0, static_cast<int64_t>(step_.program->ops().size()));
+  const bool finished = parts ? run_parts(walk_, in) : walk_.run(0, walk_.num_ops());
   step_.logits_copy = nullptr;
   if (!finished) fail_system("the step was cancelled");
   append_samples();
@@ -415,8 +413,8 @@ void Executor::check_block(int32_t block) const {
 }
 
 void Executor::check_group(int32_t group) const {
-  check_argument(group >= 0 && group < step_.program->cache_groups(), "there is no group ", group,
-                 " of KV layers; the program has ", step_.program->cache_groups());
+  check_argument(group >= 0 && group < program().cache_groups(), "there is no group ", group,
+                 " of KV layers; the program has ", program().cache_groups());
 }
 
 void Executor::read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* to) const {
@@ -441,7 +439,7 @@ void Executor::write_blocks(Span<const int32_t> blocks, int32_t group, const uin
 }
 
 void Executor::write_media(int64_t first, Span<const float> rows) {
-  const int64_t width = step_.program->media_width();
+  const int64_t width = program().media_width();
   check_argument(width > 0 && rows.size() % width == 0, "write_media: ", rows.size(),
                  " floats are no whole rows of ", width);
   const int64_t count = rows.size() / width;

@@ -15,6 +15,7 @@
 #include "runtime/program.h"
 #include "runtime/step_context.h"
 #include "runtime/step_input.h"
+#include "runtime/walk.h"
 
 namespace cpuserve {
 
@@ -78,7 +79,7 @@ class Executor {
   Weights& weights() { return step_.weights; }
   Sampler& sampler() { return step_.sampler; }
   Team& team() { return *step_.team; }
-  const Program& program() const { return *step_.program; }
+  const Program& program() const { return walk_.program; }
   int64_t max_top() const { return step_.limits.max_top; }
   // Deletes the sampler state and the block tables of a request slot, after its request has ended.
   void release(int64_t slot);
@@ -137,8 +138,7 @@ class Executor {
   // Returns false when all of these blocks have memory. A call takes 0.1 ms (7 ms in a VM
   // if its host must first find free memory).
   bool grow_kv() {
-    return step_.kv.grow(*step_.team,
-                         step_.program->cache_groups() * blocks_of(step_.program->max_tokens()));
+    return step_.kv.grow(*step_.team, program().cache_groups() * blocks_of(program().max_tokens()));
   }
   // Returns the number of heap allocations in all steps so far (base/allocations.h):
   // 0, because a step must not allocate.
@@ -209,6 +209,7 @@ class Executor {
   TapMatrix read_rows(const Rows& rows, int64_t count) const;
 
   StepContext step_;
+  Walk walk_;
   Buffer activations_;
   MemoryBinding binding_;
   // Scratch of the threads, logits, inputs of lm_head, partial results of attention, media,

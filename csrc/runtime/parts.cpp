@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "runtime/rows.h"
-#include "runtime/worker.h"
+#include "runtime/walk.h"
 
 namespace cpuserve {
 namespace {
@@ -90,6 +90,7 @@ StepInput part_of(const StepInput& whole, const std::vector<int32_t>& part,
 }  // namespace
 
 struct StepParts {
+  Walk& walk;
   StepContext& e;
   const StepInput whole;
   ParkedRows& parked;
@@ -103,7 +104,6 @@ struct StepParts {
       const auto is_parked = [&](const ParkedRows::Sequence& p) { return p.number == s; };
       if (std::none_of(parked.all().begin(), parked.all().end(), is_parked)) fresh.push_back(s);
     }
-    const auto ops = static_cast<int64_t>(e.program->ops().size());
     int64_t op = 0;
     e.part.clear();
     if (fresh.empty()) {
@@ -113,7 +113,7 @@ struct StepParts {
       set_part(std::move(fresh), true);
     }
     while (!e.part.empty()) {
-      const bool finished = run_ops(e, op, ops);
+      const bool finished = walk.run(op, walk.num_ops());
       op = std::exchange(e.paused_op, -1);
       release_going();
       if (!finished) return false;
@@ -221,7 +221,7 @@ struct StepParts {
 
   // The experts that RouteOp `op` has chosen for these rows, each once.
   std::vector<int32_t> experts_of_rows(int64_t op, int64_t first, int64_t count) const {
-    const auto& route = std::get<RouteOp>(e.program->ops()[static_cast<size_t>(op)]);
+    const auto& route = std::get<RouteOp>(walk.program.ops()[static_cast<size_t>(op)]);
     const Rows& out = e.values[static_cast<size_t>(route.out)];
     std::vector<int32_t> found;
     for (int64_t t = first; t < first + count; t++) {
@@ -314,14 +314,15 @@ struct StepParts {
     if (!e.part.empty() && !begun) e.set_input(in);  // otherwise the step has all of them
   }
 
-  static bool run(StepContext& e, const StepInput& whole) {
-    StepParts parts{e, whole, *e.parked, *e.weights.pool(), {}, {}};
+  static bool run(Walk& walk, const StepInput& whole) {
+    StepContext& e = walk.step;
+    StepParts parts{walk, e, whole, *e.parked, *e.weights.pool(), {}, {}};
     for (const ParkedRows::Sequence& p : parts.parked.begin_step(whole)) e.release_parked(p);
     e.paused_op = e.decided_op = -1;
     e.parting = !parts.shares_new_blocks();
     if (e.parting) return parts.run();
     forget(e, [](const ParkedRows::Sequence& p) { return p.number >= 0; });
-    return run_ops(e, 0, static_cast<int64_t>(e.program->ops().size()));
+    return walk.run(0, walk.num_ops());
   }
 
   // Forgets the parked sequences for which gone(sequence) is true. They begin again.
@@ -401,7 +402,7 @@ struct StepParts {
   }
 };
 
-bool run_parts(StepContext& step, const StepInput& whole) { return StepParts::run(step, whole); }
+bool run_parts(Walk& walk, const StepInput& whole) { return StepParts::run(walk, whole); }
 
 void order_results(StepContext& step, const StepInput& whole) {
   StepParts::order_results(step, whole);

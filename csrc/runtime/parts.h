@@ -15,12 +15,13 @@
 namespace cpuserve {
 
 struct StepContext;
+struct Walk;
 
 // Whether sequences of this step may be parked.
 bool can_part(const StepContext& step, const StepInput& in) noexcept;
 // Runs the operations of the step that has begun on the sequences that need not wait.
 // Returns false if the step was cancelled.
-bool run_parts(StepContext& step, const StepInput& whole);
+bool run_parts(Walk& walk, const StepInput& whole);
 // Puts the results of these sequences to their rows of the whole step; other rows get no token.
 void order_results(StepContext& step, const StepInput& whole);
 

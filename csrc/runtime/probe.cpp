@@ -4,7 +4,6 @@
 
 #include "base/check.h"
 #include "runtime/executor.h"
-#include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
@@ -36,17 +35,17 @@ PassTimes time_passes(double seconds, const Pass& pass) {
 double Executor::probe_bandwidth(double seconds) {
   std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;
-  for (size_t i = 0; i < step_.program->matrices().size(); i++) {
-    if (!step_.weights.pooled(i)) bytes += step_.program->matrices()[i].bytes();
+  for (size_t i = 0; i < program().matrices().size(); i++) {
+    if (!step_.weights.pooled(i)) bytes += program().matrices()[i].bytes();
   }
   check_argument(bytes > 0, "this program has no weights to read");
   step_.team->call_all();
   const PassTimes pass = time_passes(seconds, [&] {
     step_.team->run_on_all([&](int thread, int) noexcept {
       uint64_t mine = 0;
-      for (size_t i = 0; i < step_.program->matrices().size(); i++) {
+      for (size_t i = 0; i < program().matrices().size(); i++) {
         if (step_.weights.pooled(i)) continue;
-        const Matrix& m = step_.program->matrices()[i];
+        const Matrix& m = program().matrices()[i];
         const Range p = m.panels_of(step_.team->share(m.units(), thread));
         const PackedWeight& w =
             step_.weights.matrix(static_cast<Id>(i), step_.team->rank_threads(thread).rank);
@@ -91,18 +90,18 @@ double Executor::probe_barrier(int64_t rounds) {
 }
 
 int64_t Executor::num_linears() const {
-  return std::count_if(step_.program->ops().begin(), step_.program->ops().end(),
+  return std::count_if(program().ops().begin(), program().ops().end(),
                        [](const Op& op) { return std::holds_alternative<LinearOp>(op); });
 }
 
 double Executor::probe_linears(int64_t rows, int64_t first, int64_t count) {
-  check_argument(rows >= 1 && rows <= step_.program->max_tokens(), "probe_linears needs from 1 to ",
-                 step_.program->max_tokens(), " rows, not ", rows);
+  check_argument(rows >= 1 && rows <= program().max_tokens(), "probe_linears needs from 1 to ",
+                 program().max_tokens(), " rows, not ", rows);
   check_argument(first >= 0 && count >= 1 && num_linears() > 0,
                  "probe_linears needs a program with linears, and at least 1 of them");
   std::vector<int64_t> linears;
-  for (size_t i = 0; i < step_.program->ops().size(); i++) {
-    if (std::holds_alternative<LinearOp>(step_.program->ops()[i])) {
+  for (size_t i = 0; i < program().ops().size(); i++) {
+    if (std::holds_alternative<LinearOp>(program().ops()[i])) {
       linears.push_back(static_cast<int64_t>(i));
     }
   }
@@ -112,7 +111,7 @@ double Executor::probe_linears(int64_t rows, int64_t first, int64_t count) {
   const int64_t start = now_ns();
   for (int64_t i = 0; i < count; i++) {
     const int64_t op = linears[static_cast<size_t>(first + i) % linears.size()];
-    if (!run_ops(step_, op, op + 1)) fail_system("the probe was cancelled");
+    if (!walk_.run(op, op + 1)) fail_system("the probe was cancelled");
   }
   return 1e-9 * static_cast<double>(now_ns() - start);
 }

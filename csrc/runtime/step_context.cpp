@@ -37,12 +37,10 @@ StepContext::StepContext(Team& a_team, const Program& a_program, const StepLimit
               std::min(a_limits.num_blocks * kBlock, a_program.max_positions())),
       limits(a_limits),
       tables(a_limits.num_slots, a_program.table_groups()),
-      barriers(plan_barriers(a_program)),
       queue(a_team.threads()),
       kv_slots(static_cast<size_t>(a_program.max_tokens() * a_program.cache_groups())),
       state_slots(a_program.states().empty() ? 0 : static_cast<size_t>(a_program.max_tokens())),
       state_before(a_program.states().empty() ? 0 : static_cast<size_t>(a_program.max_seqs())),
-      guess_ops(cpuserve::guess_ops(a_program)),
       routing(make_routing(a_program)),
       slice(a_team.ranks().count()),
       op_seconds(a_program.ops().size()) {}

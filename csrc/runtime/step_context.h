@@ -10,7 +10,6 @@
 #include "parallel/partition.h"
 #include "parallel/team.h"
 #include "runtime/attention_plan.h"
-#include "runtime/barrier_plan.h"
 #include "runtime/block_tables.h"
 #include "runtime/kv_cache.h"
 #include "runtime/parked_rows.h"
@@ -93,7 +92,6 @@ struct StepContext {
   BlockTables tables;
   std::vector<AttentionPlan> plans;
   std::vector<int> plan_of_op;  // by operation: the index of its plan in plans; -1: no attention
-  const BarrierPlan barriers;
 
   std::vector<uint8_t*> scratch;
   int64_t logit_rows = 0;  // number of rows of logit_input and logits
@@ -118,8 +116,7 @@ struct StepContext {
   std::vector<int64_t> state_slots, state_before;
   // By token of the step: whether an expert of the token could not be read. Empty without a pool.
   std::unique_ptr<std::atomic<bool>[]> failed_tokens;
-  const std::vector<bool> guess_ops;   // by operation: whether it is only for guesses of experts
-  bool guessing = false;               // whether the step runs them
+  bool guessing = false;               // whether the step runs the operations of guesses
   std::unique_ptr<ParkedRows> parked;  // null: a step waits for the experts of all its sequences
   // The present step, if sequences of it may be parked (parts.cpp). `part` has the numbers of the
   // sequences that go on, in the order of their rows, and `part_rows` the row of each token.

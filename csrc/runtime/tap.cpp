@@ -4,7 +4,6 @@
 
 #include "base/check.h"
 #include "runtime/executor.h"
-#include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
@@ -38,12 +37,12 @@ Id hidden_value(const Program& program) {
 }  // namespace
 
 int64_t Executor::kept_width() const {
-  const Id id = hidden_value(*step_.program);
+  const Id id = hidden_value(program());
   return id == kNone ? 0 : step_.values[static_cast<size_t>(id)].width;
 }
 
 void Executor::read_hidden(Span<const int32_t> rows, float* to) const {
-  const Id id = hidden_value(*step_.program);
+  const Id id = hidden_value(program());
   check_argument(id != kNone, "read_hidden: the program has no logits");
   const Rows& from = step_.values[static_cast<size_t>(id)];
   const auto tokens =
@@ -67,7 +66,7 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 }
 
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
-  const auto ops = static_cast<int64_t>(step_.program->ops().size());
+  const auto ops = walk_.num_ops();
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
   // A caller that taps all operations in order runs each of them only once.
   const bool same = std::equal(words.begin(), words.end(), tap_words_.begin(), tap_words_.end());
@@ -82,12 +81,12 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   tap_next_ = -1;
   step_.input.row_draft =
       nullptr;  // rows are sampled independently, and sampler states do not change
-  const Ends ends = ends_of(step_.program->ops()[static_cast<size_t>(op)], *step_.program);
+  const Ends ends = ends_of(program().ops()[static_cast<size_t>(op)], program());
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);
-    return read_rows(step_.values[at], step_.program->values()[at].rows(step_.input.tokens));
+    return read_rows(step_.values[at], program().values()[at].rows(step_.input.tokens));
   };
-  if (!run_ops(step_, begin, op)) fail_system("the step was cancelled");
+  if (!walk_.run(begin, op)) fail_system("the step was cancelled");
   Tap out;
   for (Id id : ends.inputs) out.inputs.push_back(read(id));
   if (ends.output == kNone) {
@@ -95,7 +94,7 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
     out.output = {step_.input.rows, step_.logits.width, std::vector<float>(size)};
     step_.logits_copy = out.output.data.data();
   }
-  const bool finished = run_ops(step_, op, op + 1);
+  const bool finished = walk_.run(op, op + 1);
   step_.logits_copy = nullptr;
   if (!finished) fail_system("the step was cancelled");
   if (ends.output != kNone) out.output = read(ends.output);

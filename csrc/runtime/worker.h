@@ -1,5 +1,5 @@
 // The work of one thread in a step.
-// The source files of the executor and of the operations include this header.
+// The source files of the operations include this header.
 #pragma once
 #include <cmath>
 
@@ -23,15 +23,6 @@ struct Worker {
   size_t op = 0;       // index of the running op
   bool alone = false;  // whether this thread does all work of the running op
 
-  // Runs ops [first, last) with the barriers of BarrierPlan.
-  // Returns false if the step was cancelled.
-  bool walk(int64_t first, int64_t last) noexcept;
-
-  // Returns whether the op has nothing to do: it processes only routed rows,
-  // and the step has no routed rows because no sequence has an adapter.
-  // All threads get the same result, because a barrier follows the op that computes the routing.
-  bool is_idle(const Op& op) const noexcept;
-
   // Waits until all threads of the step have called barrier().
   // The work between two barriers is called a phase; all threads number the phases in the same way.
   void barrier() noexcept {
@@ -49,7 +40,7 @@ struct Worker {
   // of items, first from its own share, and calls run(begin, end) for each chunk.
   // May be called once in a phase. In a cancelled step, threads claim the remaining items
   // without computing them, because one op of a long prompt can take a second. The results
-  // of such a step are not used: run_ops reads the cancel flag at the end and drops the step.
+  // of such a step are not used: Walk::run reads the cancel flag at the end and drops the step.
   template <class Run>
   void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
@@ -97,7 +88,7 @@ struct Worker {
     return step.program->matrices()[static_cast<size_t>(id)];
   }
 
-  // The parts of the executor that operations use.
+  // The parts of the step that operations use.
   const Program& program() const noexcept { return *step.program; }
   const KernelTable& kernels() const noexcept { return *step.kernels; }
   const WorkSizes& work_sizes() const noexcept { return step.work_sizes; }
@@ -178,18 +169,6 @@ struct Worker {
   // x must have the row format that the weight kind of the matrix needs.
   // Each rank has some panels of the matrix, and its threads claim tasks of these panels.
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
-
- private:
-  void run(const Op& op) noexcept;
-  // Returns the end of the range of ops from `first` on that a single thread runs
-  // while the other threads wait at the barrier.
-  int64_t end_of_row_wise(int64_t first, int64_t last) const noexcept;
-  void run_alone(int64_t first, int64_t last) noexcept;
-  // Whether the step makes no guesses, and the op is only for them.
-  bool skips(size_t i) const noexcept;
 };
-
-// Runs operations [first, last) on all threads. Returns false if the step was cancelled.
-bool run_ops(StepContext& step, int64_t first, int64_t last);
 
 }  // namespace cpuserve
