@@ -8,6 +8,7 @@
 #include "base/allocations.h"
 #include "base/check.h"
 #include "cpu/features.h"
+#include "runtime/guess_plan.h"
 #include "runtime/parts.h"
 
 namespace cpuserve {
@@ -93,7 +94,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   if (step_.weights.pool()) step_.failed_tokens = std::make_unique<std::atomic<bool>[]>(rows);
   // Sequences with draft tokens are not parked: drafters read the hidden rows of the whole step.
   const ExpertPool* pool = step_.weights.pool();
-  if (pool && !pool->has_all() && rows_per_seq == 1 && ParkedRows::possible(program)) {
+  if (pool && !pool->has_all() && rows_per_seq == 1 && can_park(program)) {
     step_.parked = std::make_unique<ParkedRows>(program);
   }
   const auto tops = rows * static_cast<size_t>(max_top);

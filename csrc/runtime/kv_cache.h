@@ -15,7 +15,7 @@
 
 #include "base/buffer.h"
 #include "parallel/team.h"
-#include "runtime/program.h"
+#include "runtime/declarations.h"
 
 namespace cpuserve {
 

@@ -1,8 +1,7 @@
 #include "runtime/names.h"
 
 #include "base/check.h"
-#include "runtime/operations/dense.h"
-#include "runtime/operations/experts.h"
+#include "runtime/choices.h"
 #include "runtime/sampler_chain.h"
 
 namespace cpuserve {

@@ -5,63 +5,32 @@
 #include <numeric>
 #include <utility>
 
-#include "runtime/operations/operations.h"
 #include "runtime/rows.h"
 
 namespace cpuserve {
 namespace {
 
-bool by_token(const Value& v) { return v.copies == 1 && v.fold == 1; }
-
-size_t bytes_of_row(const Program& program) {
+size_t bytes_of_row(const Declarations& program) {
   size_t sum = 0;
   for (const Value& v : program.values()) {
-    if (by_token(v)) sum += row_bytes(v.format, v.width);
+    if (ParkedRows::by_token(v)) sum += row_bytes(v.format, v.width);
   }
   return sum;
 }
 
-int64_t most_tokens(const Program& program) {
+int64_t most_tokens(const Declarations& program) {
   return std::min(program.max_tokens(), ParkedRows::kMostTokens);
-}
-
-bool has(const AccessList& list, Id id) {
-  return std::any_of(list.begin(), list.end(), [&](const Access& a) { return a.id == id; });
 }
 
 }  // namespace
 
-// Routed rows of an earlier mixture would be lost, and recurrent states would be advanced twice by
-// a chunk that begins again.
-bool ParkedRows::possible(const Program& program) {
-  if (!program.states().empty() || program.vocab() == 0) return false;
-  std::vector<Accesses> accesses;
-  for (const Op& op : program.ops()) accesses.push_back(accesses_of(op, program));
-  for (size_t r = 0; r < accesses.size(); r++) {
-    if (!std::holds_alternative<RouteOp>(program.ops()[r])) continue;
-    for (size_t v = 0; v < program.values().size(); v++) {
-      if (by_token(program.values()[v])) continue;
-      const Id id = static_cast<Id>(v);
-      size_t i = r + 1;
-      while (i < accesses.size() && !has(accesses[i].reads, id) && !has(accesses[i].writes, id)) {
-        i++;
-      }
-      if (i < accesses.size() && has(accesses[i].reads, id)) return false;
-    }
-  }
-  return true;
-}
-
-size_t ParkedRows::bytes(const Program& program) {
-  return possible(program) ? bytes_of_row(program) * static_cast<size_t>(most_tokens(program)) : 0;
-}
-
-ParkedRows::ParkedRows(const Program& program)
-    : row_bytes_(bytes_of_row(program)), memory_(bytes(program)) {
+ParkedRows::ParkedRows(const Declarations& program)
+    : row_bytes_(bytes_of_row(program)),
+      memory_(row_bytes_ * static_cast<size_t>(most_tokens(program))),
+      free_(static_cast<size_t>(most_tokens(program))) {
   for (size_t v = 0; v < program.values().size(); v++) {
     if (by_token(program.values()[v])) values_.push_back(v);
   }
-  if (memory_.size() > 0) free_.resize(static_cast<size_t>(most_tokens(program)));
   std::iota(free_.rbegin(), free_.rend(), 0);
 }
 

@@ -10,7 +10,7 @@
 #include "base/buffer.h"
 #include "base/span.h"
 #include "kernels/table.h"
-#include "runtime/program.h"
+#include "runtime/declarations.h"
 #include "runtime/step_input.h"
 
 namespace cpuserve {
@@ -29,11 +29,9 @@ class ParkedRows {
     int64_t number = -1;        // in the present step; -1: the step does not have it
   };
 
-  explicit ParkedRows(const Program& program);
-  // Returns whether the rows of a token are all that later operations need of it.
-  static bool possible(const Program& program);
-  // Returns the bytes of memory for all rows.
-  static size_t bytes(const Program& program);
+  explicit ParkedRows(const Declarations& program);
+  // Whether a value has one row for each token. Only such rows are parked.
+  static bool by_token(const Value& value) { return value.copies == 1 && value.fold == 1; }
 
   // Finds the sequences of a step among the parked ones, and forgets parked ones
   // with other tokens in its request slots. Returns the forgotten ones.

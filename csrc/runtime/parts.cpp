@@ -87,6 +87,10 @@ StepInput part_of(const StepInput& whole, const std::vector<int32_t>& part,
   return out;
 }
 
+bool has(const AccessList& list, Id id) {
+  return std::any_of(list.begin(), list.end(), [&](const Access& a) { return a.id == id; });
+}
+
 }  // namespace
 
 struct StepParts {
@@ -291,7 +295,7 @@ struct StepParts {
     if (from == to) return;
     for (size_t v = 0; v < e.values.size(); v++) {
       const Value& value = e.program->values()[v];
-      if (value.copies != 1 || value.fold != 1) continue;
+      if (!ParkedRows::by_token(value)) continue;
       const Rows& rows = e.values[v];
       std::memmove(row_of(rows, to), row_of(rows, from), static_cast<size_t>(count) * rows.stride);
     }
@@ -401,6 +405,27 @@ struct StepParts {
     going.clear();
   }
 };
+
+// Routed rows of an earlier mixture would be lost, and recurrent states would be advanced twice by
+// a chunk that begins again.
+bool can_park(const Program& program) {
+  if (!program.states().empty() || program.vocab() == 0) return false;
+  std::vector<Accesses> accesses;
+  for (const Op& op : program.ops()) accesses.push_back(accesses_of(op, program));
+  for (size_t r = 0; r < accesses.size(); r++) {
+    if (!std::holds_alternative<RouteOp>(program.ops()[r])) continue;
+    for (size_t v = 0; v < program.values().size(); v++) {
+      if (ParkedRows::by_token(program.values()[v])) continue;
+      const Id id = static_cast<Id>(v);
+      size_t i = r + 1;
+      while (i < accesses.size() && !has(accesses[i].reads, id) && !has(accesses[i].writes, id)) {
+        i++;
+      }
+      if (i < accesses.size() && has(accesses[i].reads, id)) return false;
+    }
+  }
+  return true;
+}
 
 bool run_parts(Walk& walk, const StepInput& whole) { return StepParts::run(walk, whole); }
 

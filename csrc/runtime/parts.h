@@ -14,9 +14,13 @@
 
 namespace cpuserve {
 
+class Program;
 struct StepContext;
 struct Walk;
 
+// Returns whether sequences of steps of a program may be parked: whether the rows of a token are
+// all that later operations need of it.
+bool can_park(const Program& program);
 // Whether sequences of this step may be parked.
 bool can_part(const StepContext& step, const StepInput& in) noexcept;
 // Runs the operations of the step that has begun on the sequences that need not wait.

@@ -6,17 +6,8 @@
 #include <vector>
 
 #include "kernels/table.h"
-#include "runtime/operations/experts.h"
 
 namespace cpuserve {
-
-// Writes the output row of RouteOp for one token to out[0 .. 2 * chosen): the ids of the chosen
-// experts, best first (the lower id first if scores are equal), then their weights.
-// `logits` has one float for each expert, and `scratch` holds 3 * experts floats.
-// NaN logits lead to NaN weights, but the ids stay valid. `given` has the ids of the experts if
-// the logits do not choose them.
-void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
-               float* scratch, const float* given = nullptr) noexcept;
 
 class Routing {
  public:

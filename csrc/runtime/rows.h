@@ -11,6 +11,11 @@ inline uint8_t* row_of(const Rows& rows, int64_t row) noexcept {
   return static_cast<uint8_t*>(rows.data) + static_cast<size_t>(row) * rows.stride;
 }
 
+constexpr bool quantized(ActFormat f) { return f >= ActFormat::q8g32; }
+// Returns whether a scale of this format covers more columns than linears write together.
+// Only an op that has the whole row (ConvertOp) can write such a format.
+constexpr bool whole_row(ActFormat f) { return f >= ActFormat::q8g128; }
+
 // floats_of returns the address of a row of an fp32 value.
 // float_stride returns the number of floats from one row to the next.
 inline float* floats_of(const Rows& rows, int64_t row) noexcept {

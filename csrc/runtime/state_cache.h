@@ -8,7 +8,7 @@
 
 #include "base/buffer.h"
 #include "parallel/partition.h"
-#include "runtime/program.h"
+#include "runtime/declarations.h"
 
 namespace cpuserve {
 

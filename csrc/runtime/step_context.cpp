@@ -4,26 +4,8 @@
 #include <utility>
 
 namespace cpuserve {
-namespace {
 
-Routing make_routing(const Program& program) {
-  int64_t chosen = 0, experts = 0;
-  for (const Op& op : program.ops()) {
-    if (const auto* r = std::get_if<RouteOp>(&op)) {
-      chosen = std::max<int64_t>(chosen, r->chosen);
-      experts = std::max<int64_t>(experts, r->experts);
-    }
-    if (const auto* a = std::get_if<AdapterOp>(&op)) {
-      chosen = std::max<int64_t>(chosen, 1);
-      experts = std::max<int64_t>(experts, a->adapters);
-    }
-  }
-  return {program.max_tokens() * chosen, experts};
-}
-
-}  // namespace
-
-StepContext::StepContext(Team& a_team, const Program& a_program, const StepLimits& a_limits,
+StepContext::StepContext(Team& a_team, const Declarations& a_program, const StepLimits& a_limits,
                          KvType kv_type, PackedFile packed, const StepContext* owner,
                          const std::vector<Id>& layers)
     : team(&a_team),
@@ -41,9 +23,10 @@ StepContext::StepContext(Team& a_team, const Program& a_program, const StepLimit
       kv_slots(static_cast<size_t>(a_program.max_tokens() * a_program.cache_groups())),
       state_slots(a_program.states().empty() ? 0 : static_cast<size_t>(a_program.max_tokens())),
       state_before(a_program.states().empty() ? 0 : static_cast<size_t>(a_program.max_seqs())),
-      routing(make_routing(a_program)),
+      routing(a_program.max_tokens() * a_program.most_experts().chosen,
+              a_program.most_experts().count),
       slice(a_team.ranks().count()),
-      op_seconds(a_program.ops().size()) {}
+      op_seconds(a_program.num_ops()) {}
 
 // Finds the state slot for every token of the step.
 // A block without a state slot uses the state slot of the next block that has one.

@@ -11,9 +11,9 @@
 #include "parallel/team.h"
 #include "runtime/attention_plan.h"
 #include "runtime/block_tables.h"
+#include "runtime/declarations.h"
 #include "runtime/kv_cache.h"
 #include "runtime/parked_rows.h"
-#include "runtime/program.h"
 #include "runtime/routing.h"
 #include "runtime/sampler.h"
 #include "runtime/state_cache.h"
@@ -56,6 +56,15 @@ struct Slice {
   int part = 0, parts = 1;        // an operation on rows runs on part number `part` of its rows
 };
 
+struct RouteOp;
+// The router that a GuessOp applies: the next RouteOp, and the linear that computes its logits.
+struct NextRouter {
+  const RouteOp* route = nullptr;
+  size_t op = 0;  // the number of this RouteOp
+  Id matrix = kNone, bias = kNone;
+  Activation activation{};
+};
+
 struct StepContext {
   // The tables of a rope in Program::axial_ropes() for the step: a row for each token.
   struct Turns {
@@ -63,7 +72,7 @@ struct StepContext {
   };
 
   // `owner` has the KV layers `layers`, which this one reads; nullptr: it has its own.
-  StepContext(Team& team, const Program& program, const StepLimits& limits, KvType kv_type,
+  StepContext(Team& team, const Declarations& program, const StepLimits& limits, KvType kv_type,
               PackedFile packed, const StepContext* owner, const std::vector<Id>& layers);
 
   const uint8_t* patch(int64_t row) const noexcept {
@@ -80,7 +89,7 @@ struct StepContext {
   void release_parked(const ParkedRows::Sequence& sequence);
 
   Team* team;
-  const Program* program;
+  const Declarations* program;
   const KernelTable* kernels;
   WorkSizes work_sizes;
   Weights weights;
@@ -92,6 +101,7 @@ struct StepContext {
   BlockTables tables;
   std::vector<AttentionPlan> plans;
   std::vector<int> plan_of_op;  // by operation: the index of its plan in plans; -1: no attention
+  std::vector<NextRouter> next_routers;  // by operation: the router that a GuessOp applies
 
   std::vector<uint8_t*> scratch;
   int64_t logit_rows = 0;  // number of rows of logit_input and logits

@@ -2,13 +2,17 @@
 
 #include <utility>
 
+#include "runtime/guess_plan.h"
+
 namespace cpuserve {
 
 Walk::Walk(const Program& a_program, StepContext& a_step)
     : program(a_program),
       step(a_step),
       barriers(plan_barriers(a_program)),
-      guess_ops(cpuserve::guess_ops(a_program)) {}
+      guess_ops(cpuserve::guess_ops(a_program)) {
+  step.next_routers = next_routers(program);
+}
 
 // Only thread 0 reads the cancel flag here. Before each barrier it copies the flag to stop[0]
 // or stop[1] in turn, and all threads read this copy after the barrier. Thread 0 overwrites

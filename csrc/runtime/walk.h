@@ -10,7 +10,8 @@
 namespace cpuserve {
 
 struct Walk {
-  // Both must outlive the walk. Throws std::invalid_argument if a GuessOp has no router to apply.
+  // Both must outlive the walk. Gives the step the routers that its guesses apply.
+  // Throws std::invalid_argument if a GuessOp has no router to apply.
   Walk(const Program& a_program, StepContext& a_step);
 
   // Runs operations [first, last) on all threads. Returns false if the step was cancelled.

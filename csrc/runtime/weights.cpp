@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
-#include <variant>
 
 #include "base/check.h"
 #include "base/digest.h"
@@ -92,7 +91,7 @@ uint8_t* take_panels(Carver& carver, const Matrix& m, Range panels) {
   return carver.take<uint8_t>(panels.size() * static_cast<int64_t>(m.panel_bytes));
 }
 
-size_t arena_bytes(const Program& program, const Ranks& ranks, int rank) {
+size_t arena_bytes(const Declarations& program, const Ranks& ranks, int rank) {
   Carver sizes(nullptr);
   for (const Matrix& m : program.matrices()) take_panels(sizes, m, panels_of_rank(m, ranks, rank));
   return sizes.used();
@@ -100,25 +99,15 @@ size_t arena_bytes(const Program& program, const Ranks& ranks, int rank) {
 
 // Returns the matrices of each ExpertLinearOp after a RouteOp (not after an AdapterOp),
 // without their parts.
-std::vector<ExpertGroup> expert_groups(const Program& program) {
+std::vector<ExpertGroup> expert_groups(const Declarations& program) {
   std::vector<ExpertGroup> out;
-  size_t route = 0;
-  int position = -1;
-  for (size_t i = 0; i < program.ops().size(); i++) {
-    const Op& op = program.ops()[i];
-    if (std::holds_alternative<RouteOp>(op)) {
-      route = i;
-      position = 0;
-    } else if (std::holds_alternative<AdapterOp>(op)) {
-      position = -1;
-    } else if (const auto* l = std::get_if<ExpertLinearOp>(&op); l && position >= 0) {
-      out.push_back({l->first, l->experts, route, position++, {}});
-    }
+  for (const ExpertMatrices& l : program.expert_matrices()) {
+    if (l.position >= 0) out.push_back({l.first, l.experts, l.route, l.position, {}});
   }
   return out;
 }
 
-std::vector<bool> experts_among(const Program& program) {
+std::vector<bool> experts_among(const Declarations& program) {
   std::vector<bool> out(program.matrices().size());
   for (const ExpertGroup& g : expert_groups(program)) {
     for (int32_t e = 0; e < g.experts; e++) out[static_cast<size_t>(g.first + e)] = true;
@@ -127,10 +116,11 @@ std::vector<bool> experts_among(const Program& program) {
 }
 
 // Returns where the part of each matrix of each rank begins in the file: [matrix][rank].
-std::vector<size_t> file_offsets(const Program& program, const Ranks& ranks, size_t offset);
+std::vector<size_t> file_offsets(const Declarations& program, const Ranks& ranks, size_t offset);
 
 // Returns the expert groups with their parts in the file.
-std::vector<ExpertGroup> placed_groups(const Program& program, const Ranks& ranks, size_t offset) {
+std::vector<ExpertGroup> placed_groups(const Declarations& program, const Ranks& ranks,
+                                       size_t offset) {
   const std::vector<size_t> offsets = file_offsets(program, ranks, offset);
   std::vector<ExpertGroup> groups = expert_groups(program);
   for (ExpertGroup& g : groups) {
@@ -153,7 +143,7 @@ size_t behind(size_t offset, size_t bytes) {
   return offset + (bytes + Buffer::kPage - 1) / Buffer::kPage * Buffer::kPage;
 }
 
-std::vector<size_t> file_offsets(const Program& program, const Ranks& ranks, size_t offset) {
+std::vector<size_t> file_offsets(const Declarations& program, const Ranks& ranks, size_t offset) {
   const auto count = static_cast<size_t>(ranks.count());
   std::vector<size_t> out(program.matrices().size() * count);
   offset += Buffer::kPage;
@@ -184,7 +174,7 @@ int read_at(int fd, uint8_t* to, size_t bytes, size_t offset) {
 
 }  // namespace
 
-size_t packed_file_bytes(const Program& program, const Ranks& ranks) {
+size_t packed_file_bytes(const Declarations& program, const Ranks& ranks) {
   size_t offset = Buffer::kPage;
   for (int rank = 0; rank < ranks.count(); rank++) {
     offset = behind(offset, arena_bytes(program, ranks, rank));
@@ -192,7 +182,7 @@ size_t packed_file_bytes(const Program& program, const Ranks& ranks) {
   return offset;
 }
 
-PooledBytes pooled_bytes(const Program& program, const Ranks& ranks) {
+PooledBytes pooled_bytes(const Declarations& program, const Ranks& ranks) {
   PooledBytes out{0, 0, ExpertPool::least_bytes(placed_groups(program, ranks, 0), ranks.count())};
   const std::vector<bool> experts = experts_among(program);
   for (size_t i = 0; i < program.matrices().size(); i++) {
@@ -206,7 +196,7 @@ PooledBytes pooled_bytes(const Program& program, const Ranks& ranks) {
   return out;
 }
 
-Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
+Weights::Weights(const Declarations& program, const Ranks& ranks, PackedFile file)
     : program_(&program),
       ranks_(ranks),
       file_(std::move(file)),

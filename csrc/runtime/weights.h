@@ -9,8 +9,8 @@
 #include "base/span.h"
 #include "parallel/partition.h"
 #include "parallel/team.h"
+#include "runtime/declarations.h"
 #include "runtime/expert_pool.h"
-#include "runtime/program.h"
 
 namespace cpuserve {
 
@@ -32,7 +32,7 @@ struct MatrixSource {
 
 // Returns the size of a packed file: 2 MB for a header, which loader/packed_files.py writes,
 // then the arenas of all ranks, each at a multiple of 2 MB.
-size_t packed_file_bytes(const Program& program, const Ranks& ranks);
+size_t packed_file_bytes(const Declarations& program, const Ranks& ranks);
 
 // The packed file that the arenas of matrices are mapped from. fd -1: they are anonymous memory.
 // If `pool` is not 0, nothing is mapped: the matrices of experts are in an ExpertPool of at most
@@ -49,12 +49,12 @@ struct PackedFile {
 struct PooledBytes {
   size_t others, experts, least_pool;  // the smallest pool has one slot for each shelf
 };
-PooledBytes pooled_bytes(const Program& program, const Ranks& ranks);
+PooledBytes pooled_bytes(const Declarations& program, const Ranks& ranks);
 
 class Weights {
  public:
   // Throws std::runtime_error if address space is missing or the file cannot be mapped.
-  Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
+  Weights(const Declarations& program, const Ranks& ranks, PackedFile file = {});
 
   // Packs matrices on all threads, in one call of the team.
   // Each thread packs the panels that it will read in a step, so these pages are on its NUMA node.
@@ -114,7 +114,7 @@ class Weights {
   size_t carve_arena(int rank, size_t offset);
   int read_share(Team& team, int thread, int fd, const std::vector<size_t>& offsets) noexcept;
 
-  const Program* program_;
+  const Declarations* program_;
   const Ranks ranks_;
   const PackedFile file_;
   std::atomic<uint64_t> digest_{0};

@@ -89,7 +89,7 @@ struct Worker {
   }
 
   // The parts of the step that operations use.
-  const Program& program() const noexcept { return *step.program; }
+  const Declarations& program() const noexcept { return *step.program; }
   const KernelTable& kernels() const noexcept { return *step.kernels; }
   const WorkSizes& work_sizes() const noexcept { return step.work_sizes; }
   const Ranks& ranks() const noexcept { return step.team->ranks(); }
@@ -97,6 +97,7 @@ struct Worker {
   const StepInput& input() const noexcept { return step.input; }
   Routing& routing() const noexcept { return step.routing; }
   const std::atomic<bool>& cancelled() const noexcept { return step.cancelled; }
+  const NextRouter& next_router() const noexcept { return step.next_routers[op]; }
   // Whether the step stops after the running RouteOp, because some of its sequences have to be
   // parked, or go on (parts.h). One thread calls this while the others wait.
   bool pauses() const noexcept {

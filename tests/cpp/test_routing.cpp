@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "main.h"
+#include "runtime/operations/experts.h"
 #include "runtime/routing.h"
 
 using namespace cpuserve;

@@ -74,22 +74,6 @@ HIGHEST_PART = "serving"  # a part of a family may import this package and those
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 
 CPP_RANK = {"base": 0, "cpu": 1, "parallel": 1, "kernels": 2, "runtime": 3, "bindings": 4}
-# The units that a program and its operations tie: Program has every operation as data, and each
-# operation checks its fields against the Program. Executor is above them.
-KNOT = {
-    *(
-        f"runtime/operations/{name}" for name in (
-            "attention", "columns", "dense", "entries", "experts", "indexer", "latent", "logits",
-            "norms", "operations", "pools", "recurrent", "state_units", "streams", "wkv",
-        )
-    ),
-    *(
-        f"runtime/{name}" for name in (
-            "barrier_plan", "expert_pool", "kv_cache", "names", "parked_rows", "program", "routing",
-            "state_cache", "step_context", "weights", "worker",
-        )
-    ),
-}  # fmt: skip
 # What an instruction-set unit is made of: C headers and kernels only, so that nothing inline of a
 # C++ header is compiled for its instructions and kept by the linker for everyone.
 UNIT_PARTS = ("vec", "generic", "linear", "isa")
@@ -412,13 +396,27 @@ def knots(edges: dict[str, set[str]]) -> list[set[str]]:
     return sorted(map(set, all_knots), key=len)
 
 
-def test_units_of_csrc_are_tied_in_small_knots_or_in_the_known_one():
-    """The one large knot, of a program with all that runs it, only gets smaller."""
-    sources = {path.relative_to(ROOT / "csrc").as_posix(): path.read_text("utf-8") for path in CPP}
-    assert len(sources) > 140
-    large = [knot for knot in knots(cpp_units(sources)) if len(knot) > 2]
-    assert len(large) <= 1
-    assert all(knot <= KNOT for knot in large)
+@functools.cache
+def unit_graph() -> dict[str, set[str]]:
+    return cpp_units({p.relative_to(ROOT / "csrc").as_posix(): p.read_text("utf-8") for p in CPP})
+
+
+def test_no_units_of_csrc_include_each_other():
+    """A program knows its operations, and an operation knows only the declarations of a program."""
+    assert len(unit_graph()) > 100
+    assert knots(unit_graph()) == []
+
+
+def test_no_files_and_folders_beside_each_other_in_csrc_include_each_other():
+    """The operations of `csrc/runtime` are one of its siblings: what they include knows none."""
+    edges = {
+        unit.replace("/", "."): {target.replace("/", ".") for target in targets}
+        for unit, targets in unit_graph().items()
+    }
+    # A kernel has its arguments in its own file, and table.h joins these files.
+    folders = {unit.rpartition(".")[0] for unit in edges} - {"kernels"}
+    assert "runtime.operations" in folders
+    assert [folder for folder in sorted(folders) if circles(siblings(edges, folder))] == []
 
 
 def test_a_knot_is_seen():

@@ -1,4 +1,6 @@
 // Attention, and the operations that prepare its queries, keys and values.
+#include "runtime/operations/attention.h"
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -183,7 +185,7 @@ class SelectedTasks {
 
 }  // namespace
 
-size_t attention_scratch(const AttentionOp& op, const Program& p, KvType type) {
+size_t attention_scratch(const AttentionOp& op, const Declarations& p, KvType type) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   const size_t before = copies_at(kv.latent, type, kv.hd_pad);
   if (op.selection == kNone) return before;
@@ -194,7 +196,7 @@ size_t attention_scratch(const AttentionOp& op, const Program& p, KvType type) {
   return before + selected_bytes(layer, p.value(op.selection).width);
 }
 
-void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin) {
+void check_rope(Declarations& p, const char* op, int32_t rotary, Id cos, Id sin) {
   const int64_t half = rotary / 2, count = p.vector(cos).count;
   check_argument(count % half == 0, op, ": a table of ", count,
                  " elements does not hold whole rows of ", half);
@@ -203,7 +205,7 @@ void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin) {
   p.limits().max_positions = std::min(p.limits().max_positions, count / half);
 }
 
-void prepare(RopeStoreOp& op, Program& p) {
+void prepare(RopeStoreOp& op, Declarations& p) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   p.check_tokens("rope_store_kv", {op.qkv, op.q});
   const Value& qkv = p.f32_value(op.qkv, "rope_store_kv qkv");
@@ -256,7 +258,7 @@ void run(const RopeStoreOp& op, Worker& w) noexcept {
   w.kernels().rope_store(args);
 }
 
-void prepare(const AttentionOp& op, const Program& p) {
+void prepare(const AttentionOp& op, const Declarations& p) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "attention: ", op.q_heads,
                  " query heads over ", kv.kv_heads, " KV heads");
@@ -313,7 +315,7 @@ void run(const AttentionOp& op, Worker& w) noexcept {
   w.drain(w.everyone(), selected.merges(), 1, [&](int64_t i, int64_t) { selected.merge_rows(i); });
 }
 
-void prepare(const ScaleQueriesOp& op, Program& p) {
+void prepare(const ScaleQueriesOp& op, Declarations& p) {
   p.check_tokens("scale_queries", {op.x});
   check_argument(op.width >= 1, "scale_queries: there must be at least 1 column, not ", op.width);
   p.check_columns(op.x, 0, op.width, "scale_queries x");
@@ -332,7 +334,7 @@ void run(const ScaleQueriesOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const RotateOp& op, Program& p) {
+void prepare(const RotateOp& op, Declarations& p) {
   p.check_tokens("rotate", {op.x});
   check_argument(op.heads >= 1 && op.head_dim >= 1, "rotate: ", op.heads, " heads of ", op.head_dim,
                  " dimensions");
@@ -362,7 +364,7 @@ void run(const RotateOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const SplitGatesOp& op, const Program& p) {
+void prepare(const SplitGatesOp& op, const Declarations& p) {
   p.check_tokens("split_gates", {op.x, op.out});
   const int64_t width = p.f32_value(op.x, "split_gates x").width;
   check_argument(op.x != op.out && p.f32_value(op.out, "split_gates out").width == width,
@@ -387,7 +389,7 @@ void run(const SplitGatesOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const ResizeHeadsOp& op, const Program& p) {
+void prepare(const ResizeHeadsOp& op, const Declarations& p) {
   p.check_tokens("resize_heads", {op.x, op.out});
   check_argument(op.begin >= 0 && op.heads >= 1 && op.from_width >= 1 && op.to_width >= 1,
                  "resize_heads: ", op.heads, " heads of ", op.from_width, " columns after ",
@@ -415,7 +417,7 @@ void run(const ResizeHeadsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(RelativeAttentionOp& op, Program& p) {
+void prepare(RelativeAttentionOp& op, Declarations& p) {
   p.check_tokens(op.kName, {op.qkv, op.out});
   const int64_t all = p.f32_value(op.out, "relative_attention out").width;
   check_argument(op.heads >= 1 && all % op.heads == 0, "relative_attention: ", all,

@@ -22,9 +22,9 @@ struct RopeStoreOp {
   CPUSERVE_FIELDS_WITH_DEFAULTS(2, qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps,
                                 stores, axes)
 };
-void prepare(RopeStoreOp& op, Program& p);
+void prepare(RopeStoreOp& op, Declarations& p);
 void run(const RopeStoreOp& op, Worker& w) noexcept;
-inline Accesses accesses(const RopeStoreOp& op, const Program&) {
+inline Accesses accesses(const RopeStoreOp& op, const Declarations&) {
   return {{own(op.qkv)}, {own(op.q), own(op.qkv), any(kCache)}};
 }
 
@@ -48,12 +48,12 @@ struct AttentionOp {
   CPUSERVE_FIELDS_WITH_DEFAULTS(4, q, out, layer, q_heads, scale, window, softcap, slopes, sinks,
                                 causal, selection, spans, sections)
 };
-void prepare(const AttentionOp& op, const Program& p);
+void prepare(const AttentionOp& op, const Declarations& p);
 void run(const AttentionOp& op, Worker& w) noexcept;
 // Returns the bytes of scratch: the scratch of the kernel, then the values of a chunk in a latent
 // layer, then copies of selected keys and values.
-size_t attention_scratch(const AttentionOp& op, const Program& p, KvType type);
-inline Accesses accesses(const AttentionOp& op, const Program&) {
+size_t attention_scratch(const AttentionOp& op, const Declarations& p, KvType type);
+inline Accesses accesses(const AttentionOp& op, const Declarations&) {
   return claimed(with({any(op.q), any(kCache)}, op.selection != kNone, any(op.selection)),
                  {any(op.out)});
 }
@@ -66,9 +66,11 @@ struct ScaleQueriesOp {
   int64_t width;
   CPUSERVE_FIELDS(x, factors, width)
 };
-void prepare(const ScaleQueriesOp& op, Program& p);
+void prepare(const ScaleQueriesOp& op, Declarations& p);
 void run(const ScaleQueriesOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const ScaleQueriesOp& op, const Declarations&) {
+  return changes({}, op.x);
+}
 
 // Rotates the first `rotary` dimensions of the first `heads` heads of each row of x.
 // Models with norms after the rotation use this operation: their RopeStoreOp rotates nothing.
@@ -81,9 +83,9 @@ struct RotateOp {
   bool paired = false;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, heads, head_dim, rotary, cos, sin, paired)
 };
-void prepare(const RotateOp& op, Program& p);
+void prepare(const RotateOp& op, Declarations& p);
 void run(const RotateOp& op, Worker& w) noexcept;
-inline Accesses accesses(const RotateOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const RotateOp& op, const Declarations&) { return changes({}, op.x); }
 
 // Reorders the columns of each row.
 // A row of x has the query and the gate of head 0, the query and the gate of head 1 and so on,
@@ -94,9 +96,9 @@ struct SplitGatesOp {
   int32_t heads, head_dim;
   CPUSERVE_FIELDS(x, out, heads, head_dim)
 };
-void prepare(const SplitGatesOp& op, const Program& p);
+void prepare(const SplitGatesOp& op, const Declarations& p);
 void run(const SplitGatesOp& op, Worker& w) noexcept;
-inline Accesses accesses(const SplitGatesOp& op, const Program&) {
+inline Accesses accesses(const SplitGatesOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
@@ -108,9 +110,9 @@ struct ResizeHeadsOp {
   int32_t begin, heads, from_width, to_width;
   CPUSERVE_FIELDS(x, out, begin, heads, from_width, to_width)
 };
-void prepare(const ResizeHeadsOp& op, const Program& p);
+void prepare(const ResizeHeadsOp& op, const Declarations& p);
 void run(const ResizeHeadsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ResizeHeadsOp& op, const Program&) {
+inline Accesses accesses(const ResizeHeadsOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
@@ -130,19 +132,19 @@ struct RelativeAttentionOp {
   int64_t rows = 0, most = 0;  // rows of a table; positions
   CPUSERVE_FIELDS(qkv, out, heads, scale, key_table, query_table, bias_table, places)
 };
-void prepare(RelativeAttentionOp& op, Program& p);
+void prepare(RelativeAttentionOp& op, Declarations& p);
 void run(const RelativeAttentionOp& op, Worker& w) noexcept;
 inline size_t scratch_bytes(const RelativeAttentionOp& op) {
   return relative_attention_scratch(op.most, op.width);
 }
-inline Accesses accesses(const RelativeAttentionOp& op, const Program&) {
+inline Accesses accesses(const RelativeAttentionOp& op, const Declarations&) {
   return claimed({any(op.qkv)}, {any(op.out)});
 }
 
 // Checks the cos and sin tables [positions][rotary / 2], and limits the positions of later steps
 // to less than `positions`. Throws std::invalid_argument
 // if a table does not consist of whole rows.
-void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
+void check_rope(Declarations& p, const char* op, int32_t rotary, Id cos, Id sin);
 
 using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp,
                             ResizeHeadsOp, RelativeAttentionOp>;

@@ -1,4 +1,6 @@
 // Sums, factors, gates and copies of columns of rows.
+#include "runtime/operations/columns.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +15,7 @@ constexpr int64_t kPiece = 64;  // columns of each part that MixPartsOp mixes at
 
 }  // namespace
 
-void prepare(const GateOp& op, const Program& p) {
+void prepare(const GateOp& op, const Declarations& p) {
   p.check_tokens("gate", {op.x, op.out});
   const int64_t width = p.f32_value(op.out, "gate out").width;
   check_argument(op.columns >= 1 && width % op.columns == 0, "gate: out has width ", width,
@@ -44,7 +46,7 @@ void run(const GateOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const SoftGateOp& op, const Program& p) {
+void prepare(const SoftGateOp& op, const Declarations& p) {
   p.check_tokens("soft_gate", {op.x, op.out});
   const int64_t gates = p.f32_value(op.x, "soft_gate x").width;
   const int64_t width = p.f32_value(op.out, "soft_gate out").width;
@@ -67,7 +69,7 @@ void run(const SoftGateOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const XieluOp& op, const Program& p) {
+void prepare(const XieluOp& op, const Declarations& p) {
   p.check_tokens("xielu", {op.x});
   p.f32_value(op.x, "xielu x");
   check_argument(op.factors != kNone, "xielu: the factors are missing");
@@ -88,7 +90,7 @@ void run(const XieluOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const LerpOp& op, const Program& p) {
+void prepare(const LerpOp& op, const Declarations& p) {
   p.check_tokens("lerp", {op.x, op.to, op.out});
   const int64_t width = p.f32_value(op.out, "lerp out").width;
   check_argument((op.gates == kNone) != (op.weight == kNone),
@@ -120,7 +122,7 @@ void run(const LerpOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const AddOp& op, const Program& p) {
+void prepare(const AddOp& op, const Declarations& p) {
   p.check_tokens("add", {op.x, op.out});
   p.check_columns(op.out, op.column, p.f32_value(op.x, "add x").width, "add out");
 }
@@ -133,7 +135,7 @@ void run(const AddOp& op, Worker& w) noexcept {
   if (rows.size() > 0) w.kernels().add({w.value(op.x), out, rows.begin, rows.end});
 }
 
-void prepare(const ScaleOp& op, const Program& p) {
+void prepare(const ScaleOp& op, const Declarations& p) {
   p.check_rows("scale", {op.x});
   const int64_t width = p.f32_value(op.x, "scale x").width;
   check_argument(op.factor != kNone, "scale: the factor is missing");
@@ -153,7 +155,7 @@ void run(const ScaleOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const ColumnsOp& op, const Program& p) {
+void prepare(const ColumnsOp& op, const Declarations& p) {
   p.check_rows("columns", {op.x, op.out});
   int64_t width = p.f32_value(op.out, "columns out").width;
   if (op.more != kNone) {
@@ -176,7 +178,7 @@ void run(const ColumnsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const ClipOp& op, const Program& p) {
+void prepare(const ClipOp& op, const Declarations& p) {
   const Id out = op.out == kNone ? op.x : op.out;
   p.check_rows("clip", {op.x, out});
   check_argument(p.f32_value(op.x, "clip x").width == p.value(out).width,
@@ -202,7 +204,7 @@ void run(const ClipOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const MixPartsOp& op, const Program& p) {
+void prepare(const MixPartsOp& op, const Declarations& p) {
   p.check_tokens("mix_parts", {op.x, op.gates});
   const int64_t width = p.f32_value(op.x, "mix_parts x").width;
   check_argument(op.parts >= 1 && op.parts <= kMaxParts && width % op.parts == 0,
@@ -259,7 +261,7 @@ void run(const MixPartsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const MatchRmsOp& op, const Program& p) {
+void prepare(const MatchRmsOp& op, const Declarations& p) {
   p.check_tokens("match_rms", {op.x, op.like});
   const int64_t width = p.f32_value(op.x, "match_rms x").width;
   check_argument(op.x != op.like && width % p.f32_value(op.like, "match_rms like").width == 0,
@@ -280,7 +282,7 @@ void run(const MatchRmsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const KeepTopOp& op, const Program& p) {
+void prepare(const KeepTopOp& op, const Declarations& p) {
   p.check_tokens("keep_top", {op.x});
   check_argument(op.width >= 1, "keep_top: there must be at least 1 column, not ", op.width);
   p.check_columns(op.x, 0, op.width, "keep_top x");
@@ -297,14 +299,14 @@ void run(const KeepTopOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const LimitOp& op, const Program& p) {
+void prepare(const LimitOp& op, const Declarations& p) {
   const int64_t width = p.f32_value(op.x, "limit x").width;
   check_argument(width % 2 == 0, "limit: ", width, " columns do not have equal halves");
   check_argument(op.limit > 0.0f && op.gates >= 0.0f, "limit: the limit must be positive, not ",
                  op.limit);
 }
 
-Accesses accesses(const LimitOp& op, const Program& p) {
+Accesses accesses(const LimitOp& op, const Declarations& p) {
   const Access rows = {op.x, p.value(op.x).copies};
   return {{rows}, {rows}};
 }

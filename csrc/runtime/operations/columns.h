@@ -16,9 +16,11 @@ struct GateOp {
   bool plain;
   CPUSERVE_FIELDS(x, out, column, columns, plain)
 };
-void prepare(const GateOp& op, const Program& p);
+void prepare(const GateOp& op, const Declarations& p);
 void run(const GateOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GateOp& op, const Program&) { return changes({own(op.x)}, op.out); }
+inline Accesses accesses(const GateOp& op, const Declarations&) {
+  return changes({own(op.x)}, op.out);
+}
 
 // Multiplies equal parts of the columns of out by softplus(gate).
 // Each column of x is the gate of one part.
@@ -27,9 +29,9 @@ struct SoftGateOp {
   Id x, out;
   CPUSERVE_FIELDS(x, out)
 };
-void prepare(const SoftGateOp& op, const Program& p);
+void prepare(const SoftGateOp& op, const Declarations& p);
 void run(const SoftGateOp& op, Worker& w) noexcept;
-inline Accesses accesses(const SoftGateOp& op, const Program&) {
+inline Accesses accesses(const SoftGateOp& op, const Declarations&) {
   return changes({own(op.x)}, op.out);
 }
 
@@ -40,9 +42,9 @@ struct XieluOp {
   Id x, factors;
   CPUSERVE_FIELDS(x, factors)
 };
-void prepare(const XieluOp& op, const Program& p);
+void prepare(const XieluOp& op, const Declarations& p);
 void run(const XieluOp& op, Worker& w) noexcept;
-inline Accesses accesses(const XieluOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const XieluOp& op, const Declarations&) { return changes({}, op.x); }
 
 // out = x + (to - x) * s, where s is the vector `weight`, or sigmoid(gates) without one.
 // If `plain` is true, s is `gates` itself instead of its sigmoid.
@@ -52,9 +54,9 @@ struct LerpOp {
   bool plain = false;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, to, gates, weight, out, plain)
 };
-void prepare(const LerpOp& op, const Program& p);
+void prepare(const LerpOp& op, const Declarations& p);
 void run(const LerpOp& op, Worker& w) noexcept;
-inline Accesses accesses(const LerpOp& op, const Program&) {
+inline Accesses accesses(const LerpOp& op, const Declarations&) {
   return {with({own(op.x), own(op.to)}, op.gates != kNone, own(op.gates)), {own(op.out)}};
 }
 
@@ -65,9 +67,11 @@ struct AddOp {
   int64_t column = 0;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, column)
 };
-void prepare(const AddOp& op, const Program& p);
+void prepare(const AddOp& op, const Declarations& p);
 void run(const AddOp& op, Worker& w) noexcept;
-inline Accesses accesses(const AddOp& op, const Program&) { return changes({own(op.x)}, op.out); }
+inline Accesses accesses(const AddOp& op, const Declarations&) {
+  return changes({own(op.x)}, op.out);
+}
 
 // Multiplies x by the vector `factor`, which has one element for all columns,
 // or one for each column. The vector `less`, if it is set, is first subtracted from each row.
@@ -77,9 +81,9 @@ struct ScaleOp {
   Id less = kNone;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, factor, less)
 };
-void prepare(const ScaleOp& op, const Program& p);
+void prepare(const ScaleOp& op, const Declarations& p);
 void run(const ScaleOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ScaleOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const ScaleOp& op, const Declarations&) { return changes({}, op.x); }
 
 // Copies columns of x, from `column` on, to the first columns of out.
 // If the id `more` is not kNone, the columns of that value follow them in out.
@@ -89,9 +93,9 @@ struct ColumnsOp {
   int64_t column;
   CPUSERVE_FIELDS(x, more, out, column)
 };
-void prepare(const ColumnsOp& op, const Program& p);
+void prepare(const ColumnsOp& op, const Declarations& p);
 void run(const ColumnsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ColumnsOp& op, const Program&) {
+inline Accesses accesses(const ColumnsOp& op, const Declarations&) {
   return {with({own(op.x)}, op.more != kNone, own(op.more)), {own(op.out)}};
 }
 
@@ -102,9 +106,9 @@ struct ClipOp {
   Id x, bounds, out;
   CPUSERVE_FIELDS(x, bounds, out)
 };
-void prepare(const ClipOp& op, const Program& p);
+void prepare(const ClipOp& op, const Declarations& p);
 void run(const ClipOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ClipOp& op, const Program&) {
+inline Accesses accesses(const ClipOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.out == kNone ? op.x : op.out)}};
 }
 
@@ -120,9 +124,9 @@ struct MixPartsOp {
   float scale;
   CPUSERVE_FIELDS(x, gates, target, weight, parts, active, scale)
 };
-void prepare(const MixPartsOp& op, const Program& p);
+void prepare(const MixPartsOp& op, const Declarations& p);
 void run(const MixPartsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const MixPartsOp& op, const Program&) {
+inline Accesses accesses(const MixPartsOp& op, const Declarations&) {
   return changes(with({own(op.gates)}, op.target != kNone, own(op.target)), op.x);
 }
 
@@ -135,9 +139,9 @@ struct MatchRmsOp {
   float floor;
   CPUSERVE_FIELDS(x, like, floor)
 };
-void prepare(const MatchRmsOp& op, const Program& p);
+void prepare(const MatchRmsOp& op, const Declarations& p);
 void run(const MatchRmsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const MatchRmsOp& op, const Program&) {
+inline Accesses accesses(const MatchRmsOp& op, const Declarations&) {
   return changes({own(op.like)}, op.x);
 }
 
@@ -150,9 +154,9 @@ struct KeepTopOp {
   float deviations;
   CPUSERVE_FIELDS(x, width, deviations)
 };
-void prepare(const KeepTopOp& op, const Program& p);
+void prepare(const KeepTopOp& op, const Declarations& p);
 void run(const KeepTopOp& op, Worker& w) noexcept;
-inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const KeepTopOp& op, const Declarations&) { return changes({}, op.x); }
 
 // Limits the columns of x, which may have several rows for each token (GLM-5.3). The first half,
 // the gates, is limited to at most `gates` (0: `limit`); the second half, `up`, to [-limit, limit].
@@ -162,9 +166,9 @@ struct LimitOp {
   float limit, gates = 0;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, limit, gates)
 };
-void prepare(const LimitOp& op, const Program& p);
+void prepare(const LimitOp& op, const Declarations& p);
 void run(const LimitOp& op, Worker& w) noexcept;
-Accesses accesses(const LimitOp& op, const Program& p);
+Accesses accesses(const LimitOp& op, const Declarations& p);
 
 using ColumnOps = Family<GateOp, LerpOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, ClipOp,
                          MixPartsOp, MatchRmsOp, KeepTopOp, LimitOp>;

@@ -1,4 +1,6 @@
 // The operations of dense layers: embeddings, linears, activations.
+#include "runtime/operations/dense.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -30,7 +32,7 @@ void reorder(const ConvertOp& op, Worker& w) noexcept {
 
 }  // namespace
 
-void prepare(const EmbedOp& op, Program& p) {
+void prepare(const EmbedOp& op, Declarations& p) {
   const Matrix& m = p.matrix(op.matrix);
   p.check_tokens("embed", {op.out});
   check_argument(!m.glu && p.f32_value(op.out, "embed out").width == m.k,
@@ -95,7 +97,7 @@ void run(const EmbedOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const AddMediaOp& op, Program& p) {
+void prepare(const AddMediaOp& op, Declarations& p) {
   p.check_tokens("add_media", {op.x});
   check_argument(op.column >= 0, "add_media: there is no column ", op.column);
   const int64_t end = op.column + p.f32_value(op.x, "add_media x").width;
@@ -115,7 +117,7 @@ void run(const AddMediaOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const PatchesOp& op, Program& p) {
+void prepare(const PatchesOp& op, Declarations& p) {
   p.check_tokens("patches", {op.out});
   check_argument(p.limits().patch_width == 0, "a program can have only one patches op");
   p.limits().patch_width = p.value(op.out).width;
@@ -135,7 +137,7 @@ void run(const PatchesOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const FoldOp& op, Program& p) {
+void prepare(const FoldOp& op, Declarations& p) {
   p.check_rows("fold", {op.x});
   const Value &x = p.f32_value(op.x, "fold x"), &out = p.value(op.out);
   check_argument(op.count >= 1 && x.fold == 1 && out.copies == 1 && out.fold == op.count &&
@@ -169,7 +171,7 @@ void run(const FoldOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const PositionEmbedOp& op, Program& p) {
+void prepare(const PositionEmbedOp& op, Declarations& p) {
   p.check_rows("position_embed", {op.x});
   check_argument(op.table != kNone && op.rows > op.offset && op.offset >= 0,
                  "position_embed: a table of ", op.rows, " rows cannot have the offset ",
@@ -203,14 +205,14 @@ void run(const PositionEmbedOp& op, Worker& w) noexcept {
 namespace {
 
 // Lets every step have the row and the column of each token in the grid of its sequence.
-void needs_grid(Program& p) {
+void needs_grid(Declarations& p) {
   p.limits().axes = std::max<int64_t>(p.limits().axes, 2);
   p.limits().needs_angles = true;
 }
 
 }  // namespace
 
-void prepare(const GridEmbedOp& op, Program& p) {
+void prepare(const GridEmbedOp& op, Declarations& p) {
   p.check_tokens("grid_embed", {op.x});
   check_argument(op.table != kNone && op.side >= 1, "grid_embed: the table is missing");
   p.check_vector(op.table, int64_t{op.side} * op.side * p.f32_value(op.x, "grid_embed x").width,
@@ -352,7 +354,7 @@ void run(const GridEmbedOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const GridConvOp& op, Program& p) {
+void prepare(const GridConvOp& op, Declarations& p) {
   p.check_tokens("grid_conv", {op.x, op.out});
   const int64_t width = p.f32_value(op.x, "grid_conv x").width;
   check_argument(op.x != op.out && p.f32_value(op.out, "grid_conv out").width == width,
@@ -388,7 +390,7 @@ void run(const GridConvOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const ConvertOp& op, Program& p) {
+void prepare(const ConvertOp& op, Declarations& p) {
   const int64_t width = p.f32_value(op.x, "convert x").width;
   check_argument(width == p.value(op.out).width, "convert: x and out differ in width");
   check_argument(p.value(op.x).rows(p.max_tokens()) == p.value(op.out).rows(p.max_tokens()),
@@ -396,14 +398,14 @@ void prepare(const ConvertOp& op, Program& p) {
   check_argument(op.routing == kNone || op.order != kNone, "convert: experts need an order");
   int64_t orders = 1;
   if (op.routing != kNone) {
-    routed_value(p, op.x, op.routing, "convert x");
-    orders = experts_of(p, op.routing, "convert").count;
+    p.routed_value(op.x, op.routing, "convert x");
+    orders = p.experts_of(op.routing, "convert").count;
   }
   p.check_vector(op.order, orders * width, "order of columns");
   if (op.order != kNone) p.set_columns(op.order, width);
 }
 
-Accesses accesses(const ConvertOp& op, const Program& p) {
+Accesses accesses(const ConvertOp& op, const Declarations& p) {
   if (op.routing != kNone) return {{any(op.x), any(kRouting)}, {any(op.out)}};
   const int64_t copies = p.value(op.x).copies;
   return {{{op.x, copies}}, {{op.out, copies}}};
@@ -415,7 +417,7 @@ void run(const ConvertOp& op, Worker& w) noexcept {
   if (rows.size() > 0) w.kernels().convert({w.value(op.x), w.value(op.out), rows.begin, rows.end});
 }
 
-void prepare(LinearOp& op, Program& p) {
+void prepare(LinearOp& op, Declarations& p) {
   const Matrix& m = p.matrix(op.matrix);
   check_argument(m.glu == op.glu, "linear: matrix ", m.name, op.glu ? " is not" : " is",
                  " packed as glu");
@@ -447,7 +449,7 @@ void run(const LinearOp& op, Worker& w) noexcept {
              {w.vector(op.bias), op.activation, m.glu, op.add, out});
 }
 
-void prepare(const ActivationOp& op, const Program& p) {
+void prepare(const ActivationOp& op, const Declarations& p) {
   const int64_t width = p.f32_value(op.x, "activation x").width;
   check_argument(width == p.value(op.out).width * (op.glu ? 2 : 1),
                  "activation: x and out differ in width");
@@ -456,7 +458,7 @@ void prepare(const ActivationOp& op, const Program& p) {
   check_gated("activation", op.activation, op.glu);
 }
 
-Accesses accesses(const ActivationOp& op, const Program& p) {
+Accesses accesses(const ActivationOp& op, const Declarations& p) {
   const int64_t copies = p.value(op.x).copies;
   return {{{op.x, copies}}, {{op.out, copies}}};
 }

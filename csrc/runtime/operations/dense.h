@@ -2,17 +2,10 @@
 #pragma once
 #include "base/span.h"
 #include "kernels/table.h"
+#include "runtime/choices.h"
 #include "runtime/operations/operation.h"
 
 namespace cpuserve {
-
-// The values of an EmbedOp for a token with a row of the media buffer (StepInput::media_rows).
-enum class MediaToken : int32_t {
-  id,     // the row of its id, as for every other token
-  row,    // the first columns of its row of the media buffer, not scaled
-  zero,   // zeros
-  other,  // the row of the id `other`, which the model has for all of them
-};
 
 // Looks up the row of each token id in the matrix and multiplies it by `scale`.
 // A token id that is not less than the number of rows gets row 0.
@@ -24,9 +17,9 @@ struct EmbedOp {
   int32_t other = 0;
   CPUSERVE_FIELDS_WITH_DEFAULTS(2, out, matrix, scale, media, other)
 };
-void prepare(const EmbedOp& op, Program& p);
+void prepare(const EmbedOp& op, Declarations& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
-inline Accesses accesses(const EmbedOp& op, const Program&) { return {{}, {own(op.out)}}; }
+inline Accesses accesses(const EmbedOp& op, const Declarations&) { return {{}, {own(op.out)}}; }
 
 // Adds columns of rows of the media buffer, from `column` on, to x: each token with such a row
 // (StepInput::media_rows) gets the columns of its row.
@@ -36,9 +29,9 @@ struct AddMediaOp {
   int64_t column;
   CPUSERVE_FIELDS(x, column)
 };
-void prepare(const AddMediaOp& op, Program& p);
+void prepare(const AddMediaOp& op, Declarations& p);
 void run(const AddMediaOp& op, Worker& w) noexcept;
-inline Accesses accesses(const AddMediaOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const AddMediaOp& op, const Declarations&) { return changes({}, op.x); }
 
 // The number of a row of a matrix, and the memory to read this row to, as floats.
 struct MatrixRow {
@@ -56,9 +49,9 @@ struct PatchesOp {
   Id out;
   CPUSERVE_FIELDS(out)
 };
-void prepare(const PatchesOp& op, Program& p);
+void prepare(const PatchesOp& op, Declarations& p);
 void run(const PatchesOp& op, Worker& w) noexcept;
-inline Accesses accesses(const PatchesOp& op, const Program&) { return {{}, {own(op.out)}}; }
+inline Accesses accesses(const PatchesOp& op, const Declarations&) { return {{}, {own(op.out)}}; }
 
 // Joins the rows of `count` successive tokens to one row of out: side by side, or if `mean` is set
 // to their mean. All folds of a program are alike.
@@ -69,9 +62,11 @@ struct FoldOp {
   bool mean = false;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, count, mean)
 };
-void prepare(const FoldOp& op, Program& p);
+void prepare(const FoldOp& op, Declarations& p);
 void run(const FoldOp& op, Worker& w) noexcept;
-inline Accesses accesses(const FoldOp& op, const Program&) { return {{any(op.x)}, {own(op.out)}}; }
+inline Accesses accesses(const FoldOp& op, const Declarations&) {
+  return {{any(op.x)}, {own(op.out)}};
+}
 
 // Adds a row of the table to each row of x: at the position plus `offset`, or, if
 // `axis` is not -1, at its place on this axis (StepInput::angles), at most the last row.
@@ -82,9 +77,11 @@ struct PositionEmbedOp {
   int64_t axis = -1;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, table, rows, offset, axis)
 };
-void prepare(const PositionEmbedOp& op, Program& p);
+void prepare(const PositionEmbedOp& op, Declarations& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
-inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const PositionEmbedOp& op, const Declarations&) {
+  return changes({}, op.x);
+}
 
 // Adds embeddings of places in a grid to x. The table has side x side places, and is stretched over
 // the grid of a sequence: corner to corner if `corners` is true, else edge to edge, where the outer
@@ -102,9 +99,9 @@ struct GridEmbedOp {
   bool corners = true, smooth = false, cubic = false;
   CPUSERVE_FIELDS_WITH_DEFAULTS(3, x, table, side, corners, smooth, cubic)
 };
-void prepare(const GridEmbedOp& op, Program& p);
+void prepare(const GridEmbedOp& op, Declarations& p);
 void run(const GridEmbedOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GridEmbedOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const GridEmbedOp& op, const Declarations&) { return changes({}, op.x); }
 
 // Convolves each column over the grid of a sequence, with zeros around the grid:
 //   out[r, c] = sum over i, j < size of weight[i * size + j] * x[r + i - size / 2, c + j - size /
@@ -118,9 +115,9 @@ struct GridConvOp {
   int32_t size, merge;
   CPUSERVE_FIELDS(x, weight, out, size, merge)
 };
-void prepare(const GridConvOp& op, Program& p);
+void prepare(const GridConvOp& op, Declarations& p);
 void run(const GridConvOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GridConvOp& op, const Program&) {
+inline Accesses accesses(const GridConvOp& op, const Declarations&) {
   return {{any(op.x)}, {own(op.out)}};
 }
 
@@ -133,9 +130,9 @@ struct ConvertOp {
   Id order = kNone, routing = kNone;
   CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, out, order, routing)
 };
-void prepare(const ConvertOp& op, Program& p);
+void prepare(const ConvertOp& op, Declarations& p);
 void run(const ConvertOp& op, Worker& w) noexcept;
-Accesses accesses(const ConvertOp& op, const Program& p);
+Accesses accesses(const ConvertOp& op, const Declarations& p);
 
 // Multiplies x by a matrix and writes the result to the columns of `out` from out_column on.
 // Matrices of q, k and v with different weight kinds are separate matrices that write to one value.
@@ -147,9 +144,9 @@ struct LinearOp {
   int64_t out_column;
   CPUSERVE_FIELDS(x, out, matrix, bias, activation, glu, add, out_column)
 };
-void prepare(LinearOp& op, Program& p);
+void prepare(LinearOp& op, Declarations& p);
 void run(const LinearOp& op, Worker& w) noexcept;
-inline Accesses accesses(const LinearOp& op, const Program&) {
+inline Accesses accesses(const LinearOp& op, const Declarations&) {
   return claimed(with({any(op.x)}, op.add, any(op.out)), {any(op.out)});
 }
 
@@ -160,9 +157,9 @@ struct ActivationOp {
   bool glu;
   CPUSERVE_FIELDS(x, out, activation, glu)
 };
-void prepare(const ActivationOp& op, const Program& p);
+void prepare(const ActivationOp& op, const Declarations& p);
 void run(const ActivationOp& op, Worker& w) noexcept;
-Accesses accesses(const ActivationOp& op, const Program& p);
+Accesses accesses(const ActivationOp& op, const Declarations& p);
 
 using DenseOps = Family<EmbedOp, AddMediaOp, PatchesOp, FoldOp, PositionEmbedOp, GridEmbedOp,
                         GridConvOp, ConvertOp, LinearOp, ActivationOp>;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "runtime/operations/attention.h"
 #include "runtime/operations/checks.h"
 #include "runtime/operations/pools.h"
 #include "runtime/worker.h"
@@ -15,7 +16,7 @@ namespace {
 // copying the rows of a task takes longer than multiplying them.
 constexpr int64_t kEntryTasksPerThread = 2, kLeastHeads = 8;
 
-void check_latent(const Program& p, const char* what, Id layer, int64_t width) {
+void check_latent(const Declarations& p, const char* what, Id layer, int64_t width) {
   const CacheLayer& kv = p.kv_layer(layer);
   check_argument(kv.latent && kv.head_dim == width, what, ": layer ", layer,
                  " must be latent and keep rows of ", width, " columns");
@@ -29,7 +30,7 @@ void check_entries(const char* what, int32_t pool, int64_t width) {
 }
 
 // Returns the most entries that a token reads.
-int64_t most_entries(const EntryAttentionOp& op, const Program& p) {
+int64_t most_entries(const EntryAttentionOp& op, const Declarations& p) {
   if (op.entries == kNone) return 0;
   if (op.selection != kNone) return (p.value(op.selection).width + 1) / op.pool - 1;
   return p.max_positions() / op.pool;
@@ -116,7 +117,7 @@ void attend(const EntryAttentionOp& op, int64_t token, Range heads, Worker& w) n
 
 }  // namespace
 
-void prepare(const PoolEntriesOp& op, Program& p) {
+void prepare(const PoolEntriesOp& op, Declarations& p) {
   p.check_tokens(op.kName, {op.x});
   check_entries(op.kName, op.pool, op.width);
   for (Id layer = op.raw; layer < op.raw + 2 * op.series(); layer++) {
@@ -162,7 +163,7 @@ void run(const PoolEntriesOp& op, Worker& w) noexcept {
   });
 }
 
-void prepare(const EntryAttentionOp& op, const Program& p) {
+void prepare(const EntryAttentionOp& op, const Declarations& p) {
   p.check_tokens(op.kName, {op.q, op.out});
   const CacheLayer& kv = p.kv_layer(op.layer);
   check_latent(p, op.kName, op.layer, kv.hd_pad);
@@ -183,7 +184,7 @@ void prepare(const EntryAttentionOp& op, const Program& p) {
                  " columns do not select pools of ", op.pool, " tokens");
 }
 
-size_t entry_scratch(const EntryAttentionOp& op, const Program& p, KvType type) {
+size_t entry_scratch(const EntryAttentionOp& op, const Declarations& p, KvType type) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   const int64_t window = std::min<int64_t>(op.window, p.max_positions());
   const auto blocks = static_cast<size_t>(ceil_div(most_entries(op, p) + window, kBlock));

@@ -21,10 +21,10 @@ struct PoolEntriesOp {
   CPUSERVE_FIELDS(x, raw, to, width, pool, overlap, ape, norm, eps, rotary, cos, sin)
   int32_t series() const { return overlap ? 2 : 1; }
 };
-void prepare(const PoolEntriesOp& op, Program& p);
+void prepare(const PoolEntriesOp& op, Declarations& p);
 void run(const PoolEntriesOp& op, Worker& w) noexcept;
 inline size_t scratch_bytes(const PoolEntriesOp& op) { return pool_entries_scratch(op.width); }
-inline Accesses accesses(const PoolEntriesOp& op, const Program&) {
+inline Accesses accesses(const PoolEntriesOp& op, const Declarations&) {
   return {{own(op.x), any(kIndexCache)}, {own(op.x), any(kIndexCache)}};
 }
 
@@ -41,12 +41,12 @@ struct EntryAttentionOp {
   int32_t pool;
   CPUSERVE_FIELDS(q, out, layer, q_heads, window, scale, sinks, entries, selection, pool)
 };
-void prepare(const EntryAttentionOp& op, const Program& p);
+void prepare(const EntryAttentionOp& op, const Declarations& p);
 void run(const EntryAttentionOp& op, Worker& w) noexcept;
 // Returns the bytes of scratch: the scratch of the kernel, the values of a chunk, and then copies
 // of all rows that a token reads.
-size_t entry_scratch(const EntryAttentionOp& op, const Program& p, KvType type);
-inline Accesses accesses(const EntryAttentionOp& op, const Program&) {
+size_t entry_scratch(const EntryAttentionOp& op, const Declarations& p, KvType type);
+inline Accesses accesses(const EntryAttentionOp& op, const Declarations&) {
   AccessList reads = with({any(op.q)}, op.selection != kNone, any(op.selection));
   reads.push_back(any(kIndexCache));
   return claimed(reads, {any(op.out)});

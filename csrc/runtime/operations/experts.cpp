@@ -1,6 +1,10 @@
 // The operations of mixtures of experts, and of adapters.
+#include "runtime/operations/experts.h"
+
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "runtime/operations/checks.h"
@@ -14,6 +18,77 @@ namespace {
 constexpr int32_t kMostExperts = 4096;
 constexpr int64_t kClaims = 16;  // with so many claims per thread, threads are evenly loaded
 
+constexpr float kLinear = 20.0f;  // above it, softplus(x) is x in fp32
+
+// Replaces n logits by their softmax.
+void softmax(float* x, int64_t n) noexcept {
+  float top = x[0], sum = 0;
+  for (int64_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
+  for (int64_t i = 0; i < n; i++) sum += x[i] = std::exp(x[i] - top);
+  for (int64_t i = 0; i < n; i++) x[i] /= sum;
+}
+
+// Sets the scores of all experts outside the op.kept best groups of experts to -inf.
+// Of groups with equal totals, the first is kept. `totals` is scratch for op.groups floats.
+void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  const int64_t size = op.experts / op.groups;
+  for (int64_t g = 0; g < op.groups; g++) {
+    float first = kNone, second = kNone;
+    for (int64_t i = g * size; i < (g + 1) * size; i++) {
+      if (scores[i] > first) {
+        second = first;
+        first = scores[i];
+      } else if (scores[i] > second) {
+        second = scores[i];
+      }
+    }
+    totals[g] = op.best == 2 ? first + second : first;
+  }
+  for (int64_t g = 0; g < op.groups; g++) {
+    int64_t better = 0;
+    for (int64_t o = 0; o < op.groups; o++) {
+      better += totals[o] > totals[g] || (totals[o] == totals[g] && o < g);
+    }
+    if (better >= op.kept) std::fill(scores + g * size, scores + (g + 1) * size, kNone);
+  }
+}
+
+// Writes the indices of the `chosen` largest of n scores to `out`, in descending order of scores
+// (the lower index first if scores are equal). `out` stays sorted, so almost every score costs
+// one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
+void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noexcept {
+  const auto score_at = [&](int64_t rank) { return scores[static_cast<int64_t>(out[rank])]; };
+  float least = 0;  // the smallest score in `out`
+  for (int64_t i = 0; i < n; i++) {
+    if (i >= chosen && !(scores[i] > least)) continue;
+    int64_t rank = std::min(i, chosen - 1);
+    for (; rank > 0 && scores[i] > score_at(rank - 1); rank--) out[rank] = out[rank - 1];
+    out[rank] = static_cast<float>(i);
+    least = score_at(std::min(i, chosen - 1));
+  }
+}
+
+// Writes the weights of the chosen experts (see RouteOp::near) to `weights`. `taken` is scratch
+// for n logits.
+void near_softmax(const RouteOp& op, const float* logits, const float* ids, float* weights,
+                  float* taken) noexcept {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  std::copy(logits, logits + op.experts, taken);
+  for (int64_t rank = 0; rank < op.chosen; rank++) {
+    const auto own = static_cast<int64_t>(ids[rank]);
+    const float top = logits[own];
+    float sum = 0;
+    for (int64_t i = 0; i < op.experts; i++) {
+      const float least = std::max(std::fabs(logits[i]), top);
+      const bool far = (top - logits[i]) / least > op.near;  // false for 0 / 0, its own logit
+      if (!far) sum += std::exp(taken[i] - top);
+    }
+    weights[rank] = 1.0f / sum;
+    taken[own] = kNone;
+  }
+}
+
 // sums[i] += w * from[i]. The product is rounded before it is added (no fused multiply-add).
 void add_weighted(float* sums, const float* from, float w, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) sums[i] += w * from[i];
@@ -24,7 +99,7 @@ void add_weighted(float* sums, const uint16_t* from, float w, int64_t n) noexcep
 
 // Returns the id of a vector with the bias of expert 0 in the column order of the packed matrix.
 // The biases of the other experts have the following ids.
-Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
+Id expert_biases(Declarations& p, const std::vector<Id>& biases, const Matrix& m) {
   Id first = kNone;
   for (size_t e = 0; e < biases.size(); e++) {
     check_argument(biases[e] == biases[0] + static_cast<Id>(e), "expert_linear: bias ", e,
@@ -42,13 +117,13 @@ Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
 // experts, the system reads the other experts. Threads share the calls,
 // because a call looks up every page of a matrix, even if the matrix is in memory.
 void fetch_experts(Worker& w) noexcept {
-  const std::vector<Op>& ops = w.program().ops();
   int next = 0;
-  for (size_t i = w.op + 1; i < ops.size() && !std::holds_alternative<RouteOp>(ops[i]); i++) {
-    const auto* l = std::get_if<ExpertLinearOp>(&ops[i]);
-    for (int32_t expert = 0; l && expert < l->experts; expert++) {
+  for (const ExpertMatrices& l : w.program().expert_matrices()) {
+    if (l.op < w.op) continue;
+    if (l.route > w.op) break;
+    for (int32_t expert = 0; expert < l.experts; expert++) {
       if (w.routing().rows(expert) == 0) continue;
-      if (next == w.thread) w.weights().will_need(l->first + expert);
+      if (next == w.thread) w.weights().will_need(l.first + expert);
       next = next + 1 < w.threads ? next + 1 : 0;
     }
   }
@@ -56,32 +131,46 @@ void fetch_experts(Worker& w) noexcept {
 
 }  // namespace
 
-Experts experts_of(const Program& p, Id routing, const char* role) {
-  Id last = kNone;
-  Experts experts{};
-  for (const Op& op : p.ops()) {
-    if (const auto* r = std::get_if<RouteOp>(&op)) {
-      last = r->out;
-      experts = {r->experts - r->identities, r->chosen};
-    } else if (const auto* a = std::get_if<AdapterOp>(&op)) {
-      last = a->out;
-      experts = {a->adapters, 1};
-    }
+void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
+               float* scratch, const float* given) noexcept {
+  const int64_t experts = op.experts, chosen = op.chosen;
+  float *scores = scratch, *wanted = scratch + experts, *weights = out + chosen;
+  std::copy(logits, logits + experts, scores);
+  if (op.score == Score::sigmoid) {
+    for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
   }
-  check_argument(last != kNone && last == routing, role, ": value ", routing,
-                 " is not the routing of the last route op");
-  return experts;
+  for (int64_t i = 0; op.score == Score::sqrt_softplus && i < experts; i++) {
+    scores[i] = std::sqrt(scores[i] > kLinear ? scores[i] : std::log1p(std::exp(scores[i])));
+  }
+  // Without a bias, experts are chosen by their logits instead of softmax,
+  // because softmax could round two different logits to the same score.
+  const bool early = op.score == Score::softmax && bias;
+  if (early) softmax(scores, experts);
+  for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
+  if (op.score == Score::softmax && !early) softmax(scores, experts);
+  if (op.groups > 1) keep_groups(op, wanted, scratch + 2 * experts);
+  if (given) std::copy(given, given + chosen, out);
+  if (!given) choose_best(wanted, experts, chosen, out);
+  for (int64_t rank = 0; rank < chosen; rank++) {
+    weights[rank] = scores[static_cast<int64_t>(out[rank])];
+  }
+  if (op.score == Score::chosen_softmax) softmax(weights, chosen);
+  for (int64_t i = 0; op.score == Score::chosen_sigmoid && i < chosen; i++) {
+    weights[i] = 1.0f / (1.0f + std::exp(-weights[i]));
+  }
+  if (op.score == Score::near_softmax) near_softmax(op, scores, out, weights, wanted);
+  if (op.renormalize) {
+    float sum = 0;
+    for (int64_t i = 0; i < chosen; i++) sum += weights[i];
+    for (int64_t i = 0; i < chosen; i++) weights[i] /= sum;
+  }
+  for (int64_t i = 0; i < chosen; i++) weights[i] *= op.scale;
+  for (int64_t i = 0; i < chosen; i++) {
+    if (out[i] >= static_cast<float>(experts - op.identities)) out[i] = -1;
+  }
 }
 
-const Value& routed_value(const Program& p, Id id, Id routing, const char* role) {
-  const int32_t chosen = experts_of(p, routing, role).chosen;
-  const Value& v = p.value(id);
-  check_argument(v.copies == chosen, role, ": value ", v.name, " has ", v.copies,
-                 " rows for each token, not ", chosen);
-  return v;
-}
-
-void prepare(const RouteOp& op, const Program& p) {
+void prepare(const RouteOp& op, Declarations& p) {
   p.check_tokens("route", {op.x, op.out});
   check_argument(op.experts >= 1 && op.experts <= kMostExperts, "route: ", op.experts,
                  " experts are not between 1 and ", kMostExperts);
@@ -104,6 +193,7 @@ void prepare(const RouteOp& op, const Program& p) {
   check_argument(op.identities >= 0 && op.identities < op.experts &&
                      (op.identities == 0 || op.factors == kNone),
                  "route: ", op.identities, " of ", op.experts, " experts cannot be identities");
+  p.set_routing(op.out, {op.experts - op.identities, op.chosen}, true);
 }
 
 void run(const RouteOp& op, Worker& w) noexcept {
@@ -127,65 +217,21 @@ void run(const RouteOp& op, Worker& w) noexcept {
   w.alone ? build() : w.barrier(build);
 }
 
-void prepare(const GuessOp& op, const Program& p) {
+void prepare(const GuessOp& op, const Declarations& p) {
   p.check_tokens("guess", {op.x, op.out});
   p.f32_value(op.out, "guess out");
-  check_argument(op.before >= 0 && op.before <= static_cast<int64_t>(p.ops().size()),
+  check_argument(op.before >= 0 && op.before <= static_cast<int64_t>(p.num_ops()),
                  "guess: there are no ", op.before, " operations before it");
-}
-
-NextRouter next_router(const Program& p, size_t at) {
-  const std::vector<Op>& ops = p.ops();
-  const LinearOp* linear = nullptr;
-  size_t i = at + 1;
-  while (i < ops.size() && !std::holds_alternative<RouteOp>(ops[i])) i++;
-  check_argument(i < ops.size(), "guess: no route op follows");
-  const auto& route = std::get<RouteOp>(ops[i]);
-  for (size_t j = at + 1; j < i; j++) {
-    const auto* l = std::get_if<LinearOp>(&ops[j]);
-    if (l && l->out == route.x) linear = l;
-  }
-  check_argument(linear != nullptr, "guess: no linear computes the logits of the next route op");
-  const auto& guess = std::get<GuessOp>(ops[at]);
-  const Matrix& m = p.matrix(linear->matrix);
-  check_argument(!linear->glu && !linear->add && linear->out_column == 0 && m.n == route.experts &&
-                     p.value(guess.out).width == m.n,
-                 "guess: the linear of the next route op is no router of ", route.experts,
-                 " experts");
-  p.check_multiplies(guess.x, m);
-  return {i, linear};
-}
-
-std::vector<bool> guess_ops(const Program& p) {
-  std::vector<bool> out(p.ops().size());
-  for (size_t i = 0; i < out.size(); i++) {
-    const auto* guess = std::get_if<GuessOp>(&p.ops()[i]);
-    if (!guess) continue;
-    next_router(p, i);
-    const auto end = out.begin() + static_cast<int64_t>(i) + 1;
-    std::fill(end - guess->before - 1, end, true);
-  }
-  return out;
-}
-
-int64_t most_guess_tokens(const Program& p) {
-  int64_t most = INT64_MAX;
-  for (const Op& op : p.ops()) {
-    const auto* r = std::get_if<RouteOp>(&op);
-    if (r) most = std::min<int64_t>(most, r->experts / r->chosen);
-  }
-  return most;
 }
 
 // The scratch has the scratch and the result of route_row, and the ids of the guessed experts.
 size_t scratch_bytes(const GuessOp&) { return size_t{6} * kMostExperts * sizeof(float); }
 
 void run(const GuessOp& op, Worker& w) noexcept {
-  const NextRouter next = next_router(w.program(), w.op);
-  const LinearOp& l = *next.linear;
-  const auto& route = std::get<RouteOp>(w.program().ops()[next.route]);
-  w.multiply(l.matrix, w.value(op.x), w.tokens(),
-             {w.vector(l.bias), l.activation, false, false, w.value(op.out)});
+  const NextRouter& next = w.next_router();
+  const RouteOp& route = *next.route;
+  w.multiply(next.matrix, w.value(op.x), w.tokens(),
+             {w.vector(next.bias), next.activation, false, false, w.value(op.out)});
   w.barrier([&] {
     auto* scratch = reinterpret_cast<float*>(w.scratch);
     float* out = scratch + 3 * route.experts;
@@ -198,11 +244,11 @@ void run(const GuessOp& op, Worker& w) noexcept {
         ids[i * tokens + t] = static_cast<int32_t>(out[i]);
       }
     }
-    w.weights().pool()->guess(next.route, {ids, tokens * route.chosen});
+    w.weights().pool()->guess(next.op, {ids, tokens * route.chosen});
   });
 }
 
-void prepare(const AdapterOp& op, Program& p) {
+void prepare(const AdapterOp& op, Declarations& p) {
   p.check_tokens("adapter", {op.out});
   check_argument(p.limits().adapters == 0, "a program can have only one adapter op");
   check_argument(op.adapters >= 1 && op.adapters <= kMostExperts, "adapter: ", op.adapters,
@@ -212,6 +258,7 @@ void prepare(const AdapterOp& op, Program& p) {
   check_argument(op.scales != kNone, "adapter: the scales are missing");
   p.check_vector(op.scales, op.adapters, "adapter scales");
   p.limits().adapters = op.adapters;
+  p.set_routing(op.out, {op.adapters, 1}, false);
 }
 
 void run(const AdapterOp& op, Worker& w) noexcept {
@@ -230,9 +277,9 @@ void run(const AdapterOp& op, Worker& w) noexcept {
   w.routing().build(op.adapters, 1, out, w.tokens());
 }
 
-void prepare(const DispatchOp& op, const Program& p) {
+void prepare(const DispatchOp& op, const Declarations& p) {
   p.check_tokens("dispatch", {op.x});
-  const Value &x = p.value(op.x), &out = routed_value(p, op.out, op.routing, "dispatch out");
+  const Value &x = p.value(op.x), &out = p.routed_value(op.out, op.routing, "dispatch out");
   check_argument(x.width == out.width && x.format == out.format,
                  "dispatch: x and out differ in width or format");
 }
@@ -246,10 +293,10 @@ void run(const DispatchOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(ExpertLinearOp& op, Program& p) {
-  routed_value(p, op.x, op.routing, "expert_linear x");
-  const Value& out = routed_value(p, op.out, op.routing, "expert_linear out");
-  const int32_t experts = experts_of(p, op.routing, "expert_linear").count;
+void prepare(ExpertLinearOp& op, Declarations& p) {
+  p.routed_value(op.x, op.routing, "expert_linear x");
+  const Value& out = p.routed_value(op.out, op.routing, "expert_linear out");
+  const int32_t experts = p.experts_of(op.routing, "expert_linear").count;
   check_argument(static_cast<int32_t>(op.matrices.size()) == experts,
                  "expert_linear: ", op.matrices.size(), " matrices for ", experts, " experts");
   check_argument(op.biases.empty() || op.biases.size() == op.matrices.size(),
@@ -272,6 +319,7 @@ void prepare(ExpertLinearOp& op, Program& p) {
   check_argument(!whole_row(out.format), "expert_linear: value ", out.name,
                  " has scales wider than a tile; only convert can write such rows");
   op.bias = expert_biases(p, op.biases, one);
+  p.add_experts(op.first, op.experts);
 }
 
 // The scratch of a thread has one int64 for each expert (the index after the expert's last task),
@@ -358,8 +406,8 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const WeighRowsOp& op, const Program& p) {
-  const Value& x = routed_value(p, op.x, op.routing, "weigh_rows x");
+void prepare(const WeighRowsOp& op, const Declarations& p) {
+  const Value& x = p.routed_value(op.x, op.routing, "weigh_rows x");
   check_argument(x.format == ActFormat::f32, "weigh_rows: value ", x.name, " must be f32");
 }
 
@@ -378,9 +426,9 @@ void run(const WeighRowsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const AddIdentitiesOp& op, const Program& p) {
+void prepare(const AddIdentitiesOp& op, const Declarations& p) {
   p.check_tokens("add_identities", {op.x, op.out});
-  experts_of(p, op.routing, "add_identities");
+  p.experts_of(op.routing, "add_identities");
   check_argument(p.f32_value(op.x, "add_identities x").width ==
                      p.f32_value(op.out, "add_identities out").width,
                  "add_identities: x and out differ in width");
@@ -400,8 +448,8 @@ void run(const AddIdentitiesOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const CombineOp& op, const Program& p) {
-  const Value& x = routed_value(p, op.x, op.routing, "combine x");
+void prepare(const CombineOp& op, const Declarations& p) {
+  const Value& x = p.routed_value(op.x, op.routing, "combine x");
   p.check_tokens("combine", {op.out});
   check_argument(x.format == ActFormat::f32 || x.format == ActFormat::bf16, "combine: x, value ",
                  x.name, ", must be f32 or bf16");

@@ -3,20 +3,10 @@
 #include <vector>
 
 #include "kernels/table.h"
+#include "runtime/choices.h"
 #include "runtime/operations/operation.h"
 
 namespace cpuserve {
-
-struct Value;
-
-enum class Score : int32_t {
-  softmax = 0,
-  sigmoid,
-  chosen_softmax,
-  near_softmax,
-  chosen_sigmoid,
-  sqrt_softplus
-};
 
 // Chooses the experts of each token from its router logits x. The following operations
 // use this choice (the routing) until the next RouteOp or AdapterOp.
@@ -42,11 +32,19 @@ struct RouteOp {
   CPUSERVE_FIELDS_WITH_DEFAULTS(7, x, out, experts, chosen, score, renormalize, scale, bias, groups,
                                 kept, best, factors, near, identities, table)
 };
-void prepare(const RouteOp& op, const Program& p);
+void prepare(const RouteOp& op, Declarations& p);
 void run(const RouteOp& op, Worker& w) noexcept;
-inline Accesses accesses(const RouteOp& op, const Program&) {
+inline Accesses accesses(const RouteOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.out), any(kRouting)}};
 }
+
+// Writes the output row of RouteOp for one token to out[0 .. 2 * chosen): the ids of the chosen
+// experts, best first (the lower id first if scores are equal), then their weights.
+// `logits` has one float for each expert, and `scratch` holds 3 * experts floats.
+// NaN logits lead to NaN weights, but the ids stay valid. `given` has the ids of the experts if
+// the logits do not choose them.
+void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
+               float* scratch, const float* given = nullptr) noexcept;
 
 // Guesses the experts of the next RouteOp, so that the pool of experts can read them early: applies
 // the router of the next layer (the linear before its RouteOp) to x, which has what this router
@@ -58,26 +56,12 @@ struct GuessOp {
   int32_t before = 0;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, before)
 };
-void prepare(const GuessOp& op, const Program& p);
+void prepare(const GuessOp& op, const Declarations& p);
 void run(const GuessOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GuessOp& op, const Program&) {
+inline Accesses accesses(const GuessOp& op, const Declarations&) {
   return claimed({any(op.x)}, {any(op.out)});
 }
-
-struct LinearOp;
-// The RouteOp after operation `at` (its number), and the linear that computes its logits.
-struct NextRouter {
-  size_t route;
-  const LinearOp* linear;
-};
-// Throws std::invalid_argument if no such linear of the width of the GuessOp `at` follows.
-NextRouter next_router(const Program& p, size_t at);
-// Returns the operations that are skipped in steps without guesses: one flag for each operation.
-// Throws std::invalid_argument if a GuessOp has no router to apply.
-std::vector<bool> guess_ops(const Program& p);
-// Returns the most tokens of a step for which guesses are made: with more, the step is likely to
-// use most experts.
-int64_t most_guess_tokens(const Program& p);
+size_t scratch_bytes(const GuessOp& op);
 
 // Routes each token to the LoRA adapter of its sequence, if the sequence has one.
 // Row t of out has the number of the adapter of token t, or -1 if there is none.
@@ -89,9 +73,9 @@ struct AdapterOp {
   Id scales;
   CPUSERVE_FIELDS(out, adapters, scales)
 };
-void prepare(const AdapterOp& op, Program& p);
+void prepare(const AdapterOp& op, Declarations& p);
 void run(const AdapterOp& op, Worker& w) noexcept;
-inline Accesses accesses(const AdapterOp& op, const Program&) {
+inline Accesses accesses(const AdapterOp& op, const Declarations&) {
   return {{}, {any(op.out), any(kRouting)}};
 }
 
@@ -102,9 +86,9 @@ struct DispatchOp {
   Id x, routing, out;
   CPUSERVE_FIELDS(x, routing, out)
 };
-void prepare(const DispatchOp& op, const Program& p);
+void prepare(const DispatchOp& op, const Declarations& p);
 void run(const DispatchOp& op, Worker& w) noexcept;
-inline Accesses accesses(const DispatchOp& op, const Program&) {
+inline Accesses accesses(const DispatchOp& op, const Declarations&) {
   return {{any(op.x), any(op.routing), any(kRouting)}, {any(op.out)}};
 }
 
@@ -121,9 +105,9 @@ struct ExpertLinearOp {
   Id first = kNone, bias = kNone;  // the matrix and the bias of expert 0
   CPUSERVE_FIELDS(x, routing, out, matrices, biases, activation, glu)
 };
-void prepare(ExpertLinearOp& op, Program& p);
+void prepare(ExpertLinearOp& op, Declarations& p);
 void run(const ExpertLinearOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ExpertLinearOp& op, const Program&) {
+inline Accesses accesses(const ExpertLinearOp& op, const Declarations&) {
   return claimed({any(op.x), any(op.routing), any(kRouting)}, {any(op.out)});
 }
 
@@ -135,9 +119,9 @@ struct WeighRowsOp {
   Id x, routing;
   CPUSERVE_FIELDS(x, routing)
 };
-void prepare(const WeighRowsOp& op, const Program& p);
+void prepare(const WeighRowsOp& op, const Declarations& p);
 void run(const WeighRowsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const WeighRowsOp& op, const Program&) {
+inline Accesses accesses(const WeighRowsOp& op, const Declarations&) {
   return {{any(op.x), own(op.routing), any(kRouting)}, {any(op.x)}};
 }
 
@@ -147,9 +131,9 @@ struct AddIdentitiesOp {
   Id x, routing, out;
   CPUSERVE_FIELDS(x, routing, out)
 };
-void prepare(const AddIdentitiesOp& op, const Program& p);
+void prepare(const AddIdentitiesOp& op, const Declarations& p);
 void run(const AddIdentitiesOp& op, Worker& w) noexcept;
-inline Accesses accesses(const AddIdentitiesOp& op, const Program&) {
+inline Accesses accesses(const AddIdentitiesOp& op, const Declarations&) {
   return changes({own(op.x), own(op.routing)}, op.out);
 }
 
@@ -162,22 +146,11 @@ struct CombineOp {
   bool weighted = true;  // false: rows are added as they are, because WeighRowsOp weighed them
   CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, routing, out, add, weighted)
 };
-void prepare(const CombineOp& op, const Program& p);
+void prepare(const CombineOp& op, const Declarations& p);
 void run(const CombineOp& op, Worker& w) noexcept;
-inline Accesses accesses(const CombineOp& op, const Program&) {
+inline Accesses accesses(const CombineOp& op, const Declarations&) {
   return {with({any(op.x), own(op.routing), any(kRouting)}, op.add, own(op.out)), {own(op.out)}};
 }
-
-// The number of experts (or adapters) of a routing, and the number that each token uses.
-struct Experts {
-  int32_t count, chosen;
-};
-// Returns the experts of the value `routing`, which must be the output of the last RouteOp
-// or AdapterOp in `p`, because operations use the last routing. Otherwise throws invalid_argument.
-Experts experts_of(const Program& p, Id routing, const char* role);
-// Returns the value with id `id`, which must have one row for each token and chosen expert
-// of the routing. Throws std::invalid_argument if it does not.
-const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
 using ExpertOps = Family<RouteOp, GuessOp, AdapterOp, DispatchOp, ExpertLinearOp, WeighRowsOp,
                          AddIdentitiesOp, CombineOp>;

@@ -1,7 +1,10 @@
 // The operations of indexers.
+#include "runtime/operations/indexer.h"
+
 #include <algorithm>
 
 #include "base/check.h"
+#include "runtime/operations/attention.h"
 #include "runtime/operations/checks.h"
 #include "runtime/operations/pools.h"
 #include "runtime/selection.h"
@@ -80,7 +83,7 @@ void unpair(float* x, int32_t rotary) {
 
 }  // namespace
 
-void prepare(const StoreIndexOp& op, Program& p) {
+void prepare(const StoreIndexOp& op, Declarations& p) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   p.check_tokens("store_index_keys", {op.x});
   check_argument(kv.latent && kv.head_dim == kv.hd_pad, "store_index_keys: layer ", op.layer,
@@ -112,7 +115,7 @@ void run(const StoreIndexOp& op, Worker& w) noexcept {
   w.kernels().store_index(args);
 }
 
-void prepare(const PoolIndexOp& op, Program& p) {
+void prepare(const PoolIndexOp& op, Declarations& p) {
   p.check_tokens("pool_index_keys", {op.x});
   const CacheLayer &raw = p.kv_layer(op.raw), &to = p.kv_layer(op.to);
   check_argument(op.pool >= 1 && kBlock % op.pool == 0 && op.width >= 1 && op.width % 16 == 0 &&
@@ -154,7 +157,7 @@ void run(const PoolIndexOp& op, Worker& w) noexcept {
   });
 }
 
-void prepare(SelectKeysOp& op, const Program& p) {
+void prepare(SelectKeysOp& op, const Declarations& p) {
   p.check_tokens("select_keys", {op.q, op.out});
   check_argument(op.heads >= 1 && op.keep >= 1 && op.pool >= 1 && kBlock % op.pool == 0,
                  "select_keys: cannot select ", op.keep, " pools of ", op.pool, " tokens with ",

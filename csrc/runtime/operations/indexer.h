@@ -16,9 +16,9 @@ struct StoreIndexOp {
   bool interleaved;
   CPUSERVE_FIELDS(x, layer, rotary, cos, sin, interleaved)
 };
-void prepare(const StoreIndexOp& op, Program& p);
+void prepare(const StoreIndexOp& op, Declarations& p);
 void run(const StoreIndexOp& op, Worker& w) noexcept;
-inline Accesses accesses(const StoreIndexOp& op, const Program&) {
+inline Accesses accesses(const StoreIndexOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.x), any(kIndexCache)}};
 }
 
@@ -37,12 +37,12 @@ struct PoolIndexOp {
   Id cos, sin;
   CPUSERVE_FIELDS(x, raw, to, width, pool, ape, norm, eps, rotary, cos, sin)
 };
-void prepare(const PoolIndexOp& op, Program& p);
+void prepare(const PoolIndexOp& op, Declarations& p);
 void run(const PoolIndexOp& op, Worker& w) noexcept;
 inline size_t scratch_bytes(const PoolIndexOp& op) {
   return pool_index_scratch(2 * op.width, op.pool);
 }
-inline Accesses accesses(const PoolIndexOp& op, const Program&) {
+inline Accesses accesses(const PoolIndexOp& op, const Declarations&) {
   return {{own(op.x), any(kIndexCache)}, {own(op.x), any(kIndexCache)}};
 }
 
@@ -60,10 +60,10 @@ struct SelectKeysOp {
   CPUSERVE_FIELDS(q, weights, out, layer, heads, keep, pool)
   int64_t most() const { return (int64_t{keep} + 1) * pool - 1; }  // the width of out
 };
-void prepare(SelectKeysOp& op, const Program& p);
+void prepare(SelectKeysOp& op, const Declarations& p);
 void run(const SelectKeysOp& op, Worker& w) noexcept;
 size_t scratch_bytes(const SelectKeysOp& op);
-inline Accesses accesses(const SelectKeysOp& op, const Program&) {
+inline Accesses accesses(const SelectKeysOp& op, const Declarations&) {
   AccessList reads = with({any(op.q)}, op.weights != kNone, any(op.weights));
   reads.push_back(any(kIndexCache));
   return claimed(reads, {any(op.out)});

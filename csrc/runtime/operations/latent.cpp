@@ -1,13 +1,16 @@
 // The operations of latent attention (MLA).
+#include "runtime/operations/latent.h"
+
 #include <algorithm>
 
 #include "base/check.h"
+#include "runtime/operations/attention.h"
 #include "runtime/operations/checks.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
 
-void prepare(HeadLinearOp& op, const Program& p) {
+void prepare(HeadLinearOp& op, const Declarations& p) {
   check_argument(!op.matrices.empty(), "head_linear: there are no matrices");
   p.check_tokens("head_linear", {op.x, op.out});
   op.first = op.matrices[0];
@@ -76,7 +79,7 @@ void run(const HeadLinearOp& op, Worker& w) noexcept {
   });
 }
 
-void prepare(const LatentStoreOp& op, Program& p) {
+void prepare(const LatentStoreOp& op, Declarations& p) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   p.check_tokens("latent_store_kv", {op.q, op.latent, op.kv, op.out});
   check_argument(

@@ -16,9 +16,9 @@ struct HeadLinearOp {
   Id first = kNone;  // the matrix of head 0
   CPUSERVE_FIELDS(x, out, matrices, step)
 };
-void prepare(HeadLinearOp& op, const Program& p);
+void prepare(HeadLinearOp& op, const Declarations& p);
 void run(const HeadLinearOp& op, Worker& w) noexcept;
-inline Accesses accesses(const HeadLinearOp& op, const Program&) {
+inline Accesses accesses(const HeadLinearOp& op, const Declarations&) {
   return claimed({any(op.x)}, {any(op.out)});
 }
 
@@ -32,9 +32,9 @@ struct LatentStoreOp {
   CPUSERVE_FIELDS(q, latent, kv, out, layer, q_heads, nope, rank, rotary, cos, sin, norm, eps,
                   interleaved)
 };
-void prepare(const LatentStoreOp& op, Program& p);
+void prepare(const LatentStoreOp& op, Declarations& p);
 void run(const LatentStoreOp& op, Worker& w) noexcept;
-inline Accesses accesses(const LatentStoreOp& op, const Program&) {
+inline Accesses accesses(const LatentStoreOp& op, const Declarations&) {
   return {{own(op.q), own(op.latent), own(op.kv)}, {own(op.out), any(kCache)}};
 }
 

@@ -1,5 +1,7 @@
 // The two operations that write the results of a step: LogitsOp computes logits and samples
 // from them, HiddenOp copies rows of the hidden states (the vectors of an embedding model).
+#include "runtime/operations/logits.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -185,7 +187,7 @@ void sample_rows(const Batch& batch, int64_t row, Worker& w) noexcept {
 
 }  // namespace
 
-void prepare(const LogitsOp& op, Program& p) {
+void prepare(const LogitsOp& op, Declarations& p) {
   const Matrix& m = p.matrix(op.matrix);
   check_argument(p.limits().vocab == 0 && p.limits().hidden_width == 0,
                  "a program can have only one logits or hidden op");
@@ -214,7 +216,7 @@ void run(const LogitsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const HiddenOp& op, Program& p) {
+void prepare(const HiddenOp& op, Declarations& p) {
   check_argument(p.limits().vocab == 0 && p.limits().hidden_width == 0,
                  "a program can have only one logits or hidden op");
   p.check_rows("hidden", {op.x});

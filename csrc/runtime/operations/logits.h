@@ -11,9 +11,9 @@ struct LogitsOp {
   Id kept = kNone;  // the value that Executor::read_hidden reads instead of x
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, matrix, bias, scale, softcap, kept)
 };
-void prepare(const LogitsOp& op, Program& p);
+void prepare(const LogitsOp& op, Declarations& p);
 void run(const LogitsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const LogitsOp& op, const Program&) {
+inline Accesses accesses(const LogitsOp& op, const Declarations&) {
   if (op.kept == kNone) return claimed({any(op.x)}, {});
   return claimed({any(op.x), any(op.kept)}, {});
 }
@@ -24,9 +24,9 @@ struct HiddenOp {
   Id x;
   CPUSERVE_FIELDS(x)
 };
-void prepare(const HiddenOp& op, Program& p);
+void prepare(const HiddenOp& op, Declarations& p);
 void run(const HiddenOp& op, Worker& w) noexcept;
-inline Accesses accesses(const HiddenOp& op, const Program&) { return {{any(op.x)}, {}}; }
+inline Accesses accesses(const HiddenOp& op, const Declarations&) { return {{any(op.x)}, {}}; }
 
 using ResultOps = Family<LogitsOp, HiddenOp>;
 

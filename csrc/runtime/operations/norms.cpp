@@ -1,4 +1,6 @@
 // Norms of rows.
+#include "runtime/operations/norms.h"
+
 #include "base/check.h"
 #include "runtime/worker.h"
 
@@ -6,7 +8,7 @@ namespace cpuserve {
 namespace {
 
 // The checks that RmsNormOp and LayerNormOp share.
-void check_norm(const char* name, Id x, Id out, Id weight, const Program& p) {
+void check_norm(const char* name, Id x, Id out, Id weight, const Declarations& p) {
   p.check_rows(name, {x, out});
   const int64_t width = p.f32_value(x, "norm x").width;
   check_argument(p.value(out).width == width, name, ": x and out differ in width");
@@ -16,7 +18,7 @@ void check_norm(const char* name, Id x, Id out, Id weight, const Program& p) {
 
 }  // namespace
 
-void prepare(const RmsNormOp& op, const Program& p) {
+void prepare(const RmsNormOp& op, const Declarations& p) {
   check_norm(op.kName, op.x, op.out, op.weight, p);
   if (op.groups == 1) return;
   const int64_t width = p.f32_value(op.out, "rms_norm out of groups").width;
@@ -41,7 +43,7 @@ void run(const RmsNormOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const LayerNormOp& op, const Program& p) {
+void prepare(const LayerNormOp& op, const Declarations& p) {
   check_norm(op.kName, op.x, op.out, op.weight, p);
   p.check_vector(op.bias, p.value(op.x).width, "norm bias");
 }
@@ -53,7 +55,7 @@ void run(const LayerNormOp& op, Worker& w) noexcept {
                           op.eps, rows.begin, rows.end, reinterpret_cast<float*>(w.scratch)});
 }
 
-void prepare(const PartNormOp& op, const Program& p) {
+void prepare(const PartNormOp& op, const Declarations& p) {
   p.check_tokens("part_norm", {op.x});
   check_argument(op.weight != kNone, "part_norm: the weight is missing");
   check_argument(op.parts >= 1, "part_norm: there must be at least 1 part, not ", op.parts);
@@ -73,7 +75,7 @@ void run(const PartNormOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const PartLayerNormOp& op, const Program& p) {
+void prepare(const PartLayerNormOp& op, const Declarations& p) {
   p.check_tokens("part_layer_norm", {op.x});
   check_argument(op.weight != kNone, "part_layer_norm: the weight is missing");
   const int64_t columns = p.vector(op.weight).count;
@@ -98,7 +100,7 @@ void run(const PartLayerNormOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const GatedNormOp& op, const Program& p) {
+void prepare(const GatedNormOp& op, const Declarations& p) {
   p.check_tokens("gated_norm", {op.x, op.z, op.out});
   const int64_t width = p.f32_value(op.out, "gated_norm out").width;
   check_argument(p.f32_value(op.x, "gated_norm x").width == width, "gated_norm: x has width ",

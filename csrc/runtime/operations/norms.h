@@ -13,9 +13,9 @@ struct RmsNormOp {
   int32_t groups = 1;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, weight, eps, groups)
 };
-void prepare(const RmsNormOp& op, const Program& p);
+void prepare(const RmsNormOp& op, const Declarations& p);
 void run(const RmsNormOp& op, Worker& w) noexcept;
-inline Accesses accesses(const RmsNormOp& op, const Program&) {
+inline Accesses accesses(const RmsNormOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
@@ -25,9 +25,9 @@ struct LayerNormOp {
   float eps;
   CPUSERVE_FIELDS(x, out, weight, bias, eps)
 };
-void prepare(const LayerNormOp& op, const Program& p);
+void prepare(const LayerNormOp& op, const Declarations& p);
 void run(const LayerNormOp& op, Worker& w) noexcept;
-inline Accesses accesses(const LayerNormOp& op, const Program&) {
+inline Accesses accesses(const LayerNormOp& op, const Declarations&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
@@ -41,9 +41,9 @@ struct PartNormOp {
   float eps;
   CPUSERVE_FIELDS(x, weight, column, parts, eps)
 };
-void prepare(const PartNormOp& op, const Program& p);
+void prepare(const PartNormOp& op, const Declarations& p);
 void run(const PartNormOp& op, Worker& w) noexcept;
-inline Accesses accesses(const PartNormOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const PartNormOp& op, const Declarations&) { return changes({}, op.x); }
 
 // Applies layer norm, in place, to `parts` equal parts of the columns of x from `column` on.
 // `weight` and `bias` (if it is not kNone) have the columns of all parts, one after another.
@@ -55,9 +55,11 @@ struct PartLayerNormOp {
   float eps;
   CPUSERVE_FIELDS(x, weight, bias, column, parts, eps)
 };
-void prepare(const PartLayerNormOp& op, const Program& p);
+void prepare(const PartLayerNormOp& op, const Declarations& p);
 void run(const PartLayerNormOp& op, Worker& w) noexcept;
-inline Accesses accesses(const PartLayerNormOp& op, const Program&) { return changes({}, op.x); }
+inline Accesses accesses(const PartLayerNormOp& op, const Declarations&) {
+  return changes({}, op.x);
+}
 
 // Computes the RMS norm of x * silu(z); the gates z begin at column `column` of the value z.
 // A row has `groups` equal parts, and the mean square of each part is computed separately.
@@ -69,9 +71,9 @@ struct GatedNormOp {
   float eps;
   CPUSERVE_FIELDS(x, z, out, weight, groups, column, eps)
 };
-void prepare(const GatedNormOp& op, const Program& p);
+void prepare(const GatedNormOp& op, const Declarations& p);
 void run(const GatedNormOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GatedNormOp& op, const Program&) {
+inline Accesses accesses(const GatedNormOp& op, const Declarations&) {
   return {{own(op.x), own(op.z)}, {own(op.out)}};
 }
 

@@ -2,7 +2,7 @@
 // which are in the header and the source file of its family:
 //
 //   struct GateOp                            its name, its fields, and which of them Python sets
-//   void prepare(GateOp&, Program&)          checks the fields when the operation is added;
+//   void prepare(GateOp&, Declarations&)     checks the fields when the operation is added;
 //                                            throws std::invalid_argument for a wrong field;
 //                                            computes fields that follow from other fields
 //   Accesses accesses(const GateOp&, ...)    the values that it reads and writes
@@ -18,14 +18,11 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "runtime/declarations.h"
 
 namespace cpuserve {
 
-class Program;
 struct Worker;
-
-using Id = int32_t;
-constexpr Id kNone = -1;
 
 // Ids of data that are not values of the program, but that operations read and write like values.
 constexpr Id kRouting = -2;  // the order of the routed rows (Routing)

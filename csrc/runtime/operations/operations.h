@@ -32,7 +32,7 @@ using Op =
 inline const char* op_name(const Op& op) {
   return std::visit([](const auto& o) { return o.kName; }, op);
 }
-inline Accesses accesses_of(const Op& op, const Program& program) {
+inline Accesses accesses_of(const Op& op, const Declarations& program) {
   return std::visit([&](const auto& o) { return accesses(o, program); }, op);
 }
 

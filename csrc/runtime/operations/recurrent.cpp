@@ -1,4 +1,6 @@
 // The operations of recurrent layers.
+#include "runtime/operations/recurrent.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -35,7 +37,7 @@ void copy_known(const float* inputs, const float* tail, int64_t first, int64_t k
 
 }  // namespace
 
-void prepare(GatedDeltaOp& op, Program& p) {
+void prepare(GatedDeltaOp& op, Declarations& p) {
   p.check_tokens("gated_delta", {op.x, op.gates, op.out});
   check_argument(op.key_heads >= 1 && op.value_heads >= 1 && op.value_heads % op.key_heads == 0,
                  "gated_delta: ", op.value_heads, " value heads cannot share ", op.key_heads,
@@ -66,7 +68,7 @@ void prepare(GatedDeltaOp& op, Program& p) {
   op.state = p.add_state(op.layer());
 }
 
-void prepare(ShortConvOp& op, Program& p) {
+void prepare(ShortConvOp& op, Declarations& p) {
   p.check_tokens("short_conv", {op.x, op.out});
   const int64_t all = p.f32_value(op.out, "short_conv out").width;
   p.check_columns(op.x, op.column, all, "short_conv x");
@@ -85,7 +87,7 @@ void prepare(ShortConvOp& op, Program& p) {
   op.state = p.add_state(op.layer());
 }
 
-void prepare(Mamba2Op& op, Program& p) {
+void prepare(Mamba2Op& op, Declarations& p) {
   p.check_tokens("mamba2", {op.x, op.out});
   check_argument(op.groups >= 1 && op.together >= 1 && op.heads >= 1 &&
                      op.heads % (int64_t{op.groups} * op.together) == 0,
@@ -386,7 +388,7 @@ size_t scratch_bytes(const Mamba2Op& op) {
          kCarved;
 }
 
-void prepare(SelectiveScanOp& op, Program& p) {
+void prepare(SelectiveScanOp& op, Declarations& p) {
   p.check_tokens("selective_scan", {op.x, op.steps, op.b, op.c, op.gates, op.out});
   const int64_t all = p.f32_value(op.out, "selective_scan out").width;
   check_argument(op.units >= 1 && all % op.units == 0, "selective_scan: ", all,
@@ -440,7 +442,7 @@ void run(const SelectiveScanOp& op, Worker& w) noexcept {
   });
 }
 
-void prepare(NgramEmbedOp& op, Program& p) {
+void prepare(NgramEmbedOp& op, Declarations& p) {
   p.check_tokens("ngram_embed", {op.out});
   const auto heads = static_cast<int64_t>(op.sizes.size()), orders = op.longest() - 1;
   check_argument(orders >= 1 && orders < kStateChunk && heads >= 1 && heads % orders == 0,

@@ -5,14 +5,6 @@
 
 namespace cpuserve {
 
-// The size of the state of one sequence in one recurrent layer. The state has `units` independent
-// state units: heads, or groups of heads or channels. Each unit has `closed` floats for its state
-// after a multiple of 16 tokens, and `open` floats for later tokens (table/recurrent.h).
-struct StateLayer {
-  int32_t units;
-  int64_t closed, open;
-};
-
 // A gated delta rule layer, with the convolution before it and the norm after it.
 // A unit of the state is one key head.
 //   conv     a vector [key_heads][taps][channels of a key head: q, k, v]
@@ -55,9 +47,9 @@ struct GatedDeltaOp {
             recurrent_open_floats(s) + kStateChunk * channels()};
   }
 };
-void prepare(GatedDeltaOp& op, Program& p);
+void prepare(GatedDeltaOp& op, Declarations& p);
 void run(const GatedDeltaOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GatedDeltaOp& op, const Program&) {
+inline Accesses accesses(const GatedDeltaOp& op, const Declarations&) {
   return claimed({any(op.x), any(op.gates)}, {any(op.out)});
 }
 
@@ -79,9 +71,9 @@ struct ShortConvOp {
   int64_t kept() const { return int64_t{taps - 1} * dilation; }  // earlier tokens that are read
   StateLayer layer() const { return {units, kept() * channels, kStateChunk * channels}; }
 };
-void prepare(ShortConvOp& op, Program& p);
+void prepare(ShortConvOp& op, Declarations& p);
 void run(const ShortConvOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ShortConvOp& op, const Program&) {
+inline Accesses accesses(const ShortConvOp& op, const Declarations&) {
   return claimed({any(op.x)}, {any(op.out)});
 }
 
@@ -108,9 +100,9 @@ struct Mamba2Op {
             recurrent_open_floats(shape())};
   }
 };
-void prepare(Mamba2Op& op, Program& p);
+void prepare(Mamba2Op& op, Declarations& p);
 void run(const Mamba2Op& op, Worker& w) noexcept;
-inline Accesses accesses(const Mamba2Op& op, const Program&) {
+inline Accesses accesses(const Mamba2Op& op, const Declarations&) {
   return claimed(with({any(op.x)}, op.steps != kNone, any(op.steps)), {any(op.out)});
 }
 
@@ -131,9 +123,9 @@ struct SelectiveScanOp {
     return {units, width * channels, selective_scan_open_floats(channels, width)};
   }
 };
-void prepare(SelectiveScanOp& op, Program& p);
+void prepare(SelectiveScanOp& op, Declarations& p);
 void run(const SelectiveScanOp& op, Worker& w) noexcept;
-inline Accesses accesses(const SelectiveScanOp& op, const Program&) {
+inline Accesses accesses(const SelectiveScanOp& op, const Declarations&) {
   return claimed({any(op.x), any(op.steps), any(op.b), any(op.c), any(op.gates)}, {any(op.out)});
 }
 
@@ -159,9 +151,9 @@ struct NgramEmbedOp {
     return {static_cast<int32_t>(sizes.size()), longest() - 1, kStateChunk};
   }
 };
-void prepare(NgramEmbedOp& op, Program& p);
+void prepare(NgramEmbedOp& op, Declarations& p);
 void run(const NgramEmbedOp& op, Worker& w) noexcept;
-inline Accesses accesses(const NgramEmbedOp& op, const Program&) {
+inline Accesses accesses(const NgramEmbedOp& op, const Declarations&) {
   return claimed({}, {any(op.out)});
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 
-#include "runtime/operations/recurrent.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {

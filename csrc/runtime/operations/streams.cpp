@@ -15,7 +15,7 @@ constexpr int64_t kColumns = 64;     // columns of each stream that SpreadStream
 constexpr float kLeastGate = 1e-6f;  // the minimum of |d| in GateStreamsOp
 
 // Checks that x consists of streams as wide as the value `part`, and returns the number of streams.
-int64_t check_streams(const char* op, Id x, Id part, const Program& p) {
+int64_t check_streams(const char* op, Id x, Id part, const Declarations& p) {
   p.check_tokens(op, {x, part});
   const int64_t all = p.f32_value(x, op).width, width = p.f32_value(part, op).width;
   check_argument(all % width == 0 && all / width <= kMaxStreams, op, ": ", all,
@@ -23,7 +23,7 @@ int64_t check_streams(const char* op, Id x, Id part, const Program& p) {
   return all / width;
 }
 
-void check_weights(const char* op, Id weights, int64_t count, const Program& p) {
+void check_weights(const char* op, Id weights, int64_t count, const Declarations& p) {
   p.check_tokens(op, {weights});
   check_argument(p.f32_value(weights, op).width >= count, op, ": value ", p.value(weights).name,
                  " has fewer than ", count, " weights");
@@ -46,7 +46,7 @@ void soften(float* x, int64_t n, float floor) noexcept {
 
 }  // namespace
 
-void prepare(const StreamWeightsOp& op, const Program& p) {
+void prepare(const StreamWeightsOp& op, const Declarations& p) {
   p.check_tokens(op.kName, {op.x, op.weights});
   check_argument(op.streams >= 1 && op.streams <= kMaxStreams, "stream_weights: ", op.streams,
                  " streams are not between 1 and ", kMaxStreams);
@@ -89,7 +89,7 @@ void run(const StreamWeightsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const MergeStreamsOp& op, const Program& p) {
+void prepare(const MergeStreamsOp& op, const Declarations& p) {
   const int64_t streams = check_streams(op.kName, op.x, op.out, p);
   check_argument(op.x != op.out && op.weights != op.out, "merge_streams: out must not be an input");
   if (op.weights != kNone) check_weights(op.kName, op.weights, streams, p);
@@ -109,7 +109,7 @@ void run(const MergeStreamsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const SpreadStreamsOp& op, const Program& p) {
+void prepare(const SpreadStreamsOp& op, const Declarations& p) {
   const int64_t n = check_streams(op.kName, op.x, op.y, p);
   check_argument(op.x != op.y && op.x != op.weights, "spread_streams: x must not be another input");
   check_weights(op.kName, op.weights, op.mixed ? n * (n + 2) : op.given ? 2 * n : n, p);
@@ -145,7 +145,7 @@ void run(const SpreadStreamsOp& op, Worker& w) noexcept {
   }
 }
 
-void prepare(const GateStreamsOp& op, const Program& p) {
+void prepare(const GateStreamsOp& op, const Declarations& p) {
   check_streams(op.kName, op.out, op.values, p);
   p.check_tokens(op.kName, {op.keys, op.queries});
   const int64_t all = p.value(op.out).width;

@@ -31,9 +31,9 @@ struct StreamWeightsOp {
     return int64_t{streams} * (parts == 3 ? streams + 2 : parts);
   }
 };
-void prepare(const StreamWeightsOp& op, const Program& p);
+void prepare(const StreamWeightsOp& op, const Declarations& p);
 void run(const StreamWeightsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const StreamWeightsOp& op, const Program&) {
+inline Accesses accesses(const StreamWeightsOp& op, const Declarations&) {
   return changes({own(op.x)}, op.weights);
 }
 
@@ -44,9 +44,9 @@ struct MergeStreamsOp {
   float scale;
   CPUSERVE_FIELDS(x, weights, out, scale)
 };
-void prepare(const MergeStreamsOp& op, const Program& p);
+void prepare(const MergeStreamsOp& op, const Declarations& p);
 void run(const MergeStreamsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const MergeStreamsOp& op, const Program&) {
+inline Accesses accesses(const MergeStreamsOp& op, const Declarations&) {
   return {with({own(op.x)}, op.weights != kNone, own(op.weights)), {own(op.out)}};
 }
 
@@ -61,9 +61,9 @@ struct SpreadStreamsOp {
   bool given = false;
   CPUSERVE_FIELDS_WITH_DEFAULTS(1, y, weights, x, mixed, given)
 };
-void prepare(const SpreadStreamsOp& op, const Program& p);
+void prepare(const SpreadStreamsOp& op, const Declarations& p);
 void run(const SpreadStreamsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const SpreadStreamsOp& op, const Program&) {
+inline Accesses accesses(const SpreadStreamsOp& op, const Declarations&) {
   return changes({own(op.y), own(op.weights)}, op.x);
 }
 
@@ -75,9 +75,9 @@ struct GateStreamsOp {
   Id keys, queries, values, out;
   CPUSERVE_FIELDS(keys, queries, values, out)
 };
-void prepare(const GateStreamsOp& op, const Program& p);
+void prepare(const GateStreamsOp& op, const Declarations& p);
 void run(const GateStreamsOp& op, Worker& w) noexcept;
-inline Accesses accesses(const GateStreamsOp& op, const Program&) {
+inline Accesses accesses(const GateStreamsOp& op, const Declarations&) {
   return {{own(op.keys), own(op.queries), own(op.values)}, {own(op.out)}};
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 // Refuses sizes below 1, and a norm with only one of its two vectors, or of another width.
 template <class Op>
-void check_heads(const Op& op, const Program& p) {
+void check_heads(const Op& op, const Declarations& p) {
   check_argument(op.heads >= 1 && op.key_width >= 1 && op.value_width >= 1, Op::kName, ": ",
                  op.heads, " heads of ", op.key_width, " and ", op.value_width,
                  " dimensions; all three must be at least 1");
@@ -47,7 +47,7 @@ auto input_rows(const Worker& w, const ChunkRows& r) {
 
 }  // namespace
 
-void prepare(Wkv7Op& op, Program& p) {
+void prepare(Wkv7Op& op, Declarations& p) {
   p.check_tokens("wkv7", {op.r, op.decay, op.key, op.v, op.rate, op.out});
   check_heads(op, p);
   const int64_t keys = int64_t{op.heads} * op.key_width;
@@ -86,7 +86,7 @@ size_t scratch_bytes(const Wkv7Op& op) {
   return wkv7_scratch_bytes(op.key_width, op.value_width) + kCarved;
 }
 
-void prepare(Wkv6Op& op, Program& p) {
+void prepare(Wkv6Op& op, Declarations& p) {
   p.check_tokens("wkv6", {op.r, op.decay, op.key, op.v, op.out});
   check_heads(op, p);
   check_argument(op.kv_heads >= 1 && op.heads % op.kv_heads == 0, "wkv6: ", op.heads,

@@ -22,9 +22,9 @@ struct Wkv7Op {
     return {heads, int64_t{key_width} * value_width, wkv7_open_floats(key_width, value_width)};
   }
 };
-void prepare(Wkv7Op& op, Program& p);
+void prepare(Wkv7Op& op, Declarations& p);
 void run(const Wkv7Op& op, Worker& w) noexcept;
-inline Accesses accesses(const Wkv7Op& op, const Program&) {
+inline Accesses accesses(const Wkv7Op& op, const Declarations&) {
   return claimed({any(op.r), any(op.decay), any(op.key), any(op.v), any(op.rate)}, {any(op.out)});
 }
 size_t scratch_bytes(const Wkv7Op& op);
@@ -48,9 +48,9 @@ struct Wkv6Op {
     return {heads, int64_t{key_width} * value_width, wkv6_open_floats(key_width, value_width)};
   }
 };
-void prepare(Wkv6Op& op, Program& p);
+void prepare(Wkv6Op& op, Declarations& p);
 void run(const Wkv6Op& op, Worker& w) noexcept;
-inline Accesses accesses(const Wkv6Op& op, const Program&) {
+inline Accesses accesses(const Wkv6Op& op, const Declarations&) {
   return claimed({any(op.r), any(op.decay), any(op.key), any(op.v)}, {any(op.out)});
 }
 size_t scratch_bytes(const Wkv6Op& op);
