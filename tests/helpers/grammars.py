@@ -1,5 +1,7 @@
 """Compiles grammars as the server does, for a small vocabulary."""
 
+import functools
+
 import pytest
 
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -14,8 +16,12 @@ def allows():
     compiler = Compiler(tiny_model("llama"), 512, sorted(tiny_end_ids("llama")))
     loaded = Tokenizer.load(tiny_model("llama"))
 
+    @functools.lru_cache(maxsize=32)
+    def compiled(key):
+        return compiler.compile(compiler.prepare(*key))
+
     def allowed(form, text):
-        matcher = compiler.compile(compiler.prepare(*form.key))
+        matcher = compiled(form.key).deep_copy()
         ids = loaded.encode(text, add_special_tokens=False)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 

@@ -46,7 +46,7 @@ TILED = (
     *(JANUS, AYA, PIXTRAL_12B),
 )
 WALKED = (*TILED, *(name for name in GRID_MODELS if name not in WITHOUT_CLASS))
-FEW = (SMOLVLM, LLAVA, ONEVISION, QWEN25, GEMMA4)
+FEW = (SMOLVLM, QWEN25)
 
 # Changes with another effect here than in transformers, each with the reason.
 OTHERWISE = {
