@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -199,13 +199,22 @@ def loggers_as_they_were():
 
 def _levels():
     """Return the level of each logger of ours that has one, such as the access log's."""
-    loggers = {"cpuserve": logging.getLogger("cpuserve")}
-    loggers |= {
-        name: logger
-        for name, logger in logging.root.manager.loggerDict.items()
-        if name.startswith("cpuserve.") and isinstance(logger, logging.Logger)
+    loggers = logging.root.manager.loggerDict
+    return {
+        name: level
+        for name in _names_of_ours(len(loggers))
+        if (level := getattr(loggers.get(name), "level", logging.NOTSET))
     }
-    return {name: logger.level for name, logger in loggers.items() if logger.level}
+
+
+@lru_cache(maxsize=1)
+def _names_of_ours(count):
+    """Return the names of our loggers. count: of all names, which grows with each new one.
+
+    Libraries have hundreds of names, and each test would look through them three times.
+    """
+    names = logging.root.manager.loggerDict
+    return [name for name in names if name == "cpuserve" or name.startswith("cpuserve.")]
 
 
 @pytest.fixture(scope="session")
