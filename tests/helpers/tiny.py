@@ -180,6 +180,7 @@ def copy_of(source: Path, prefix: str) -> Path:
     return path
 
 
+@functools.cache
 def tiny_end_ids(family: str) -> frozenset[int]:
     """Return the ids that end a response of tiny_model(family), from the files the engine reads."""
     from cpuserve.loader.load import read_config
