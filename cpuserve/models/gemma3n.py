@@ -84,7 +84,7 @@ class Gemma3n:
                 "input_width": read_int(config, "hidden_size_per_layer_input", 256),
                 "input_vocab": read_int(config, "vocab_size_per_layer_input", 262144),
                 "streams": streams,
-                "active": read_int(config, "altup_active_idx", 0, low=0, high=streams - 1),
+                "active_stream": read_int(config, "altup_active_idx", 0, low=0, high=streams - 1),
                 "laurel_rank": read_int(config, "laurel_rank", 64),
                 "deviations": _deviations(config, layers),
                 "corrected": read_bool(config, "altup_correct_scale", True),
@@ -149,7 +149,7 @@ def _between(s: ModelSpec, name: str) -> list[str]:
 def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
     """Append a layer: it computes the active stream, and corrects all streams by the result."""
     at, parts = f"model.layers.{layer}", s.parts["streams"]
-    active = s.parts["active"]
+    active = s.parts["active_stream"]
     column = active * s.width
     gates = _gates(b, s, at, b.columns(x, s.width, column=column))
     b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)

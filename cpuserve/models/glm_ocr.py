@@ -1,5 +1,6 @@
 """The towers of GLM-OCR and of GLM-4.1V to 4.6V: pictures of any size, 2-D RoPE.
 
+How many tokens a picture takes is in media/pictures/families/qwen_vl.py.
 Source: transformers modeling_glm_ocr, modeling_glm4v and modeling_glm4v_moe.
 """
 
@@ -55,7 +56,7 @@ class GlmOcrTower:
 class Glm4vTower:
     """The vision model of GLM-4.1V, 4.5V and 4.6V, which has a table of places as well.
 
-    Keys of family: merged, the hidden values of the merger.
+    Keys of family: merger_width, the hidden values of the merger.
     """
 
     @staticmethod
@@ -67,9 +68,9 @@ class Glm4vTower:
         if image < found.patch:
             refuse("vision_config.image_size", image, f"at least {found.patch}")
         # A layer has as many hidden values as a result has numbers; the config's are the merger's.
-        merged: TowerParts = {"merged": found.intermediate}
+        merger: TowerParts = {"merger_width": found.intermediate}
         table = image // found.patch
-        return replace(found, table=table, intermediate=found.out_width, family=merged)
+        return replace(found, table=table, intermediate=found.out_width, family=merger)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -85,7 +86,7 @@ class Glm4vTower:
             b.linear(seen, f"{at}.attn.proj", add_to=x)
             h = b.rms_norm(x, f"{at}.norm2")
             gated_mlp(b, s, f"{at}.mlp", h, x, bias=False)
-        _merge(b, s, x, s.family["merged"])
+        _merge(b, s, x, s.family["merger_width"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class OlmoHybrid:
             parts={
                 "attends": tuple(kind == "full_attention" for kind in kinds),
                 "delta": _read_delta(config),
-                "beta": 2.0 if read_bool(config, "linear_allow_neg_eigval", True) else 1.0,
+                "beta_factor": 2.0 if read_bool(config, "linear_allow_neg_eigval", True) else 1.0,
             },
         )
         # In published configs the base of the RoPE is null: attention then has no RoPE.
@@ -129,7 +129,7 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
         **sizes,
         split_conv=True,
         norm="o_norm",
-        beta=s.parts["beta"],
+        beta=s.parts["beta_factor"],
         eps=1e-5,
     )
     b.linear(out, f"{at}.o_proj", add_to=x, use="output")

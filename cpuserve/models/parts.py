@@ -154,14 +154,17 @@ class Ngrams(TypedDict):
 
 
 class ResidualStreams(TypedDict, total=False):
-    """Residual streams, and the numbers of `StreamWeights`."""
+    """Residual streams, and the numbers of `StreamWeights`.
+
+    active_stream: the stream that layers read and write, where only one does.
+    """
 
     streams: int
     stream_rank: int
     floor: float
     rounds: int
     most: float
-    active: int
+    active_stream: int
     corrected: bool
     stacked: bool
     ngrams: Ngrams
@@ -176,12 +179,15 @@ class RowDelta(TypedDict):
 
 
 class RecurrentLayers(TypedDict, total=False):
-    """Layers with states: delta nets, Mamba, WKV, short convolutions, lightning attention."""
+    """Layers with states: delta nets, Mamba, WKV, short convolutions, lightning attention.
+
+    beta_factor: what the gates of writes are multiplied by: 2 lets eigenvalues be negative.
+    """
 
     delta: DeltaSizes
     row_delta: RowDelta
     tiled: bool
-    beta: float
+    beta_factor: float
     bound: float
     mamba1: Mamba1Sizes
     mamba2: Mamba2Sizes
@@ -292,7 +298,7 @@ class TowerParts(TypedDict, total=False):
 
     apart: bool
     biased: bool
-    clipped: bool
+    clips_linears: bool
     depth: int
     eps: float
     final_norm: bool
@@ -302,7 +308,7 @@ class TowerParts(TypedDict, total=False):
     join_width: int
     joined_by: Then
     kinds: tuple[str, ...]
-    merged: int
+    merger_width: int
     norm: bool
     norm_kind: str
     other: str

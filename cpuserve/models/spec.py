@@ -155,7 +155,7 @@ class TowerSpec:
         lines are there as well.
         """
         rows = (4 * self.row_width if self.levels else 0) // self.merge**2
-        hidden = self.intermediate * (2 if self.family.get("clipped") else 1)
+        hidden = self.intermediate * (2 if self.family.get("clips_linears") else 1)
         floats = 11 * self.width + hidden + self.out_width + self.patch_width + rows
         return 4 * (self.step_patches * floats + self.canvas_patches * self.row_width)
 

@@ -91,7 +91,7 @@ class Gemma4Tower:
             gated=True,
             theta=read_theta(own, 100.0),
             family={
-                "clipped": read_bool(own, "use_clipped_linears", False),
+                "clips_linears": read_bool(own, "use_clipped_linears", False),
                 "standardized": read_bool(own, "standardize", False),
             },
         )
@@ -231,7 +231,7 @@ def _mlp(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
     """Add norm(mlp(norm(x))) to x."""
     h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
     gate, up = (f"{at}.mlp.{name}_proj" for name in ("gate", "up"))
-    if s.family["clipped"]:
+    if s.family["clips_linears"]:
         g = b.activation(_product(b, s, h, gate, s.intermediate), s.activation)
         b.multiply(_product(b, s, h, up, s.intermediate), to=g)
     else:
@@ -248,7 +248,7 @@ def _side_by_side(
 
     modules: {name of a part of its matrix: number of rows} for each module.
     """
-    if not s.family["clipped"]:
+    if not s.family["clips_linears"]:
         every = {name: count for each in modules.values() for name, count in each.items()}
         return b.linear(x, list(every), features=list(every.values()))
     out: ValueId | None = None
@@ -267,7 +267,11 @@ def _product(
     features: the rows of the matrix, or {name of a part: number of rows}.
     """
     parts = {f"{module}.linear": features} if isinstance(features, int) else features
-    if s.family["clipped"]:
+    if s.family["clips_linears"]:
         x = b.clip(x, f"{module}.input_min", f"{module}.input_max", copy=True)
     y = b.linear(x, list(parts), features=list(parts.values()))
-    return b.clip(y, f"{module}.output_min", f"{module}.output_max") if s.family["clipped"] else y
+    return (
+        b.clip(y, f"{module}.output_min", f"{module}.output_max")
+        if s.family["clips_linears"]
+        else y
+    )
