@@ -31,10 +31,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+# What counts as a number of cores or jobs: nproc counts the threads of OpenMP (tests/conftest.py).
+NUMBERS = ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL", "OMP_NUM_THREADS")
+
+
 def run(*command, **environment):
-    base = {
-        k: v for k, v in os.environ.items() if k not in ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
-    }
+    base = {k: v for k, v in os.environ.items() if k not in NUMBERS}
     return subprocess.run(
         [str(c) for c in command], capture_output=True, text=True, env={**base, **environment}
     )
