@@ -122,7 +122,8 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
         else:
             note(told_record(record))  # at once; the table follows at the end
 
-    config = prepared.resolved.config
+    # A step that verifies drafts gives several tokens: sequences would end before the rounds do.
+    config = msgspec.structs.replace(prepared.resolved.config, speculation=None)
     blocks = kv_layer_bytes(prepared.facts, config.kv_dtype)
     cache = CacheSizes([size // BLOCK for size in blocks], prepared.facts.state_bytes)
     step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, cache, each, note)

@@ -15,6 +15,7 @@ import pytest
 
 from cpuserve.base.errors import StartupError
 from cpuserve.bench import load, tune
+from cpuserve.bench import step as bench_step
 from cpuserve.cli import main as cli
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.platforms import tuned
@@ -39,6 +40,15 @@ def bench(capsys, kind, *more):
     assert cli.main(["bench", kind, model, "--json", "--max-model-len=256", *more]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {line["metric"]: line for line in lines}
+
+
+def test_steps_are_measured_without_drafts(monkeypatch):
+    configs = []
+    monkeypatch.setattr(bench_step, "step_records", lambda config, *_: configs.append(config))
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    for kind in ("step", "kernels"):
+        assert cli.main(["bench", kind, model, "--json", "--speculate=auto"]) == 0
+    assert [config.speculation for config in configs] == [None, None]
 
 
 def test_step_prints_rates_as_shares_of_the_probe(capsys):
