@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
-from cpuserve.models.gemma import embed_scale, read_cap
+from cpuserve.models.gemma import read_cap
 from cpuserve.models.layer_inputs import gated_input, layer_inputs
-from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
-from cpuserve.models.shared_caches import read_caches, shared_attention
+from cpuserve.models.shared_caches import read_caches, read_shared_decoder, shared_attention
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.columns import MOST_PARTS
@@ -62,37 +62,24 @@ class Gemma3n:
         _, kv_heads, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
         streams = read_int(config, "altup_num_inputs", 4, low=2, high=MOST_PARTS)
         widths = _mlp_widths(config, layers)
-        bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
-        spec = read_decoder(
-            {
-                **full,
-                "intermediate_size": max(widths),
-                "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
-                "tie_word_embeddings": True if tied is None else tied,
-            },
-            positions=POSITIONS,
-            qkv_bias=bias,
-            out_bias=bias,
-            parts={
-                "windows": windows,
-                "local_rope": local_rope,
-                "local_heads": (kv_heads, head_dim),
-                "caches": read_caches(config, windows),
-                "mlp_widths": widths,
-                "one_kv": False,
-                "logit_softcap": read_cap(config, "final_logit_softcapping", 30.0),
-                "input_width": read_int(config, "hidden_size_per_layer_input", 256),
-                "input_vocab": read_int(config, "vocab_size_per_layer_input", 262144),
-                "streams": streams,
-                "active_stream": read_int(config, "altup_active_idx", 0, low=0, high=streams - 1),
-                "laurel_rank": read_int(config, "laurel_rank", 64),
-                "deviations": _deviations(config, layers),
-                "corrected": read_bool(config, "altup_correct_scale", True),
-                "stacked": read_bool(config, "altup_stacked", False),
-            },
-        )
-        scale = embed_scale(spec.width, spec.dtype)
-        return replace(spec, embed_scale=scale, attention_scale=1.0)
+        parts: SpecParts = {
+            "windows": windows,
+            "local_rope": local_rope,
+            "local_heads": (kv_heads, head_dim),
+            "caches": read_caches(config, windows),
+            "mlp_widths": widths,
+            "one_kv": False,
+            "logit_softcap": read_cap(config, "final_logit_softcapping", 30.0),
+            "input_width": read_int(config, "hidden_size_per_layer_input", 256),
+            "input_vocab": read_int(config, "vocab_size_per_layer_input", 262144),
+            "streams": streams,
+            "active_stream": read_int(config, "altup_active_idx", 0, low=0, high=streams - 1),
+            "laurel_rank": read_int(config, "laurel_rank", 64),
+            "deviations": _deviations(config, layers),
+            "corrected": read_bool(config, "altup_correct_scale", True),
+            "stacked": read_bool(config, "altup_stacked", False),
+        }
+        return read_shared_decoder(full, parts, POSITIONS)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

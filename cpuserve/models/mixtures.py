@@ -380,13 +380,20 @@ GptOss = DecoderRow(
 )
 
 
-def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h to x; the first layers have a plain MLP."""
-    at = f"model.layers.{layer}.mlp"
-    if layer in s.parts["dense_layers"]:
-        dense_mlp(b, s, layer, h, x)
-        return
-    out = add_mixture(
+def _biased_experts(
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    h: ValueId,
+    x: ValueId | None,
+    bias: str = "expert_bias",
+    router: str = "router.gate",
+) -> ValueId:
+    """Return x plus the experts of h that a sigmoid and a bias choose; see add_mixture.
+
+    bias, router: their names in module `at`.
+    """
+    return add_mixture(
         b,
         s,
         at,
@@ -395,9 +402,18 @@ def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
         renormalize=True,
         score="sigmoid",
         scale=s.parts["expert_scale"],
-        bias=f"{at}.expert_bias",
-        router="router.gate",
+        bias=f"{at}.{bias}",
+        router=router,
     )
+
+
+def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x; the first layers have a plain MLP."""
+    at = f"model.layers.{layer}.mlp"
+    if layer in s.parts["dense_layers"]:
+        dense_mlp(b, s, layer, h, x)
+        return
+    out = _biased_experts(b, s, at, h, x)
     shared = s.parts["shared"] * s.parts["expert_width"]
     gated_mlp(b, s, f"{at}.shared_mlp", h, shared, to=out)
 
@@ -497,18 +513,7 @@ def _afmoe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | N
     if layer in s.parts["dense_layers"]:
         return plain_mlp(b, s, layer, h, to)
     at = f"model.layers.{layer}.mlp"
-    total = add_mixture(
-        b,
-        s,
-        at,
-        h,
-        to,
-        renormalize=True,
-        score="sigmoid",
-        scale=s.parts["expert_scale"],
-        bias=f"{at}.expert_bias",
-        router="router.gate",
-    )
+    total = _biased_experts(b, s, at, h, to)
     shared = s.parts["shared"] * s.parts["expert_width"]
     if shared:
         gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=total)
@@ -733,17 +738,7 @@ def _laguna_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
         dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
-    add_mixture(
-        b,
-        s,
-        at,
-        h,
-        x,
-        renormalize=True,
-        score="sigmoid",
-        scale=s.parts["expert_scale"],
-        bias=f"{at}.experts.e_score_correction_bias",
-    )
+    _biased_experts(b, s, at, h, x, "experts.e_score_correction_bias", "gate")
     gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)
 
 

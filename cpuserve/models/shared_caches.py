@@ -10,10 +10,13 @@ one_kv: whether layers without a window have no v_proj; their values come from k
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from cpuserve.models.config import read_int, refuse
-from cpuserve.models.llama import layer_rope, layer_window
+from cpuserve.models.config import read_bool, read_int, refuse
+from cpuserve.models.gemma import embed_scale
+from cpuserve.models.llama import layer_rope, layer_window, read_decoder
+from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -38,6 +41,29 @@ def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[in
         shared = config.get("num_kv_shared_layers")
         refuse("num_kv_shared_layers", shared, f"fewer: no layer before them has {kind}")
     return (*range(first), *(last[window] for window in windows[first:]))
+
+
+def read_shared_decoder(config: Mapping[str, Any], parts: SpecParts, positions: int) -> ModelSpec:
+    """Return the hyperparameters of a Gemma whose later layers read the caches of earlier ones.
+
+    config: it has the RoPE and the heads of layers without a window.
+    parts: with the width of the MLP of each layer. positions: as in `read_decoder`.
+    """
+    bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
+    spec = read_decoder(
+        {
+            **config,
+            "intermediate_size": max(parts["mlp_widths"]),
+            "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
+            "tie_word_embeddings": True if tied is None else tied,
+        },
+        positions=positions,
+        qkv_bias=bias,
+        out_bias=bias,
+        parts=parts,
+    )
+    scale = embed_scale(spec.width, spec.dtype)
+    return replace(spec, embed_scale=scale, attention_scale=1.0)
 
 
 def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.experts import read_experts
-from cpuserve.models.gemma import embed_scale, read_cap
+from cpuserve.models.gemma import read_cap
 from cpuserve.models.layer_inputs import gated_input, layer_inputs
-from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.rope import split_ropes
-from cpuserve.models.shared_caches import first_shared, read_caches, shared_attention
+from cpuserve.models.shared_caches import (
+    first_shared,
+    read_caches,
+    read_shared_decoder,
+    shared_attention,
+)
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -62,22 +66,8 @@ class Gemma4:
             chosen = {"num_experts_per_tok": config.get("top_k_experts")}
             keys = {"count": "num_experts", "width": "moe_intermediate_size"}
             parts |= read_experts({**config, **chosen}, **keys)
-        bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
-        spec = read_decoder(
-            {
-                **full,
-                **dict(zip(("num_key_value_heads", "head_dim"), wide, strict=True)),
-                "intermediate_size": max(widths),
-                "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
-                "tie_word_embeddings": True if tied is None else tied,
-            },
-            positions=POSITIONS,
-            qkv_bias=bias,
-            out_bias=bias,
-            parts=parts,
-        )
-        scale = embed_scale(spec.width, spec.dtype)
-        return replace(spec, embed_scale=scale, attention_scale=1.0)
+        full |= dict(zip(("num_key_value_heads", "head_dim"), wide, strict=True))
+        return read_shared_decoder(full, parts, POSITIONS)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
