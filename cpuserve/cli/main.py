@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 
 from cpuserve.base.errors import LIMITS, CpuserveError, StartupError, printable, without_threads
+from cpuserve.base.registry import imported
 from cpuserve.cli.bench_flags import add_bench, number
 from cpuserve.cli.examples import epilog
 from cpuserve.cli.flags import (
@@ -132,14 +132,8 @@ def _run(argv: list[str]) -> int:
         unknown = []
     refuse_unknown(args.parser, unknown)
     refuse_two_models(args)
-    run: Callable[[argparse.Namespace], int] = _load(args.run)
+    run: Callable[[argparse.Namespace], int] = imported(args.run)
     return run(args)
-
-
-def _load(path: str) -> Callable[[argparse.Namespace], int]:
-    module, _, name = path.partition(":")
-    found: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
-    return found
 
 
 def build_parser() -> Parser:

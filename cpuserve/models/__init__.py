@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -128,8 +128,8 @@ def add_plugins() -> None:
     This is for tool formats and tokenizers. A plug-in that does not load is left out here:
     `find_model` says why.
     """
-    for name, point in _claims().accepted.items():
-        family, _ = plugins.load(point, _faults)
+    for name, entry_point in _claims().accepted.items():
+        family, _ = plugins.load(entry_point, _faults)
         if family is not None:
             _add(name, family)
 
@@ -147,7 +147,7 @@ def _add(name: str, family: ModelFamily | Whole | ModelDef) -> None:
     for whole in wholes:
         TOWERS.declare(dict.fromkeys(whole.architectures, whole.tower) if whole.tower else {})
     if isinstance(family, ModelFamily):
-        MODELS.declare(dict.fromkeys(family.architectures, definition(family)))
+        MODELS.declare(dict.fromkeys(family.architectures, partial(definition, family)))
 
 
 def has_no_head(architecture: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.base.registry import Registry, imported
@@ -38,17 +39,14 @@ class ModelDef(Protocol):
         """Append the operations of a model with hyperparameters `s` to its builder `b`."""
 
 
-def definition(family: ModelFamily) -> Callable[[], ModelDef]:
-    """Return a function that imports what reads the configs of a family and builds its Programs."""
-
-    def defined() -> ModelDef:
-        row: Any = imported(family.text)
-        model: ModelDef = replace(row, **family.differs) if family.differs else row
-        return model
-
-    return defined
+def definition(family: ModelFamily) -> ModelDef:
+    """Import what reads the configs of a family and builds its Programs."""
+    row: Any = imported(family.text)
+    model: ModelDef = replace(row, **family.differs) if family.differs else row
+    return model
 
 
 MODELS: Registry[ModelDef] = Registry(
-    "model architecture", {name: definition(family) for name, family in FAMILIES.texts.items()}
+    "model architecture",
+    {name: partial(definition, family) for name, family in FAMILIES.texts.items()},
 )
