@@ -50,7 +50,7 @@ def by_group(name: str) -> Queries:
     return parts
 
 
-def as_named(layers: PlainLayers, _spec: ModelSpec) -> PlainLayers:
+def same_layers(layers: PlainLayers, _spec: ModelSpec) -> PlainLayers:
     """Return the layers."""
     return layers
 
@@ -105,7 +105,7 @@ class PlainLayers:
     qkv_use: Literal["linear", "qkv", "values"] = "linear"
     out_use: Use = "linear"
     down_use: Use = "down"
-    fit: Callable[[PlainLayers, ModelSpec], PlainLayers] = as_named
+    fit: Callable[[PlainLayers, ModelSpec], PlainLayers] = same_layers
 
     def __call__(self, b: Builder, s: ModelSpec) -> None:
         """Append the operations of a model with hyperparameters `s` to its builder `b`."""
@@ -133,22 +133,22 @@ class PlainLayers:
     def _add_layer(self, b: Builder, s: ModelSpec, layer: int, x: ValueId) -> ValueId:
         """Return the stream after a layer."""
         at = f"{self.layers}.{layer}"
-        first, *second = (f"{at}.{norm}" for norm in self.norms)
-        h = x if self.after else self._norm(b, x, first)
-        mlp_input = None if second else h
-        if s.parts.get("parallel") and second:
-            mlp_input = self._norm(b, x, *second)
+        attention_norm, *mlp_norm = (f"{at}.{norm}" for norm in self.norms)
+        h = x if self.after else self._norm(b, x, attention_norm)
+        mlp_input = None if mlp_norm else h
+        if s.parts.get("parallel") and mlp_norm:
+            mlp_input = self._norm(b, x, *mlp_norm)
         self._add_attention(b, s, layer, h, x)
         if self.after:
-            mlp_input = x = self._norm(b, x, first)
+            mlp_input = x = self._norm(b, x, attention_norm)
         if mlp_input is None:
-            mlp_input = self._norm(b, x, *second)
+            mlp_input = self._norm(b, x, *mlp_norm)
         up = self._matrix(s, f"{at}.{self.up}", s.intermediate)
         then = s.parts.get("activation", s.activation)
         g = b.linear(mlp_input, up, features=s.intermediate, bias=s.mlp_bias, then=then)
         down = self._matrix(s, f"{at}.{self.down}", s.width)
         b.linear(g, down, bias=s.mlp_bias, add_to=x, use=self.down_use)
-        return self._norm(b, x, *second) if self.after else x
+        return self._norm(b, x, *mlp_norm) if self.after else x
 
     def _add_attention(self, b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         """Add the layer's attention of h to x."""

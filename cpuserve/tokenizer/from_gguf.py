@@ -100,16 +100,16 @@ def gguf_parts(path: Path) -> Parts:
 
 def _kind(file: GgufFile) -> tuple[str, GgufTokenizer]:
     model = file.value("tokenizer.ggml.model")
-    own = FAMILIES.tokenizer.gguf
-    if isinstance(model, str) and model not in _KINDS and model not in own:
+    if isinstance(model, str) and model not in _KINDS and model not in FAMILIES.tokenizer.gguf:
         add_plugins()
-        own = FAMILIES.tokenizer.gguf
-    if isinstance(model, str) and model in own:
-        return model, imported(own[model])
+    of_families = FAMILIES.tokenizer.gguf
+    if isinstance(model, str) and model in of_families:
+        return model, imported(of_families[model])
     if model not in _KINDS:
         msg = (
             f"GGUF {file.path}: tokenizer model {model!r:.60} is not supported; supported: "
-            f"{', '.join([*_KINDS, *own])}. Use the model's Hugging Face directory as --tokenizer"
+            f"{', '.join([*_KINDS, *of_families])}. "
+            "Use the model's Hugging Face directory as --tokenizer"
         )
         raise ModelError(msg)
     return model, _KINDS[model]
@@ -202,7 +202,7 @@ def _word_pieces(file: GgufFile, vocab: Vocabulary, _pre: PreTokenizer) -> Core:
     return word_piece(vocab, lowercase=lowercase, strip_accents=strip)
 
 
-def _scored(file: GgufFile, vocab: Vocabulary, _pre: PreTokenizer) -> Core:
+def _scored_pieces(file: GgufFile, vocab: Vocabulary, _pre: PreTokenizer) -> Core:
     """Return the tokenizer of SentencePiece, which needs a score for each token."""
     model = file.value("tokenizer.ggml.model")
     if vocab.scores is None:
@@ -308,14 +308,14 @@ _KINDS = {
     "gpt2": GgufTokenizer("byte_level", with_merges),
     "llama": GgufTokenizer(
         "byte_fallback",
-        _scored,
+        _scored_pieces,
         ids={"bos": 1, "eos": 2, "unknown": 0},
         add_bos=True,
         strips_space=True,
     ),
     "t5": GgufTokenizer(
         "byte_fallback",
-        _scored,
+        _scored_pieces,
         ids={"eos": 1, "unknown": 2, "padding": 0},
         add_eos=True,
         strips_space=True,

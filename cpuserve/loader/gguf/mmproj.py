@@ -120,13 +120,13 @@ def find_projector(kind: str) -> Projector | None:
 
     Raises ModelError if plug-ins claim the kind but none of them can serve it.
     """
-    found = _PROJECTORS.get(kind)
-    if found is None and (place := projector_of(kind)) is not None:
-        found = imported(place)
-    more = FAMILIES.mmproj.get(kind)
-    return (
-        found if found is None or more is None else replace(found, wholes={**found.wholes, **more})
-    )
+    projector = _PROJECTORS.get(kind)
+    if projector is None and (place := projector_of(kind)) is not None:
+        projector = imported(place)
+    wholes = FAMILIES.mmproj.get(kind)
+    if projector is None or wholes is None:
+        return projector
+    return replace(projector, wholes={**projector.wholes, **wholes})
 
 
 def _projector(file: GgufFile) -> Projector:
@@ -134,15 +134,14 @@ def _projector(file: GgufFile) -> Projector:
         msg = f"GGUF {file.path} is no mmproj file: general.architecture is not clip"
         raise ModelError(msg)
     kind = file.value("clip.projector_type") or file.value("clip.vision.projector_type")
-    found = find_projector(str(kind))
-    if found is None:
-        known = ", ".join(projector_kinds())
+    projector = find_projector(str(kind))
+    if projector is None:
         msg = (
             f"GGUF {file.path}: cpuserve has no tower for clip.projector_type {kind!r:.40}; "
-            f"it has {known}"
+            f"it has {', '.join(projector_kinds())}"
         )
         raise ModelError(msg)
-    return found
+    return projector
 
 
 def with_mmproj(text: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:

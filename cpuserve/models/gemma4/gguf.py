@@ -21,7 +21,7 @@ def _text(keys: Keys) -> dict[str, Any]:
         keys.fail("attention.sliding_window_pattern", own_kinds, "of both kinds of layers")
     wide = kinds.index("full_attention")
     widths = keys.raw("feed_forward_length")
-    twice = isinstance(widths, list) and widths[-1] == 2 * widths[0]
+    has_double_width = isinstance(widths, list) and widths[-1] == 2 * widths[0]
     factors = keys.numbers("rope_freqs.weight")
     theta = keys.real("rope.freq_base", 1e6)
     full = {"rope_type": "freq_factors", "freq_factors": factors, "rope_theta": theta}
@@ -36,7 +36,7 @@ def _text(keys: Keys) -> dict[str, Any]:
         "num_global_key_value_heads": keys.of_layer("attention.head_count_kv", wide),
         "attention_k_eq_v": not keys.has(f"blk.{wide}.attn_v.weight"),
         "num_kv_shared_layers": shared,
-        "use_double_wide_mlp": twice,
+        "use_double_wide_mlp": has_double_width,
         "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input"),
         "rope_parameters": {"full_attention": full, "sliding_attention": local},
         "rope_scaling": None,

@@ -54,11 +54,11 @@ class Gemma4Pictures(OneTile, frozen=True, kw_only=True):
                 refuse_setting(name, f"must be at least {BUDGETS[0]}, got {value!r:.40}")
             limit = min(self.limit, fitting[-1])
             return self.replaced(budget=min(self.budget, limit), limit=limit)
-        has = (
+        settings = (
             f"this model's pictures have max_soft_tokens ({_LISTED}), detail, and a maximum number "
             "of tokens"
         )
-        raise value_error(name, value, has)
+        raise value_error(name, value, settings)
 
     def _checked(self, budget: object) -> int:
         """Return `budget` if a request can choose it."""

@@ -87,11 +87,11 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
                 return self.replaced(limit=value)
             if name == "max_tokens":
                 return self.replaced(most_rows=min(self.most_rows, value))
-        has = (
+        settings = (
             f"the settings of this model's pictures are {self.limit_name} (a number of patches), "
             "detail, and a maximum number of tokens"
         )
-        raise value_error(name, value, has)
+        raise value_error(name, value, settings)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in pixels without the border."""

@@ -132,9 +132,9 @@ class Lfm2Pictures(Family, frozen=True, kw_only=True):
                 "use_thumbnail, min_image_tokens, max_image_tokens, min_tiles, max_tiles, "
                 "detail, and a maximum number of tokens",
             )
-        field, most = fields[name]
-        if not is_count(value, 1, most):
-            refuse_setting(name, f"must be a number from 1 to {most}, got {value!r:.40}")
+        field, limit = fields[name]
+        if not is_count(value, 1, limit):
+            refuse_setting(name, f"must be a number from 1 to {limit}, got {value!r:.40}")
         if name == "max_tokens" and self.most_rows:
             value = min(value, self.most_rows)
         return self.replaced(**{field: value})

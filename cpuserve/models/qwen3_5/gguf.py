@@ -10,25 +10,27 @@ from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
 
-def _dense(keys: Keys) -> dict[str, Any]:
+def _dense_settings(keys: Keys) -> dict[str, Any]:
     return {**delta(keys), "linear_value_heads_tiled": True}
 
 
-def _sparse(keys: Keys) -> dict[str, Any]:
-    return {**_dense(keys), **shared_experts(keys)}
+def _mixture_settings(keys: Keys) -> dict[str, Any]:
+    return {**_dense_settings(keys), **shared_experts(keys)}
 
 
-def _next(keys: Keys) -> dict[str, Any]:
+def _next_settings(keys: Keys) -> dict[str, Any]:
     split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
     return {**delta(keys), **shared_experts(keys), "linear_in_proj_split": split}
 
 
-DENSE = GgufArch("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA, _dense, added_norms=True, tiled=True)
+DENSE = GgufArch(
+    "Qwen3_5ForCausalLM", "qwen3_5_text", DELTA, _dense_settings, added_norms=True, tiled=True
+)
 SPARSE = GgufArch(
     "Qwen3_5MoeForCausalLM",
     "qwen3_5_moe_text",
     {**DELTA, **EXPERTS, **GATED_SHARED},
-    _sparse,
+    _mixture_settings,
     added_norms=True,
     tiled=True,
 )
@@ -36,6 +38,6 @@ NEXT = GgufArch(
     "Qwen3NextForCausalLM",
     "qwen3_next",
     {**DELTA, **EXPERTS, **GATED_SHARED},
-    _next,
+    _next_settings,
     added_norms=True,
 )

@@ -143,15 +143,15 @@ def family(name: str) -> ToolFormat:
         return _FAMILIES[name]
     if name not in FAMILIES.tools.calls:
         add_plugins()
-    found: ToolFormat = imported(FAMILIES.tools.calls[name])
-    return found
+    tool_format: ToolFormat = imported(FAMILIES.tools.calls[name])
+    return tool_format
 
 
 def names() -> list[str]:
     """Return the values of --tool-call-parser besides auto and none."""
     add_plugins()
-    every = {*_FAMILIES, *FAMILIES.tools.calls}
-    return sorted(every - {"mcp"})  # mcp is no parser of vLLM, only found by its hint
+    formats = {*_FAMILIES, *FAMILIES.tools.calls}
+    return sorted(formats - {"mcp"})  # mcp is no parser of vLLM, only found by its hint
 
 
 def asked(instructions: str) -> ToolFormat | None:
@@ -169,7 +169,7 @@ def hinted(source: str, has_token: Callable[[str], bool]) -> str | None:
     """
     for shows in (source.__contains__, has_token):
         rows = chain(FAMILIES.tools.hints.items(), _HINTS)
-        found = (name for name, hints in rows if any(map(shows, hints)))
-        if (name := next(found, None)) is not None:
+        families = (name for name, hints in rows if any(map(shows, hints)))
+        if (name := next(families, None)) is not None:
             return name
     return None

@@ -128,11 +128,11 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
                 f"cannot be {value!r:.40}: fine_route of this model's preprocessor_config.json, "
                 f"which is {here}, decides the connector that the server loads for all pictures",
             )
-        has = (
+        settings = (
             "the settings of this model's pictures are crop_to_patches, min_patches, max_patches, "
             "detail, and a maximum number of tokens"
         )
-        raise value_error(name, value, has)
+        raise value_error(name, value, settings)
 
     def in_low_detail(self) -> CanvasTiles:
         """Return the family that makes few rows of a picture."""

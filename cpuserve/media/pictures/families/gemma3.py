@@ -62,11 +62,11 @@ class Gemma3Pictures(OneTile, frozen=True, kw_only=True):
                 return self
             bound = f"at {'least' if is_most else 'most'} {rows}"
             refuse_setting(name, f"must be {bound}, the tokens of each picture, got {value!r:.40}")
-        has = (
+        settings = (
             f"this model's pictures all become {self.side} x {self.side} pixels and "
             f"{self.layout(1, 1).rows} tokens"
         )
-        raise value_error(name, value, has)
+        raise value_error(name, value, settings)
 
 
 def gemma3(files: PictureFiles) -> Gemma3Pictures:

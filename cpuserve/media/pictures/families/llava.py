@@ -59,11 +59,11 @@ class LlavaPictures(OneTile, frozen=True, kw_only=True):
         """Return the family itself; InvalidRequest for a setting that would change pictures."""
         if name == "max_tokens" and is_count(value, (self.side // self.patch) ** 2):
             return self
-        has = (
+        settings = (
             f"this model's pictures all become {self.side} x {self.side} pixels and "
             f"{(self.side // self.patch) ** 2} tokens"
         )
-        raise value_error(name, value, has)
+        raise value_error(name, value, settings)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) with the shorter side of the square.

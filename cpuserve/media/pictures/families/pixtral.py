@@ -57,10 +57,10 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
             return self.replaced(edge=_number(name, value["longest_edge"], self.block))
         if name == "max_tokens":
             return self.replaced(most_rows=min(self.most_rows, _number(name, value, 1)))
-        has = (
+        settings = (
             "this model's pictures have size (longest_edge), detail, and a maximum number of tokens"
         )
-        raise value_error(name, value, has)
+        raise value_error(name, value, settings)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with this longest edge or a shorter one.

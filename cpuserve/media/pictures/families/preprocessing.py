@@ -135,12 +135,12 @@ def setting_error(name: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{name} {why}", role="mm_processor_kwargs")
 
 
-def value_error(name: str, value: object, has: str) -> InvalidRequest:
+def value_error(name: str, value: object, settings: str) -> InvalidRequest:
     """Return the error for a setting that a family does not have, or not with this value.
 
-    has: the settings that it has.
+    settings: the text that says which settings it has.
     """
-    return setting_error(name, f"cannot be {value!r:.40}: {has}")
+    return setting_error(name, f"cannot be {value!r:.40}: {settings}")
 
 
 def refuse_detail(detail: object) -> NoReturn:
