@@ -110,6 +110,13 @@ def test_a_picture_beyond_the_plan_is_scaled():
     )
 
 
+@pytest.mark.parametrize("name", ["in_token_limit", "max_tokens"])
+def test_a_number_that_the_decoder_cannot_get_is_refused(name):
+    assert FAMILY.changed({name: (1 << 63) - 1})
+    with pytest.raises(InvalidRequest, match=f"{name} cannot be 9223372036854775808"):
+        FAMILY.changed({name: 1 << 63})
+
+
 def test_settings_change_pictures():
     assert FAMILY.changed({"in_token_limit": 64}).limit == 64
     large = KimiPictures(limit=4096, most_rows=2112, patch=14, merge=2)

@@ -16,6 +16,7 @@ from cpuserve.media.pictures.families.base import OneTile
 from cpuserve.media.pictures.families.preprocessing import (
     PictureFiles,
     in_merge_order,
+    is_count,
     part_of,
     read_filter,
     read_number,
@@ -82,7 +83,7 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
 
     def with_setting(self, name: str, value: Any) -> KimiPictures:
         """Return the family with a setting; see Family."""
-        if type(value) is int and value >= 1:
+        if is_count(value, 1):
             if name == self.limit_name:
                 return self.replaced(limit=value)
             if name == "max_tokens":
