@@ -79,12 +79,12 @@ def build_engine(
         config = msgspec.structs.replace(config, draft=None)
     head = _head(config, facts)
     check_same(config.sources)  # the files may have changed while they were read
-    report = executor.report()
-    if wrong := report.get("misplaced"):
+    placement = executor.placement()
+    if wrong := placement.get("misplaced"):
         log.warning("threads are not pinned as planned: %s", wrong)
-    if line := report.get("ranks_memory"):
+    if line := placement.get("ranks_memory"):
         log.info("%s", line)
-    facts["numa_binding"] = report.get("numa_binding")
+    facts["numa_binding"] = placement.get("numa_binding")
     facts["load_s"] = time.perf_counter() - started
     facts["rss_before_load_bytes"] = before
     facts["load_peak_bytes"] = resident_bytes()[1]

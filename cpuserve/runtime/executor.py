@@ -345,6 +345,13 @@ class Executor(Protocol):
         """
         yield {}
 
+    def placement(self) -> dict[str, object]:
+        """Return where threads run and memory is bound. Each start asks for it, so it is cheap."""
+        return {}
+
     def report(self) -> dict[str, object]:
-        """Return sizes and placement of memory and threads, for `doctor` and tests."""
+        """Return sizes and placement of memory and threads, for `doctor` and tests.
+
+        It may read all mappings of the process, which takes tens of milliseconds.
+        """
         return {}

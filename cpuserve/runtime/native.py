@@ -335,17 +335,22 @@ class NativeExecutor:
         """Return how long threads have waited for others so far, in seconds summed over them."""
         return self.team.waited_ns() / 1e9
 
-    def report(self) -> dict[str, object]:
-        """Return the memory in use in bytes, and the CPU on which each thread was last seen."""
+    def placement(self) -> dict[str, object]:
+        """Return the CPU on which each thread was last seen, and how memory is bound to nodes."""
         seen = self.team.placement()
-        wrong = misplaced(self._cpus, seen)
+        return {
+            "placement": seen,
+            "misplaced": misplaced(self._cpus, seen),
+            "numa_binding": self.native.binding,
+            "ranks_memory": ranks_memory(self.native.binding),
+        }
+
+    def report(self) -> dict[str, object]:
+        """Return the memory in use in bytes, and the placement of threads and memory."""
         return {
             "memory": self._natives.memory,
-            "placement": seen,
-            "misplaced": wrong,
-            "numa_binding": self.native.binding,
             "memory_nodes": self.native.memory_nodes,
-            "ranks_memory": ranks_memory(self.native.binding),
+            **self.placement(),
         }
 
     def close(self) -> None:

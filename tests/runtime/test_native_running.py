@@ -12,9 +12,11 @@ import pytest
 from native_model import Chunk, Model, Native, all_rows, blocks_for, greedy, words
 from native_runs import PROMPT, good_words, prompt_logits
 
+from cpuserve import LLM
 from cpuserve.runtime import native
 from tests.helpers.patience import wait_until
 from tests.helpers.steps import Sequence, step
+from tests.helpers.tiny import tiny_model
 
 model = native_runs.model  # the fixture
 
@@ -278,6 +280,17 @@ def test_a_thread_that_is_not_where_it_was_bound_is_named():
     many = native.misplaced([[cpu] for cpu in range(8)], list(range(1, 9)))
     assert many.count("instead of") == 3
     assert many.endswith("and 5 more")
+
+
+def test_a_start_does_not_read_the_mappings_of_the_process(monkeypatch):
+    """They take 20 ms in a process that has loaded torch; only reports have the memory in use."""
+
+    def refused(_executor):
+        pytest.fail("the start asked for the memory in use")
+
+    monkeypatch.setattr(native.NativeExecutor, "report", refused)
+    with LLM(str(tiny_model("llama")), executor="native", max_model_len=64):
+        pass
 
 
 def test_the_time_at_barriers_is_counted(model):
