@@ -471,9 +471,9 @@ class _Nowhere:
 
 # The preferred types; llama.cpp and Ollama take the first one by default as well.
 DEFAULT_TYPES = ("Q4_K_M", "Q4_0")
-# The last part of a name: a type such as Q4_K_M, IQ3_XXS, UD-Q5_K_XL, BF16 or MXFP4_MOE.
+# The last part of a name: a type such as Q4_K_M, IQ3_XXS, UD-Q5_K_XL, PTQ1_0, BF16 or MXFP4_MOE.
 _TYPE = re.compile(
-    r"(?:.*?[-._/])??((?:UD-)?(?:T?I?Q[0-9]\w*|B?F(?:16|32)|(?:MX|NV)FP4\w*|FP?8\w*))",
+    r"(?:.*?[-._/])??((?:UD-)?(?:P?T?I?Q[0-9]\w*|B?F(?:16|32)|(?:MX|NV)FP4\w*|FP?8\w*))",
     re.IGNORECASE,
 )
 _END = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 
+from cpuserve.loader.gguf.file import TENSOR_TYPES
 from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED
 from cpuserve.quant.gguf.converted import CONVERTED
 from cpuserve.quant.gguf.sizes import DECODED
@@ -24,12 +27,16 @@ HALVES = {
 # (factor of the minima) / (factor of the scales) that gives the weights a mean of 0.
 CENTER = {"gguf_q4_1": -7.5, "gguf_q5_1": -15.5, "gguf_q4_k": 7.5, "gguf_q5_k": 15.5}
 CENTER["gguf_q2_k"] = 1.5
+# Types of llama.cpp and of its fork by Prism that the gguf package does not know, by their numbers.
+UNKNOWN = {"Q2_0": 42, "PQ2_0": 142, "PTQ1_0": 143}
 
 
 def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Rows [rows, bytes] of `k` random weights of mean 0 and variance about 1 / k."""
     if dtype == "Q1_0":
         return random_q1_0(rows, k, rng)
+    if dtype in UNKNOWN:
+        return random_ternary(dtype, rows, k, rng)
     if dtype in CONVERTED:
         values = rng.integers(-1, 2, (rows, k)).astype(np.float32) / np.float32(0.8 * k**0.5)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
@@ -85,6 +92,39 @@ def random_q1_0(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     return data.reshape(rows, -1)
 
 
+def random_ternary(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """As random_rows, in a type of UNKNOWN. Codes are 0, 1 and 2; a block has one factor."""
+    _, weights, size = TENSOR_TYPES[UNKNOWN[dtype]]
+    digits = rng.integers(0, 3, (rows, k // weights, size - 2, 5))
+    data = np.empty((rows, k // weights, size), np.uint8)
+    factors = (rng.uniform(0.7, 1.3, (rows, k // weights, 1)) / (0.8 * k**0.5)).astype("<f2")
+    if dtype == "PTQ1_0":
+        fractions = (digits * [81, 27, 9, 3, 1]).sum(3)  # of 243; a byte has them of 256
+        data[:, :, :-2], data[:, :, -2:] = -(-fractions * 256 // 243), factors.view(np.uint8)
+    else:
+        bytes_of = (digits[..., :4] << [0, 2, 4, 6]).sum(3)
+        data[:, :, :2], data[:, :, 2:] = factors.view(np.uint8), bytes_of
+    return data.reshape(rows, -1)
+
+
+def ternary_values(dtype: str, data: np.ndarray) -> np.ndarray:
+    """The weights of rows in a type of UNKNOWN, one by one, as its definition says."""
+    _, weights, size = TENSOR_TYPES[UNKNOWN[dtype]]
+    out = []
+    for block in data.reshape(-1, size).tolist():
+        half = bytes(block[26:] if dtype == "PTQ1_0" else block[:2])
+        factor = np.frombuffer(half, "<f2").astype(np.float32)[0]
+        for i in range(weights):
+            if dtype != "PTQ1_0":
+                code = block[2 + i // 4] >> 2 * (i % 4) & 3
+            else:
+                part, first, at = (16, 0, 0) if i < 80 else (8, 80, 16) if i < 120 else (2, 120, 24)
+                digit, m = divmod(i - first, part)
+                code = (block[at + m] * 3**digit % 256 * 3) >> 8
+            out.append(factor * np.float32(code - 1))
+    return np.array(out, np.float32).reshape(len(data), -1)
+
+
 def random_nvfp4(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """As random_rows, in NVFP4. Without their scales, the codes have a variance of 8.6."""
     data = rng.integers(0, 256, (rows, k // 64, 36), dtype=np.uint8)
@@ -127,6 +167,11 @@ def write_model(
             writer.add_tensor(name, values)
             return
         data = random_rows(dtype, rows, k, rng).reshape(*shape[:-1], -1)
+        if dtype in UNKNOWN:
+            writer.add_tensor(name, data.view(np.int8))
+            table = writer.tensors[-1]
+            table[name] = replace(table[name], shape=shape, dtype=UNKNOWN[dtype])
+            return
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[dtype])
         if dtype == "NVFP4":
             scales = rng.uniform(0.7, 1.3, shape[0] if len(shape) > 2 else 1).astype(np.float32)

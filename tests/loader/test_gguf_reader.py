@@ -13,6 +13,7 @@ from cpuserve.loader.gguf.file import TENSOR_TYPES, GgufFile, foreign_type
 from cpuserve.loader.gguf.model import gguf_config, pair_row_order
 from cpuserve.loader.load import open_checkpoint, read_config
 from tests.helpers import gguf_file as make
+from tests.helpers.gguf_blocks import UNKNOWN
 from tests.helpers.gguf_file import ARRAY, BOOL, F32, I32, STRING, U32, U64, gguf
 
 ROW = bytes(128)
@@ -165,7 +166,8 @@ def test_malformed_file_is_refused_with_the_field(path, case):
         (97, "Q8_0_X4, a type of ik_llama.cpp"),
         (144, "IQ4_KS, a type of ik_llama.cpp"),
         (158, "IQ1_KT, a type of ik_llama.cpp"),
-        (142, "a type of ik_llama.cpp or another fork of llama.cpp"),
+        (99, "Q8_2_X4, a type of ik_llama.cpp"),
+        (100, "a type of ik_llama.cpp or another fork of llama.cpp"),
         (202, r"a repacked type of ik_llama.cpp \(_R4, _R8 or _R16\)"),
         (399, "a repacked type of ik_llama.cpp"),
         (4, "Q4_2, a type that llama.cpp removed"),
@@ -179,11 +181,19 @@ def test_a_type_of_another_program_is_named_with_what_to_do(path, kind, what):
         GgufFile(write(path, one(kind=kind)))
     message = str(caught.value)
     assert "broken" not in message
-    for word in (" IQ4_XS,", " Q4_K,", " Q1_0,", " IQ1_S", "; download the model as Q4_K_M or"):
+    for word in (
+        " IQ4_XS,",
+        " Q4_K,",
+        " Q1_0,",
+        " Q2_0,",
+        " PTQ1_0,",
+        " IQ1_S",
+        "; download the model as Q4_K_M or",
+    ):
         assert word in message
 
 
-@pytest.mark.parametrize("kind", [42, 96, 159, 201, 400, 2**32 - 1])
+@pytest.mark.parametrize("kind", [43, 96, 159, 201, 400, 2**32 - 1])
 def test_a_number_of_no_program_is_no_tensor_type(path, kind):
     wanted = f"^broken GGUF .*: tensor t type: {kind} is not a known tensor type$"
     with pytest.raises(ModelError, match=wanted):
@@ -191,9 +201,9 @@ def test_a_number_of_no_program_is_no_tensor_type(path, kind):
 
 
 def test_every_number_of_the_gguf_package_is_known():
-    assert {t.value: t.name for t in gguf_package.GGMLQuantizationType} == {
-        number: name for number, (name, _, _) in TENSOR_TYPES.items()
-    }
+    names = {t.value: t.name for t in gguf_package.GGMLQuantizationType}
+    names |= {number: name for name, number in UNKNOWN.items()}
+    assert names == {number: name for number, (name, _, _) in TENSOR_TYPES.items()}
     assert not any(foreign_type(number) for number in TENSOR_TYPES)
 
 
@@ -487,3 +497,10 @@ def test_a_bias_in_blocks_whose_numbers_have_another_order_is_refused(path, dtyp
     weights = open_checkpoint(write(path, gguf(make.tiny_values(), tensors))).weights
     with pytest.raises(ModelError, match=rf"bias has type {dtype}, but must be F32, F16 or BF16$"):
         weights.get("model.layers.0.self_attn.q_proj.bias")
+
+
+def test_a_file_whose_activations_are_rotated_is_refused_by_the_key(path):
+    values = [*make.tiny_values(), ("prism.hadamard.version", U32, 1)]
+    write(path, gguf(values, make.tiny_tensors(np.random.default_rng(0))))
+    with pytest.raises(ModelError, match=r"prism\.hadamard\.version: rotations of activations"):
+        gguf_config(GgufFile(path))

@@ -56,6 +56,8 @@ MIXES = {
     "experts-NVFP4": {"": "NVFP4", "ffn_gate_inp.weight": "F32", "output.weight": "NVFP4"},
     "experts-Q1_0": {"": "Q1_0", "ffn_gate_inp.weight": "F32", "output.weight": "Q1_0"},
     "experts-TQ2_0": {"": "TQ2_0", "ffn_gate_inp.weight": "F32"},
+    "experts-PTQ1_0": {"": "PTQ1_0", "ffn_gate_inp.weight": "F32", "output.weight": "Q2_0"},
+    "experts-Q2_0": {"": "Q2_0", "ffn_gate_inp.weight": "F32", "output.weight": "PQ2_0"},
     "IQ4_XS-with-Q5_K": {"": "IQ4_XS", "attn_v.weight": "Q5_K", "ffn_down.weight": "MXFP4"},
 }
 MODELS = {**{dtype: {"": dtype} for dtype in (*QUANTIZED, *CONVERTED, *DECODED)}, **MIXES}

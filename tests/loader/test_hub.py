@@ -239,6 +239,7 @@ REPOS = {
     "ggufs": {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-F16.gguf": b"GGUFM"},
     "parts": {**PARTS, "m-Q8_0.gguf": b"GGUF8", "params": b"{}"},
     "odd": {"m-TQ1_0.gguf": b"GGUFT", "a/x-IQ3_XXS.gguf": b"GGUFX", "b/x-IQ3_XXS.gguf": b"GGUFY"},
+    "prism": {"m-PTQ1_0.gguf": b"GGUFP", "m-PQ2_0.gguf": b"GGUF2"},
 }
 STATES = {"gated": (401, "GatedRepo"), "private": (401, "RepoNotFound")}
 
@@ -378,6 +379,8 @@ def test_names_select_gguf_files_and_all_their_parts(endpoint, tmp_path):
         "org/parts:Q4_K_M/m-Q4_K_M-00002-of-00002.gguf": "m-Q4_K_M-00001-of-00002.gguf",
         "org/parts:Q8_0": "m-Q8_0.gguf",
         "org/odd:a/x-IQ3_XXS.gguf": "x-IQ3_XXS.gguf",
+        "org/prism:ptq1_0": "m-PTQ1_0.gguf",
+        "org/prism:PQ2_0": "m-PQ2_0.gguf",
     }
     whole = sorted(name.rpartition("/")[2] for name in PARTS)
     for address in (endpoint, "http://127.0.0.1:9"):  # then without a connection

@@ -12,7 +12,14 @@ from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED, SOURCES
 from cpuserve.quant.gguf.converted import CONVERTED
 from cpuserve.quant.gguf.sizes import DECODED, packed_bytes
 from cpuserve.quant.stored import StoredTensor, StoredWeights
-from tests.helpers.gguf_blocks import HALVES, random_q1_0, random_vectors
+from tests.helpers.gguf_blocks import (
+    HALVES,
+    UNKNOWN,
+    random_q1_0,
+    random_rows,
+    random_vectors,
+    ternary_values,
+)
 
 RNG = np.random.default_rng(7)
 
@@ -59,6 +66,8 @@ def converted_rows(dtype):
     """Rows [4, bytes] of 512 weights, whose blocks differ in their factors."""
     if dtype == "Q1_0":
         return random_q1_0(4, 512, RNG)
+    if dtype in UNKNOWN:
+        return random_rows(dtype, 4, 512, RNG)
     values = RNG.integers(-1, 2, (4, 2, 256)) * RNG.uniform(0.5, 2, (4, 2, 1))
     kind = gguf.GGMLQuantizationType[dtype]
     return gguf.quants.quantize(values.reshape(4, 512).astype(np.float32), kind)
@@ -69,7 +78,19 @@ SAID = {
     "TQ1_0": ("Q2_K", "q2_k"),
     "TQ2_0": ("Q2_K", "q2_k"),
     "Q1_0": ("2 bits (w2z_g128)", "w2z_g128"),
+    "Q2_0": ("2 bits (w2z_g64)", "w2z_g64"),
+    "PQ2_0": ("2 bits (w2z_g128)", "w2z_g128"),
+    "PTQ1_0": ("2 bits (w2z_g128)", "w2z_g128"),
 }
+
+
+def values_of(dtype, data):
+    """By the definition of the type, or else by the gguf package."""
+    if dtype in UNKNOWN:
+        return ternary_values(dtype, data)
+    if dtype == "Q1_0":
+        return q1_0_values(data)
+    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[dtype])
 
 
 @ORDERS
@@ -82,8 +103,7 @@ def test_types_that_are_converted_keep_every_value(dtype, order, caplog):
         weights = open_weights("gguf", store, {})
     assert f"{dtype} weights are converted to {to}, with the same values" in caplog.text
     assert weights.kind("w", "bfloat16") == kind
-    tensor, ggml = weights.get("w"), gguf.GGMLQuantizationType[dtype]
-    wanted = q1_0_values(data) if dtype == "Q1_0" else gguf.quants.dequantize(data, ggml)
+    tensor, wanted = weights.get("w"), values_of(dtype, data)
     wanted = wanted if order is None else wanted[order]
     assert dequantize(tensor).tobytes() == wanted.tobytes()
     assert np.array_equal(dequantize(weights.get("w[1:4:2]")), wanted[1:4:2])
@@ -114,7 +134,8 @@ def test_sizes_of_blocks_are_those_of_the_file_reader():
             assert (BLOCKS[source].weights, BLOCKS[source].nbytes) == table[dtype]
     for dtype, how in CONVERTED.items():
         assert (how.weights, how.nbytes) == table[dtype]
-    assert table == {dtype.name: shape for dtype, shape in gguf.GGML_QUANT_SIZES.items()}
+    known = {dtype.name: shape for dtype, shape in gguf.GGML_QUANT_SIZES.items()}
+    assert {name: shape for name, shape in table.items() if name not in UNKNOWN} == known
     assert {dtype: (256, size) for dtype, size in DECODED.items()} == {d: table[d] for d in DECODED}
 
 

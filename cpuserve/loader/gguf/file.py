@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
 _REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 # Types of ik_llama.cpp: each text lists types with consecutive numbers,
-# from the number of the first type on. Another fork uses the numbers 142 and 143.
+# from the number of the first type on. TENSOR_TYPES has 142 and 143, types of Prism's fork.
 _IK = {
     97: "Q8_0_X4 Q8_1_X4 Q8_2_X4",
     133: "Q6_0 IQ1_BN IQ2_BN Q8_K64 IQ2_K IQ3_K IQ4_K IQ5_K IQ6_K",
@@ -45,7 +45,7 @@ def foreign_type(number: int) -> str:
         return f"{_REMOVED[number]}, a type that llama.cpp removed{bitnet}"
     if number in _IK_NAMES:
         return f"{_IK_NAMES[number]}, a type of ik_llama.cpp"
-    if number in _FORKS:
+    if number in _FORKS and number not in TENSOR_TYPES:
         return "a type of ik_llama.cpp or another fork of llama.cpp"
     return "a repacked type of ik_llama.cpp (_R4, _R8 or _R16)" if number in _REPACKED else ""
 
@@ -100,6 +100,9 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+    142: ("PQ2_0", 128, 34),
+    143: ("PTQ1_0", 128, 28),
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7

@@ -36,6 +36,11 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """Return the equivalent of config.json; reads only metadata and the RoPE factors."""
     keys, arch = arch_of(file)
+    metadata = file.keys()
+    rotations = [key for key in metadata if key.startswith("prism.hadamard.")]
+    if rotations:
+        msg = f"GGUF {file.path}: {rotations[0]}: rotations of activations are not supported"
+        raise ModelError(msg)
     if keys.raw("expert_count") and "ffn_down_exps" not in arch.blocks:
         wanted = f"absent: mixtures of experts are not supported in files of {keys.arch}"
         keys.fail("expert_count", keys.raw("expert_count"), wanted)

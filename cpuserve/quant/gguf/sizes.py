@@ -14,11 +14,11 @@ DECODED = {
     "IQ3_S": 110,
 }
 # Rows of these types cannot be packed as stored, so they are converted when they are read.
-BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0")
+BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
 # The bytes of a block (in the file, in memory) for types that take more memory. They take more
 # because 4-bit and 6-bit scales become whole bytes, because every four blocks of a row get an
 # fp32 scale (NVFP4), or because they are converted.
-# Q1_0 has the bytes of two blocks, because two 4-bit zero points share a byte.
+# Types with 4-bit zero points have the bytes of two blocks, because two zero points share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
@@ -28,6 +28,9 @@ PACKED_BYTES = {
     "TQ1_0": (54, 84),
     "TQ2_0": (66, 84),
     "Q1_0": (36, 69),
+    "Q2_0": (36, 37),
+    "PQ2_0": (68, 69),
+    "PTQ1_0": (56, 69),
     **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},
 }
 
