@@ -9,6 +9,7 @@ byte-level tokenizer allows text prompts. Memory use does not depend on the mode
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -101,6 +102,20 @@ def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Pat
 
 def write_tokenizer(directory: Path) -> None:
     """Write a byte-level BPE, trained on a few sentences: tokenizer.json, tokenizer_config.json."""
+    (directory / "tokenizer.json").write_text(_tokenizer_json(), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(directory / "tokenizer_config.json", settings)
+
+
+@functools.cache
+def _tokenizer_json() -> str:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -113,16 +128,7 @@ def write_tokenizer(directory: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|endoftext|>",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    _write_json(directory / "tokenizer_config.json", settings)
+    return tokenizer.to_str(pretty=True)
 
 
 def write_weights(

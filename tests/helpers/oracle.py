@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from contextlib import contextmanager
@@ -112,6 +111,10 @@ PLAIN = {
 @functools.cache
 def transformers_of(path: Path):
     """The transformers model of a checkpoint directory, fp32, eager attention."""
+    return _transformers_of(path)
+
+
+def _transformers_of(path: Path):
     if (plain := PLAIN.get(config_of(path)["architectures"][0])) is not None:
         return plain(config_of(path), tensors_of(path)).eval()
     import transformers
@@ -176,8 +179,11 @@ def transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 @functools.cache
 def _precise_transformers_of(path: Path):
-    """Return transformers_of(path) in fp64; constants that it computes in fp32 stay rounded."""
-    return copy.deepcopy(transformers_of(path)).double()
+    """Return transformers_of(path) in fp64; constants that it computes in fp32 stay rounded.
+
+    It is read again: a copy of a model has copies of its config, one for each module.
+    """
+    return _transformers_of(path).double()
 
 
 def precise_transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:

@@ -94,12 +94,18 @@ def doubles() -> Iterator[None]:
 
 class _Doubles(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        # Torch calls this for every function and attribute: a million times in a few tests.
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        for arg in args:
+            if arg is torch.float32:
+                args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+                break
+        if not kwargs:
+            return func(*args)
         kwargs = {
             name: torch.float64 if value is torch.float32 else value
-            for name, value in (kwargs or {}).items()
+            for name, value in kwargs.items()
         }
         return func(*args, **kwargs)
 

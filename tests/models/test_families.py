@@ -26,6 +26,7 @@ from tests.helpers.tiny import FAMILIES, RELATIVES, SAMPLE, tiny_config, tiny_mo
 TOKENS = [
     (i * 37 + i * i * 5) % 509 for i in range(100)
 ]  # 100 > the tiny models' windows and 3 KV blocks
+PROMPT = 92  # the tokens after it are one step each, and reach into the fourth block
 
 YARN = {
     "type": "yarn",
@@ -594,13 +595,20 @@ def reference_of(path):
     return precise_transformers_logits, PreciseInterpreter
 
 
-def test_every_family_agrees_with_transformers(checkpoint):
+def test_every_family_agrees_with_transformers_and_continues_greedily_like_it(checkpoint):
     logits, made = reference_of(checkpoint)
-    expected = logits(checkpoint, TOKENS)
-    got = logits_of(interpreter_of(checkpoint, made), TOKENS)
+    interpreter = interpreter_of(checkpoint, made)
+    sequence = Sequence(0, TOKENS[:PROMPT], [5, 2, 9, 1], first_state(interpreter))
+    rows = [interpreter.run(step(sequence.chunk(PROMPT, all_rows(PROMPT))))]
+    while len(sequence.tokens) < len(TOKENS):
+        sequence.tokens.append(int(rows[-1][-1].argmax()))
+        rows.append(interpreter.run(step(sequence.chunk())))
+    got, expected = torch.cat(rows), logits(checkpoint, sequence.tokens)
     assert got.dtype == expected.dtype
     spread = expected.max() - expected.min()
     assert (got - expected).abs().max() < 1e-3 * spread
+    bound = model_bound(checkpoint, len(TOKENS))
+    assert_likeliest(sequence.tokens[PROMPT:], expected[PROMPT - 1 : -1], bound)
 
 
 @pytest.mark.parametrize(
@@ -647,18 +655,6 @@ def test_the_comparison_notices_one_changed_number(family, change):
     assert (got - expected).abs().max() > 1e-3 * (expected.max() - expected.min())
 
 
-# What a variant changes shows in the logits of a prompt, too.
-@pytest.mark.parametrize("checkpoint", deep_but(SAMPLE, VARIANTS), indirect=True)
-def test_every_family_continues_greedily_like_transformers(checkpoint):
-    reference, made = reference_of(checkpoint)
-    interpreter = interpreter_of(checkpoint, made)
-    sequence = Sequence(0, TOKENS[:20], [3, 0], first_state(interpreter))
-    for _ in range(16):
-        sequence.tokens.append(int(interpreter.run(step(sequence.chunk()))[0].argmax()))
-    logits = reference(checkpoint, sequence.tokens)[19:-1]
-    assert_likeliest(sequence.tokens[20:], logits, model_bound(checkpoint, 36))
-
-
 def assert_alike(got, expected, path):
     """Two computations in fp64 of the same logits."""
     assert got.dtype == expected.dtype == torch.float64
@@ -669,8 +665,9 @@ def assert_alike(got, expected, path):
 @pytest.mark.parametrize("family", deep_but(SAMPLE, (*FAMILIES, *RELATIVES)))
 def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     path = tiny_model(family)
-    whole = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS)
-    chunked = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS, lengths=(1, 33, 2, 31))
+    interpreter = interpreter_of(path, PreciseInterpreter)
+    whole = logits_of(interpreter, TOKENS)
+    chunked = logits_of(interpreter, TOKENS, lengths=(1, 33, 2, 31), blocks=(6, 3, 10, 4))
     assert_alike(chunked, whole, path)
 
 
@@ -678,14 +675,13 @@ def test_chunked_prefill_gives_the_logits_of_one_piece(family):
 def test_sequences_of_one_step_do_not_see_each_other(family):
     path = tiny_model(family)
     texts = [TOKENS[:40], TOKENS[50:53], TOKENS[10:80]]
-    alone = [logits_of(interpreter_of(path, PreciseInterpreter), tokens) for tokens in texts]
-    together, seqs = interpreter_of(path, PreciseInterpreter), []
+    interpreter, seqs = interpreter_of(path, PreciseInterpreter), []
+    alone = [logits_of(interpreter, tokens, blocks=(30, 31, 32)) for tokens in texts]
     for i, tokens in enumerate(texts):
-        states = first_state(together)
-        seqs.append(Sequence(i, list(tokens), [i, i + 10, i + 20], states))
-    out = together.run(step(seqs[0].chunk(39, []), seqs[1].chunk(), seqs[2].chunk(69, [])))
+        seqs.append(Sequence(i, list(tokens), [i, i + 10, i + 20], first_state(interpreter)))
+    out = interpreter.run(step(seqs[0].chunk(39, []), seqs[1].chunk(), seqs[2].chunk(69, [])))
     assert_alike(out, alone[1][-1:], path)
-    out = together.run(step(seqs[0].chunk(), seqs[2].chunk()))
+    out = interpreter.run(step(seqs[0].chunk(), seqs[2].chunk()))
     expected = torch.stack([alone[0][-1], alone[2][-1]])
     assert_alike(out, expected, path)
 
