@@ -215,13 +215,14 @@ async def _send_until(ended, target, sizes, kind):
 
 def _run(pipe, *arguments):
     os.nice(NICENESS)
+    pipe.send(None)  # its modules are imported
     pipe.send(asyncio.run(_send_until(pipe, *arguments)))
 
 
 class GreedyProcess:
     """Sends the requests of a kind in a `with` block; `count` is how many had ended by its end.
 
-    kind: a name of KINDS, or "" for NO_KIND.
+    The block begins when the process has started. kind: a name of KINDS, or "" for NO_KIND.
     """
 
     def __init__(self, target, sizes, kind):
@@ -232,13 +233,18 @@ class GreedyProcess:
 
     def __enter__(self):
         self.process.start()
+        self._message()
         return self
 
     def __exit__(self, *_):
         self.pipe.send(None)
+        self.count = self._message()
+        self.process.join()
+
+    def _message(self):
+        """Return the next message of the process."""
         while not self.pipe.poll(1):
             if not self.process.is_alive():
                 msg = "the process of the greedy caller has ended"
                 raise LoadError(msg)
-        self.count = self.pipe.recv()
-        self.process.join()
+        return self.pipe.recv()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cpuserve.base.errors import StartupError
-from cpuserve.bench import load, tune
+from cpuserve.bench import load, server, tune
 from cpuserve.bench import step as bench_step
 from cpuserve.cli import main as cli
 from cpuserve.engine.memory_use import resident_bytes
@@ -367,6 +367,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch):
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr(load, "serve_command", lambda _: sleep)
     monkeypatch.setattr(load, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server, "STOP_TIMEOUT_S", 0.1)  # no signal ends it before it takes signals
     with pytest.raises(StartupError, match=r"not answer /health with 200 within 0\.3 s"):
         load.time_start([])
 
@@ -423,12 +424,25 @@ def test_busy_compares_rounds_with_and_without_a_neighbour(capsys):
     assert by_name["decode_quiet"]["isa"]
 
 
-@pytest.mark.deep  # 9 s
-def test_the_front_end_is_measured_in_every_dialect(capsys, monkeypatch):
+@pytest.fixture
+def hasty_script(monkeypatch):
+    """Return a function of a script of benchmarks/ and of pauses in it that are short here."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+
+    def hasty(name, **seconds):
+        module = script(name)
+        for pause, length in seconds.items():
+            monkeypatch.setattr(module, pause, length)
+        return module
+
+    return hasty
+
+
+@pytest.mark.deep  # 9 s
+def test_the_front_end_is_measured_in_every_dialect(capsys, hasty_script):
     model = str(tiny_model("llama", dtype="bfloat16"))
-    sizes = ["--streams=2", "--rates", "500", "--tokens=700", "--rounds=1"]
-    assert script("bench_front_end").main([model, *sizes]) == 0
+    sizes = ["--streams=2", "--rates", "1000", "--tokens=700", "--rounds=1"]
+    assert hasty_script("bench_front_end", SETTLE_S=0.05).main([model, *sizes]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     dialects = {line["parameters"]["dialect"] for line in lines}
     assert dialects == {"completions", "chat", "responses", "messages", "ollama"}
@@ -438,21 +452,20 @@ def test_the_front_end_is_measured_in_every_dialect(capsys, monkeypatch):
 
 
 @pytest.mark.deep  # 4 s
-def test_the_front_end_is_measured_though_tokens_come_late(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+def test_the_front_end_is_measured_though_tokens_come_late(capsys, hasty_script):
     model = str(tiny_model("llama", dtype="bfloat16"))
     sizes = ["--streams=1", "--rates", "100", "--tokens=5", "--rounds=1", "--dialects", "chat"]
-    assert script("bench_front_end").main([model, *sizes]) == 0
+    assert hasty_script("bench_front_end", SETTLE_S=0.05).main([model, *sizes]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-@pytest.mark.deep  # 15 s
-def test_a_modest_caller_is_timed_beside_greedy_ones(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+@pytest.mark.deep  # 7 s
+def test_a_modest_caller_is_timed_beside_greedy_ones(capsys, hasty_script):
     model = str(tiny_model("llama", dtype="bfloat16"))
     kinds = ["messages", "tiny", "batches"]
     sizes = ["--short=5", "--long=50", "--rounds=1", "--samples=2", "--crowd=4"]
-    assert script("bench_callers").main([model, *sizes, "--kinds", *kinds]) == 0
+    bench_callers = hasty_script("bench_callers", PAUSE_S=0.02, SETTLE_S=0.2)
+    assert bench_callers.main([model, *sizes, "--kinds", *kinds]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     found = [(line["metric"], line["parameters"]["tokens"]) for line in lines]
     assert found == [(f"time_beside_{kind}", tokens) for kind in kinds for tokens in (5, 50)]
@@ -460,12 +473,12 @@ def test_a_modest_caller_is_timed_beside_greedy_ones(capsys, monkeypatch):
     assert all(line["facts"]["cpu_ms"] > 0 for line in lines)
 
 
-@pytest.mark.deep  # 30 s
-def test_records_are_compared_with_none_in_one_server(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+@pytest.mark.deep  # 5 s
+def test_records_are_compared_with_none_in_one_server(capsys, hasty_script):
     model = str(tiny_model("llama", dtype="bfloat16"))
     sizes = ["--streams=2", "--rate=500", "--tokens=40", "--pairs=1", "--dialects", "chat"]
-    assert script("bench_records").main([model, *sizes]) == 0
+    bench_records = hasty_script("bench_records", TRACES_S=0.05, WRITTEN_S=0.2)
+    assert bench_records.main([model, *sizes]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["metric"] for each in lines] == [
         "front_end_logged", "front_end_observed", "front_end_audited",
