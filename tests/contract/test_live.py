@@ -67,7 +67,7 @@ CASES = sample()
 @pytest.fixture(scope="module")
 def server():
     names = "--served-model-name", "tiny", "alias"
-    with running_server(default_model(), *names, "--max-model-len", "2k") as client:
+    with running_server(default_model(), *names, "--max-model-len", "128") as client:
         yield client
 
 
