@@ -26,10 +26,11 @@ from cpuserve.base.waits import CAUSES
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
 from cpuserve.serving.callers.caller import Caller
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post
 from tests.api.test_api_request_log import GENERATING, SECRET
-from tests.helpers.patience import PATIENCE_S, wait_until
+from tests.helpers.patience import PATIENCE_S, POLL_S, wait_until
 
 CHATS = "/v1/chat/completions"
 CHILDREN = ["render", "queue", "prefill", "decode"]
@@ -80,7 +81,7 @@ class FakeCollector:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     @property
     def spans(self):
@@ -335,7 +336,9 @@ def test_requests_that_lose_their_client_or_fail_have_spans(collector):
             if number:
                 yield RuntimeError("broken")
 
-        async with live(script, otlp_traces_endpoint=collector.url) as server:
+        # A client that closes is noticed by writing to it, at the latest a ping.
+        limits = ClientLimits(silent_s=0.05)
+        async with live(script, limits=limits, otlp_traces_endpoint=collector.url) as server:
             body = {**GENERATING[CHATS], "stream": True}
             reader, writer = await server.post(CHATS, body)
             await asyncio.wait_for(reader.readuntil(b'"content"'), PATIENCE_S)

@@ -10,9 +10,10 @@ import time
 import psutil
 
 PATIENCE_S = 120.0
+POLL_S = 0.02  # how often it is looked whether an event has happened
 
 
-def wait_until(condition, what="it did not happen", poll_s=0.02):
+def wait_until(condition, what="it did not happen", poll_s=POLL_S):
     """Return when condition() holds; fail with `what`, or what it returns, if it never does."""
     end = time.monotonic() + PATIENCE_S
     while not condition():

@@ -22,7 +22,7 @@ from cpuserve.loader import builtin, hub
 from cpuserve.loader.builtin import BuiltinModel, fetch_builtin, is_intact
 from cpuserve.loader.hub import list_builtin, resolve_config, resolve_model
 from tests.helpers.children import child_options
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, POLL_S
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def ask(endpoint, home, *names, patience_s=PATIENCE_S):
 @pytest.fixture
 def endpoint():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -11,6 +11,7 @@ from cpuserve.base.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.media import sources
 from cpuserve.media.sources import SourceRules, is_public, read_source
 from tests.helpers.once import Once
+from tests.helpers.patience import POLL_S
 
 RULES = SourceRules(domains=("pictures.example", "*.other.example"))
 LONG = SourceRules(domains=("*",), timeout_s=60)
@@ -56,7 +57,7 @@ def server(monkeypatch):
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.daemon_threads = True
     made.asked, made.ended, made.cut = [], threading.Event(), threading.Event()
-    running = threading.Thread(target=made.serve_forever)
+    running = threading.Thread(target=made.serve_forever, args=(POLL_S,))
     running.start()
     resolve(monkeypatch, "127.0.0.1")
     monkeypatch.setattr(sources, "is_public", lambda address: str(address) == "127.0.0.1")
