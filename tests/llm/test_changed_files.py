@@ -7,8 +7,6 @@ import pytest
 
 from cpuserve import LLM
 from cpuserve.base.errors import EngineDead, SourceChanged
-from cpuserve.loader import packed_files
-from cpuserve.runtime import packed_cache
 from tests.helpers.gguf_convert import convert
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_expert_pool import (
@@ -25,12 +23,7 @@ SIZES = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 OTHER = [[n + 400] for n in range(3)]  # these tokens are in no other prompt
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The directory of packed weights, in a cache directory of this test."""
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
-    return tmp_path / packed_cache.FOLDER
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def cut(file):

@@ -8,8 +8,6 @@ import shutil
 import pytest
 
 from cpuserve import LoRARequest, SamplingParams
-from cpuserve.loader import packed_files
-from cpuserve.runtime import packed_cache
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.generation.batch import BatchItem, run_batch
 from cpuserve.serving.generation.fan_out import sequences_of
@@ -123,9 +121,8 @@ def test_requests_whose_blocks_come_from_the_swap_space(hasty, patient_offload, 
 
 
 @pytest.mark.parametrize("name", deep_but(["mtp"], ["ngram", "mtp", "eagle3"]))
-def test_experts_that_are_read_from_the_disk(hasty, drafter, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
+@pytest.mark.usefixtures("folder")
+def test_experts_that_are_read_from_the_disk(hasty, drafter, name):
     with make(drafter(name), guesses=False) as llm:
         plain = answers(llm)
     for memory in ("64MiB", "600KiB"):

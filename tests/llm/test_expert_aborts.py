@@ -10,8 +10,6 @@ from cpuserve import LLM
 from cpuserve.base import fault_points
 from cpuserve.base.errors import StartupError
 from cpuserve.engine.ipc import Abort
-from cpuserve.loader import packed_files
-from cpuserve.runtime import packed_cache
 from tests.helpers.depth import deep_but
 from tests.helpers.drafters import drafter_for
 from tests.llm.test_expert_pool import add, of_experts, parts, with_engine
@@ -21,10 +19,7 @@ REQUESTS = 20
 KINDS = {"auto": "qwen3-moe", "mtp": "glm4-moe"}
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 class Uneven:

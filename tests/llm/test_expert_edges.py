@@ -39,13 +39,7 @@ from tests.llm.test_expert_streams import disk, of_half, steps, stream, until_re
 __all__ = ["disk"]  # a fixture
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The directory of the files, in a cache directory of this test."""
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
-    return tmp_path / packed_cache.FOLDER
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # --- the memory of a pool -------------------------------------------------------------------------

@@ -35,12 +35,7 @@ MADV_PAGEOUT = 21  # of Linux 5.4; Python has no name for it
 ALL = "64MiB"  # more than all weights of the models of these tests
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The directory of the files, in a cache directory of this test."""
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
-    return tmp_path / packed_cache.FOLDER
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def make(family="qwen3-moe", **options):
@@ -134,7 +129,7 @@ def all_prompts(core):
     ("threads", "ranks"),
     [(2, 1), *(pytest.param(*n, marks=pytest.mark.deep) for n in [(1, 1), (3, 1), (2, 2)])],
 )
-def test_pools_of_all_sizes_give_the_same_bits(family, scheme, threads, ranks):
+def test_pools_of_all_sizes_give_the_same_bits(family, scheme, threads, ranks, counts_at_end):
     options = {"quantization": scheme, "tensor_parallel_size": ranks}
     options |= {"omp_num_threads": threads, "omp_threads_bind": "nobind"}
     with make(family, weight_cache_size="0", **options) as llm:
@@ -142,21 +137,29 @@ def test_pools_of_all_sizes_give_the_same_bits(family, scheme, threads, ranks):
     with make(family, weights_on_disk=ALL, **options) as llm:
         assert answers(llm) == expected
         config = llm.config
-    sizes = with_engine(config, parts)
+    sizes = counts_at_end[-1]
     assert sizes["slots"] == sizes["units"]
     for share in (0.1, 0.2, 0.5):
         size = of_experts(config, sizes, share).weight_memory_bytes
         with make(family, weights_on_disk=f"{size / 1024:.2f}KiB", **options) as llm:
             assert answers(llm) == expected
-        found = with_engine(replace(config, weight_memory_bytes=size), run_and_count)
-        assert found["slots"] < sizes["slots"]
-        assert found["misses"] > 0
-        assert found["bytes"] <= size
+        counts = counts_at_end[-1]
+        assert counts["slots"] < sizes["slots"]
+        assert counts["misses"] > 0
+        assert counts["bytes"] <= size
 
 
-def run_and_count(core):
-    all_prompts(core)
-    return parts(core)
+@pytest.fixture
+def counts_at_end(monkeypatch):
+    """The `parts` of each engine that has ended in this test."""
+    counts, close = [], EngineCore.close
+
+    def counted(core):
+        counts.append(parts(core))
+        close(core)
+
+    monkeypatch.setattr(EngineCore, "close", counted)
+    return counts
 
 
 def test_waves_read_each_matrix_once_for_a_prompt_that_uses_more_than_fits():
@@ -567,7 +570,8 @@ def test_a_page_cache_that_others_fill_costs_reads_and_no_bit(folder, monkeypatc
         return step(core)
 
     def use(core):
-        os.sync()
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
         monkeypatch.setattr(EngineCore, "step", pressed)
         return all_prompts(core)
 

@@ -15,7 +15,7 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.engine.ipc import Abort
 from cpuserve.loader import packed_files
 from cpuserve.prepare import model_facts
-from cpuserve.runtime import native, packed_cache
+from cpuserve.runtime import native
 from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 from tests.llm.test_expert_pool import (
@@ -34,11 +34,7 @@ STEPS = 12
 LATE_S = 60.0  # a blocked read ends after this time, so that a step that waits for it ends
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 class Disk:

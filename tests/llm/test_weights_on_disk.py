@@ -34,12 +34,10 @@ with LLM(model, executor="native", weights_on_disk="always", max_model_len=256) 
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The directory of the files, in a cache directory of this test."""
-    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
+def folder(folder, monkeypatch):
+    """The directory of the files, which have small models too."""
     monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
-    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
-    return tmp_path / packed_cache.FOLDER
+    return folder
 
 
 def make(family="qwen3-moe", **options):
