@@ -147,30 +147,24 @@ def prompt_of(name, theirs):
 
 
 def theirs_of(model, ids, pixels):
-    """(logits of every token of the prompt and of TOKENS greedy ones, these tokens)."""
+    """Logits of all tokens of a prompt with pictures and its response, from one pass."""
     architecture = name_of(model)
     whole = architecture in ANY_SIZE
-    given = {}
+    inputs = {}
     if pixels:
         if architecture in CANVAS_MODELS:
-            given = canvas_inputs(pixels, [NEXT_SIZES[len(each)] for each in pixels])
+            inputs = canvas_inputs(pixels, [NEXT_SIZES[len(tiles)] for tiles in pixels])
         elif whole:
-            given = grid_inputs(pixels, architecture)
+            inputs = grid_inputs(pixels, architecture)
         else:
-            given = pixels_of(np.concatenate(pixels), architecture)
-    ids = list(ids)
-
-    def logits():
-        kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
-        more = {"mm_token_type_ids": kinds} if whole and architecture not in PIXTRALS else {}
-        if architecture == GEMMA3:
-            more = {"token_type_ids": kinds}
-        return model(input_ids=torch.tensor([ids]), use_cache=False, **given, **more).logits[0]
-
+            inputs = pixels_of(np.concatenate(pixels), architecture)
+    kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
+    more = {"mm_token_type_ids": kinds} if whole and architecture not in PIXTRALS else {}
+    if architecture == GEMMA3:
+        more = {"token_type_ids": kinds}
     with torch.inference_mode():
-        for _ in range(TOKENS):
-            ids.append(int(logits()[-1].argmax()))
-        return logits().numpy(), ids
+        out = model(input_ids=torch.tensor([ids]), use_cache=False, **inputs, **more)
+    return out.logits[0].numpy()
 
 
 def uncut(ids, start, end):
@@ -263,20 +257,23 @@ def test_gguf_files_have_the_logprobs_and_tokens_of_transformers(gguf_model, nam
 
 
 def compare(path, whole, name):
+    """Each token of our response is the best one after the tokens before it, so all are greedy."""
     prompt, pictures, pixels = prompt_of(name, whole)
-    logits, tokens = theirs_of(whole, prompt, pixels)
-    scores = torch.log_softmax(torch.from_numpy(logits), dim=1).numpy()
-    places = np.arange(len(prompt), len(tokens))
-    want = scores[places - 1, np.asarray(tokens)[places]]
     ours = Ours(path, "torch")
+    tokens, logprobs = ours.run(prompt, pictures, pixels, 64)
+    logits = theirs_of(whole, tokens, pixels)
+    before = logits[len(prompt) - 1 : -1]
+    assert before.argmax(axis=1).tolist() == tokens[len(prompt) :]
+    scores = torch.log_softmax(torch.from_numpy(before), dim=1).numpy()
+    want = scores[np.arange(TOKENS), tokens[len(prompt) :]]
     relative = program_bound(ours.program, len(tokens)) + program_bound(ours.tower_program, 36)
     bound = relative * np.abs(logits).max()
-    best = np.sort(logits[len(prompt) - 1 : -1], axis=1)[:, -2:]
+    best = np.sort(before, axis=1)[:, -2:]
     assert (best[:, 1] - best[:, 0]).min() > 2 * bound  # so that rounding cannot change a token
-    given = prompt, pictures, pixels
-    for got, logprobs in (ours.run(*given, 64), native(path, given, 64)):
-        assert got == tokens
-        assert np.abs(np.asarray(logprobs) - want).max() < bound
+    assert np.abs(np.asarray(logprobs) - want).max() < bound
+    again, logprobs = native(path, (prompt, pictures, pixels), 64)
+    assert again == tokens
+    assert np.abs(np.asarray(logprobs) - want).max() < bound
 
 
 def test_another_picture_gives_other_logits(model):
