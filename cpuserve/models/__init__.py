@@ -57,10 +57,10 @@ def find_model(architecture: str) -> ModelDef | None:
 
     Raises ModelError if plug-ins claim the architecture but none of them can serve it.
     """
-    found = MODELS.get(_with_head(architecture) if has_no_head(architecture) else architecture)
-    if found is None:
+    model = MODELS.get(_with_head(architecture) if has_no_head(architecture) else architecture)
+    if model is None:
         _look_up(architecture)
-    return MODELS.get(architecture) if found is None else found
+    return MODELS.get(architecture) if model is None else model
 
 
 def _look_up(name: str) -> None:
@@ -74,13 +74,13 @@ def _look_up(name: str) -> None:
     Raises ModelError if plug-ins claim the name but none of them can serve it.
     """
     claims = _claims()
-    why = claims.refused.get(name)
+    reason = claims.refused.get(name)
     if name in claims.accepted:
-        family, why = plugins.load(claims.accepted[name], _faults)
+        family, reason = plugins.load(claims.accepted[name], _faults)
         if family is not None:
             _add(name, family)
-    if why:
-        msg = f"architecture {name}: {why}"
+    if reason:
+        msg = f"architecture {name}: {reason}"
         raise ModelError(msg)
 
 
@@ -161,25 +161,25 @@ def _with_head(architecture: str) -> str:
 
 def plugin_notes() -> list[str]:
     """Return a line for each plug-in refused because its name is taken; imports no plug-in."""
-    return [f"architecture {name}: {why}" for name, why in _claims().refused.items()]
+    return [f"architecture {name}: {reason}" for name, reason in _claims().refused.items()]
 
 
-def _supported(wanted: str = "") -> str:
-    """Return the end of an error: architectures almost like `wanted`, and where all are listed."""
+def _supported(architecture: str = "") -> str:
+    """Return the end of an error: architectures almost like this one, and where all are listed."""
     ending = "ForCausalLM"
     names: dict[str, str] = {}
     # Some have two ways of writing (PhiMoE). The usual one is shown.
     for name in sorted(MODELS.names(), key=lambda name: FAMILIES.shown(name) != name):
         key = name.removesuffix(ending).lower()
         names[name if key in names else key] = name
-    return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
+    return nearest_and_all(architecture.removesuffix(ending).lower(), names, "cpuserve models")
 
 
 def _faults(family: object) -> str:
     if not isinstance(family, ModelFamily | Whole):
         return plugins.lacking(family, ("spec", "build"))
-    taken = sorted(names_in_files(family) & FAMILIES.builtin)
-    return f"has names of built-in families: {', '.join(taken)}" if taken else ""
+    builtin_names = sorted(names_in_files(family) & FAMILIES.builtin)
+    return f"has names of built-in families: {', '.join(builtin_names)}" if builtin_names else ""
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -214,32 +214,32 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises ModelError for an unknown architecture (the message has the supported ones),
     and for a value that is missing or out of range.
     """
-    architecture, whole = architecture_of(config), config
+    architecture, whole_config = architecture_of(config), config
     if (name := read_architectures(config)[0]) in FAMILIES.wholes:
         config = text_config(name, config)
     spec = _family(architecture).spec(config)
     _check_shared(config, architecture, spec)
     if name in FAMILIES.wholes:
-        spec = with_tower(spec, tower_spec(whole, spec.width))
+        spec = with_tower(spec, tower_spec(whole_config, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
     return replace(spec, architecture=spec.architecture or FAMILIES.shown(name))
 
 
 def stored_names(config: Mapping[str, Any]) -> StoredNames:
     """Return how files call and divide the tensors of the model with this config."""
-    if not (listed := read_architectures(config)):
+    if not (architectures := read_architectures(config)):
         return AS_PROGRAM
-    names, whole = names_of(architecture_of(config)), FAMILIES.wholes.get(listed[0])
-    if whole is None:
+    names, whole_family = names_of(architecture_of(config)), FAMILIES.wholes.get(architectures[0])
+    if whole_family is None:
         return names
-    of_tower: StoredNames = getattr(TOWERS.get(listed[0]), "stored", AS_PROGRAM)
-    if of_tower is AS_PROGRAM and not whole.published and not whole.unread:
+    of_tower: StoredNames = getattr(TOWERS.get(architectures[0]), "stored", AS_PROGRAM)
+    if of_tower is AS_PROGRAM and not whole_family.published and not whole_family.unread:
         return names
     return replace(
         names,
         renamed={**names.renamed, **of_tower.renamed},
-        published={**whole.published, **names.published},
-        unread=(*names.unread, *of_tower.unread, *whole.unread),
+        published={**whole_family.published, **names.published},
+        unread=(*names.unread, *of_tower.unread, *whole_family.unread),
     )
 
 
@@ -274,9 +274,9 @@ def _check_shared(config: Mapping[str, Any], architecture: str, spec: ModelSpec)
         refuse("is_causal", False, "true: tokens attend to no later tokens in this family")
     if config.get("use_bidirectional_attention") is True and not spec.encoder:
         refuse("use_bidirectional_attention", True, "false in this family")
-    chosen = config.get("moe_topk")
-    if type(chosen) is int and config.get("num_experts_per_tok", chosen) != chosen:
-        refuse("num_experts_per_tok", config["num_experts_per_tok"], f"{chosen}, as moe_topk says")
+    top_k = config.get("moe_topk")
+    if type(top_k) is int and config.get("num_experts_per_tok", top_k) != top_k:
+        refuse("num_experts_per_tok", config["num_experts_per_tok"], f"{top_k}, as moe_topk says")
     family = FAMILIES.texts.get(architecture)
     own_keys = () if family is None else family.own_keys
     if config.get("per_layer_config") and "per_layer_config" not in own_keys:
@@ -292,13 +292,13 @@ def _check_ropes(config: Mapping[str, Any]) -> None:
     """Raise ModelError if rope_scaling, which goes before, and rope_parameters say other things."""
     scaling, parameters = (read_object(config, key) for key in ("rope_scaling", "rope_parameters"))
     # Configs of GGUF files have parameters by kind of layer, or some beside those of rope_scaling.
-    whole = "rope_type" in parameters or "type" in parameters
-    if not scaling or not whole or any(isinstance(v, Mapping) for v in parameters.values()):
+    is_one_rope = "rope_type" in parameters or "type" in parameters
+    if not scaling or not is_one_rope or any(isinstance(v, Mapping) for v in parameters.values()):
         return
     kinds = {rope.get("rope_type", rope.get("type", "default")) for rope in (scaling, parameters)}
     outside = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    rest = {k: v for k, v in parameters.items() if k not in ("rope_type", "type")}
-    if len(kinds) > 1 or any({**outside, **scaling}.get(k) != v for k, v in rest.items()):
+    ropes = {k: v for k, v in parameters.items() if k not in ("rope_type", "type")}
+    if len(kinds) > 1 or any({**outside, **scaling}.get(k) != v for k, v in ropes.items()):
         refuse("rope_scaling", dict(scaling), "absent, or equal to rope_parameters")
 
 
@@ -327,10 +327,10 @@ def build_program(spec: ModelSpec) -> Program:
 
 
 def _family(architecture: str) -> ModelDef:
-    found = find_model(architecture)
-    if found is None:
+    model = find_model(architecture)
+    if model is None:
         raise unknown(architecture)
-    return found
+    return model
 
 
 def unknown(architecture: str, ways_out: str = "") -> ModelError:

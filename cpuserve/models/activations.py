@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, Then] = {
 }
 # The same in MLPs with a gate; programs have no gated ReLU and no gated quick GELU.
 GATED: dict[str, Then] = {
-    kind: cast("Then", f"{then}_mul")
-    for kind, then in ACTIVATIONS.items()
-    if then not in ("relu", "quick_gelu")
+    kind: cast("Then", f"{activation}_mul")
+    for kind, activation in ACTIVATIONS.items()
+    if activation not in ("relu", "quick_gelu")
 }

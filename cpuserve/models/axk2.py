@@ -56,12 +56,12 @@ class AxK2:
         config = {**_DEFAULTS, **without_nulls(config)}
         if ("n_group" in config) != ("topk_group" in config):
             refuse("topk_group", config.get("topk_group"), "given or missing, as n_group")
-        first = read_int(config, "first_k_dense_replace", 1, low=0)
-        every = read_int(config, "moe_layer_freq", 1)
+        dense_count = read_int(config, "first_k_dense_replace", 1, low=0)
+        interval = read_int(config, "moe_layer_freq", 1)
         spec = read_latent(
             config,
             positions=131072,
-            dense=read_dense_layers(config, first=first, every=every),
+            dense=read_dense_layers(config, first=dense_count, interval=interval),
             groups=read_groups(config, (1, 1), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
         )
@@ -74,27 +74,29 @@ class AxK2:
         dense = s.parts["dense_layers"]
         x = b.embed("model.embed_tokens")
         for layer in range(s.layers):
-            at = f"model.layers.{layer}"
-            out = _attention(b, s, f"{at}.self_attn", _gated_norm(b, s, x, f"{at}.input_layernorm"))
-            b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
-            norm = f"{at}.post_attention_layernorm"
+            prefix = f"model.layers.{layer}"
+            out = _attention(
+                b, s, f"{prefix}.self_attn", _gated_norm(b, s, x, f"{prefix}.input_layernorm")
+            )
+            b.linear(out, f"{prefix}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
+            norm = f"{prefix}.post_attention_layernorm"
             if layer in dense:
-                gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, norm), s.intermediate, to=x)
+                gated_mlp(b, s, f"{prefix}.mlp", b.rms_norm(x, norm), s.intermediate, to=x)
             else:
                 h = _gated_norm(b, s, x, norm)
-                add_shared_mixture(b, s, f"{at}.mlp", h, x, score="sigmoid")
+                add_shared_mixture(b, s, f"{prefix}.mlp", h, x, score="sigmoid")
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
-def _gated_norm(b: Builder, s: ModelSpec, x: ValueId, at: str) -> ValueId:
+def _gated_norm(b: Builder, s: ModelSpec, x: ValueId, prefix: str) -> ValueId:
     """Return the norm of x times gates, which two small matrices compute from it."""
-    h = b.rms_norm(x, f"{at}.norm")
-    low = b.linear(h, f"{at}.W_down", features=s.parts["gate_rank"], then="silu")
-    b.gate(b.linear(low, f"{at}.W_up", features=s.width), to=h)
+    h = b.rms_norm(x, f"{prefix}.norm")
+    low = b.linear(h, f"{prefix}.W_down", features=s.parts["gate_rank"], then="silu")
+    b.gate(b.linear(low, f"{prefix}.W_up", features=s.width), to=h)
     return h
 
 
-def _attention(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+def _attention(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
     """Return the latent attention of h times its gates, before the output matrix.
 
     One tensor has the queries and then the gates of each head, and its inputs are the queries of
@@ -103,15 +105,15 @@ def _attention(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     rope = s.rope
     assert rope is not None, "read_latent sets it"
     nope, values, rank = s.parts["nope"], s.parts["values"], s.parts["q_rank"]
-    raw = b.linear(h, f"{at}.q_a_proj", features=rank, bias=s.qkv_bias)
-    low = b.rms_norm(raw, f"{at}.q_a_layernorm", eps=s.parts["latent_eps"])
-    both, wide = b.columns(low, rank, more=raw), nope + rope.rotary
-    starts = range(0, s.q_heads * (wide + values), wide + values)
-    queries = [rows(f"{at}.q_b_proj", start, wide) for start in starts]
-    gates = [rows(f"{at}.q_b_proj", start + wide, values) for start in starts]
+    raw = b.linear(h, f"{prefix}.q_a_proj", features=rank, bias=s.qkv_bias)
+    low = b.rms_norm(raw, f"{prefix}.q_a_layernorm", eps=s.parts["latent_eps"])
+    query_input, width = b.columns(low, rank, more=raw), nope + rope.rotary
+    starts = range(0, s.q_heads * (width + values), width + values)
+    queries = [rows(f"{prefix}.q_b_proj", start, width) for start in starts]
+    gates = [rows(f"{prefix}.q_b_proj", start + width, values) for start in starts]
     if "indexer" not in s.parts:
-        leave_indexer(b, at, LATENT_INDEXER)
-    selection = select_latent(b, s, at, h, low)
-    out = attend_latent(b, s, at, h, b.linear(both, queries, features=wide), selection)
-    b.gate(b.linear(both, gates, features=values), to=out)
+        leave_indexer(b, prefix, LATENT_INDEXER)
+    selection = select_latent(b, s, prefix, h, low)
+    out = attend_latent(b, s, prefix, h, b.linear(query_input, queries, features=width), selection)
+    b.gate(b.linear(query_input, gates, features=values), to=out)
     return out

@@ -21,7 +21,7 @@ from cpuserve.models.towers import read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.parts import rows
 
-_AT, _JOIN = "vision_tower", "multi_modal_projector"
+_PREFIX, _JOIN = "vision_tower", "multi_modal_projector"
 
 
 class AyaVisionTower:
@@ -34,15 +34,15 @@ class AyaVisionTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = features_of_siglip(config)
-        for key, fixed in (
+        vision = features_of_siglip(config)
+        for key, required in (
             ("vision_feature_layer", -1),
             ("vision_feature_select_strategy", "full"),
         ):
-            if config.get(key, fixed) != fixed:
-                refuse(key, config[key], repr(fixed))
-        patch = read_int(own, "patch_size", high=1024)
-        side = read_int(own, "image_size", high=1 << 14) // patch
+            if config.get(key, required) != required:
+                refuse(key, config[key], repr(required))
+        patch = read_int(vision, "patch_size", high=1024)
+        side = read_int(vision, "image_size", high=1 << 14) // patch
         merge = read_int(config, "downsample_factor", 2, high=64)
         if side < 1 or side % merge:
             refuse("downsample_factor", merge, f"a divisor of the {side} patches of a side")
@@ -53,13 +53,13 @@ class AyaVisionTower:
             config,
             pictures,
             width,
-            **read_siglip(own),
+            **read_siglip(vision),
             patch=patch,
             merge=merge,
             side=side,
             table=side,
-            patch_weight=f"{_AT}.embeddings.patch_embedding",
-            names=(f"{_AT}.", f"{_JOIN}."),
+            patch_weight=f"{_PREFIX}.embeddings.patch_embedding",
+            names=(f"{_PREFIX}.", f"{_JOIN}."),
             family={
                 "join_width": join,
                 "join_eps": read_float(config, "adapter_layer_norm_eps", 1e-6),
@@ -69,14 +69,14 @@ class AyaVisionTower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        b.leave(f"{_AT}.head.{name}" for name in HEAD)
-        b.leave(f"{_AT}.post_layernorm.{kind}" for kind in ("weight", "bias"))
-        x = siglip_patches(b, s, _AT)
+        b.leave(f"{_PREFIX}.head.{name}" for name in HEAD)
+        b.leave(f"{_PREFIX}.post_layernorm.{kind}" for kind in ("weight", "bias"))
+        x = siglip_patches(b, s, _PREFIX)
         for i in range(s.layers):
-            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
+            siglip_layer(b, s, f"{_PREFIX}.encoder.layers.{i}", x)
         eps, half = s.family["join_eps"], s.family["join_width"] // 2
         x = b.layer_norm(b.fold(x, s.merge**2), f"{_JOIN}.layernorm", eps=eps)
         # The gate is the second half.
-        both = [rows(f"{_JOIN}.linear_1", first, half) for first in (half, 0)]
-        x = b.linear(x, both, features=half, bias=True, then="silu_mul")
+        gate_up = [rows(f"{_JOIN}.linear_1", row, half) for row in (half, 0)]
+        x = b.linear(x, gate_up, features=half, bias=True, then="silu_mul")
         b.hidden(b.linear(x, f"{_JOIN}.linear_2", features=s.out_width, bias=True))

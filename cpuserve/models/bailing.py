@@ -93,12 +93,12 @@ class BailingMoeV2(BailingMoe):
         The number of rotated dims of a head is rotary_dim, or else a share of the head.
         """
         read_choice(config, "score_function", "sigmoid", {"sigmoid": "sigmoid"})
-        given = {"rope_theta": 6e5, "n_group": 8, "topk_group": 4, **without_nulls(config)}
-        if given.get("rotary_dim"):
-            head_dim = read_int(given, "head_dim", 128)
-            rotary = read_int(given, "rotary_dim", high=head_dim)
-            given["partial_rotary_factor"] = rotary / head_dim
-        return _read({"head_dim": 128, "first_k_dense_replace": 1, **given}, _routed(given))
+        settings = {"rope_theta": 6e5, "n_group": 8, "topk_group": 4, **without_nulls(config)}
+        if settings.get("rotary_dim"):
+            head_dim = read_int(settings, "head_dim", 128)
+            rotary = read_int(settings, "rotary_dim", high=head_dim)
+            settings["partial_rotary_factor"] = rotary / head_dim
+        return _read({"head_dim": 128, "first_k_dense_replace": 1, **settings}, _routed(settings))
 
 
 class SarvamMoe(BailingMoe):
@@ -117,8 +117,8 @@ class SarvamMoe(BailingMoe):
             "n_shared_experts": "num_shared_experts",
             "attention_bias": "use_qkv_bias",
         }
-        given = {spellings.get(key, key): value for key, value in without_nulls(config).items()}
-        given = {
+        settings = {spellings.get(key, key): value for key, value in without_nulls(config).items()}
+        settings = {
             "rope_theta": 8e6,
             "head_dim": 64,
             "num_key_value_heads": 4,
@@ -128,9 +128,9 @@ class SarvamMoe(BailingMoe):
             "routed_scaling_factor": 2.5,
             "max_position_embeddings": 131072,
             "first_k_dense_replace": 1,
-            **given,
+            **settings,
         }
-        return _read(given, _routed(given))
+        return _read(settings, _routed(settings))
 
 
 _HYBRID = {
@@ -169,8 +169,8 @@ class BailingHybrid:
         config = {**_HYBRID, **with_keys(without_nulls(config)), "partial_rotary_factor": None}
         if isinstance(rope := config.get("rope_parameters"), dict):
             config["rope_parameters"] = {**rope, "partial_rotary_factor": None}
-        every = read_int(config, "layer_group_size", 6)
-        kinds = read_kinds(config, "layer_types", KINDS, lambda i: KINDS[(i + 1) % every == 0])
+        interval = read_int(config, "layer_group_size", 6)
+        kinds = read_kinds(config, "layer_types", KINDS, lambda i: KINDS[(i + 1) % interval == 0])
         dense = read_dense_layers(config, first=read_int(config, "first_k_dense_replace", 2, low=0))
         spec = read_latent(
             config,
@@ -236,9 +236,9 @@ class BailingMoeV3(BailingHybrid):
         read_choice(config, gate, "head_wise", {"head_wise": "head_wise"})
         read_int(config, "group_norm_size", 1, high=1)
         layers = read_int(config, "num_hidden_layers", high=4096)
-        every = read_int(config, "layer_group_size", 6)
-        whole = layers // every * every
-        kinds = [KINDS[(i + 1) % every == 0 or i >= whole] for i in range(layers)]
+        interval = read_int(config, "layer_group_size", 6)
+        grouped_layers = layers // interval * interval
+        kinds = [KINDS[(i + 1) % interval == 0 or i >= grouped_layers] for i in range(layers)]
         return BailingHybrid.spec({**config, "layer_types": kinds})
 
 
@@ -249,9 +249,9 @@ def _build(
     table = "model.word_embeddings"
     x = guess_inputs(b, s, rms_norm, embedding=table) if s.guesses else b.embed(table)
     for layer in range(s.layers):
-        at = f"model.layers.{layer}"
-        mix(b, s, layer, b.rms_norm(x, f"{at}.input_layernorm"), x)
-        _routed_mlp(b, s, layer, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+        prefix = f"model.layers.{layer}"
+        mix(b, s, layer, b.rms_norm(x, f"{prefix}.input_layernorm"), x)
+        _routed_mlp(b, s, layer, b.rms_norm(x, f"{prefix}.post_attention_layernorm"), x)
     finish_decoder(b, s, b.rms_norm(x, "model.norm"), embedding=table)
 
 
@@ -287,16 +287,18 @@ def _read(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
-    at = f"model.layers.{layer}.attention"
+    prefix = f"model.layers.{layer}.attention"
     if s.parts.get("split"):  # GGUF files of Ling 1
-        qkv = heads_of(b, s, at, h)
+        qkv = heads_of(b, s, prefix, h)
     else:
         features = (s.q_heads + 2 * s.kv_heads) * s.head_dim
-        qkv = b.linear(h, f"{at}.query_key_value", features=features, bias=s.qkv_bias)
-    q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
+        qkv = b.linear(h, f"{prefix}.query_key_value", features=features, bias=s.qkv_bias)
+    q_norm, k_norm = f"{prefix}.query_layernorm", f"{prefix}.key_layernorm"
     norms = (q_norm, k_norm) if s.parts["qk_norm"] else (None, None)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=norms[0], k_norm=norms[1])
-    b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x, use="output")
+    b.linear(
+        b.attention(qkv, layer=layer), f"{prefix}.dense", bias=s.out_bias, add_to=x, use="output"
+    )
 
 
 def _routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -304,32 +306,34 @@ def _routed_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
-    at = f"model.layers.{layer}.mlp"
+    prefix = f"model.layers.{layer}.mlp"
     bias = "gate.expert_bias" if s.parts["expert_bias"] else None
     score = s.parts["score"]
-    none = (0.0,) * s.layers
-    limits = s.parts.get("limits", none)[layer], s.parts.get("shared_limits", none)[layer]
-    add_shared_mixture(b, s, at, h, x, score=score, bias=bias, silu_limits=limits)
+    no_limits = (0.0,) * s.layers
+    limits = s.parts.get("limits", no_limits)[layer], s.parts.get("shared_limits", no_limits)[layer]
+    add_shared_mixture(b, s, prefix, h, x, score=score, bias=bias, silu_limits=limits)
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the latent attention or the delta net of h to x, whichever the layer has."""
-    at = f"model.layers.{layer}.attention"
+    prefix = f"model.layers.{layer}.attention"
     attends = s.parts["attends"][layer]
     if attends:
-        out = latent_output(b, s, layer, h, at=at)
-        b.gate(b.linear(h, f"{at}.g_proj", features=s.q_heads), to=out, heads=s.q_heads)
+        out = latent_output(b, s, layer, h, prefix=prefix)
+        b.gate(b.linear(h, f"{prefix}.g_proj", features=s.q_heads), to=out, heads=s.q_heads)
     else:
-        out = _delta(b, s, at, h)
-    b.linear(out, f"{at}.dense", bias=s.out_bias and attends, add_to=x, use="output")
+        out = _delta(b, s, prefix, h)
+    b.linear(out, f"{prefix}.dense", bias=s.out_bias and attends, add_to=x, use="output")
 
 
-def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return the delta net `at` of h; one matrix makes the gates, and one the decays."""
+def _delta(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
+    """Return the delta net `prefix` of h; one matrix makes the gates, and one the decays."""
     sizes = s.parts["row_delta"]
     heads, width = sizes["heads"], sizes["width"]
-    wide = heads * width
-    names = [f"{at}.{part}_proj" for part in "qkvg"]
-    qkvz = b.linear(h, names, features=[wide] * 4, use=("linear", "linear", "values", "linear"))
-    gates = b.linear(h, [f"{at}.b_proj", f"{at}.f_proj"], features=[heads, wide])
-    return gated_rows(b, s, at, qkvz, gates, bound=s.parts["bound"])
+    qkv_width = heads * width
+    names = [f"{prefix}.{part}_proj" for part in "qkvg"]
+    qkvz = b.linear(
+        h, names, features=[qkv_width] * 4, use=("linear", "linear", "values", "linear")
+    )
+    gates = b.linear(h, [f"{prefix}.b_proj", f"{prefix}.f_proj"], features=[heads, qkv_width])
+    return gated_rows(b, s, prefix, qkvz, gates, bound=s.parts["bound"])

@@ -53,17 +53,19 @@ class MaskedHead:
     matrix: str
 
 
-def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: Then) -> ValueId:
+def word_weights(
+    b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, activation: Then
+) -> ValueId:
     """For a lexical model (SPLADE), append its head and return max(logits, 0) [T, vocab].
 
     For another model, return x.
 
-    then: the activation of the first linear of the head.
+    activation: the activation of the first linear of the head.
     """
     leave_linears(b, head.dense, head.norm, head.bias, head.matrix, "cls.seq_relationship")
     if not s.lexical:
         return x
-    h = b.linear(x, head.dense, features=s.width, bias=True, then=then)
+    h = b.linear(x, head.dense, features=s.width, bias=True, then=activation)
     h = b.layer_norm(h, head.norm)
     name, tied = (head.bias, WORDS) if s.tied else (head.matrix, None)
     return b.linear(h, name, features=s.vocab, bias=True, then="relu", tied_to=tied)
@@ -145,7 +147,7 @@ LAYER = LayerNames(
 def encoder_layer(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     x: ValueId,
     names: LayerNames,
     attend: Callable[[ValueId], ValueId] | None = None,
@@ -154,14 +156,16 @@ def encoder_layer(
 
     attend: a function that returns the attention of qkv; by default attend_both_sides.
     """
-    qkv = b.linear(x, [f"{at}.{n}" for n in names.qkv], features=s.width, bias=s.qkv_bias)
+    qkv = b.linear(x, [f"{prefix}.{n}" for n in names.qkv], features=s.width, bias=s.qkv_bias)
     attend = attend or b.attend_both_sides
-    b.linear(attend(qkv), f"{at}.{names.out}", bias=s.out_bias, add_to=x)
-    x = b.layer_norm(x, f"{at}.{names.first_norm}")
-    then = s.activation
-    g = b.linear(x, f"{at}.{names.up}", features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.{names.down}", bias=s.mlp_bias, add_to=x)
-    return b.layer_norm(x, f"{at}.{names.last_norm}")
+    b.linear(attend(qkv), f"{prefix}.{names.out}", bias=s.out_bias, add_to=x)
+    x = b.layer_norm(x, f"{prefix}.{names.first_norm}")
+    activation = s.activation
+    g = b.linear(
+        x, f"{prefix}.{names.up}", features=s.intermediate, bias=s.mlp_bias, then=activation
+    )
+    b.linear(g, f"{prefix}.{names.down}", bias=s.mlp_bias, add_to=x)
+    return b.layer_norm(x, f"{prefix}.{names.last_norm}")
 
 
 @dataclass(frozen=True)

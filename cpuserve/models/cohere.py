@@ -44,8 +44,8 @@ def cohere_norm(b: Builder, x: ValueId, name: str) -> ValueId:
 
 def _normed_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x; each head of q and k has a layer norm (Command R+)."""
-    at = f"model.layers.{layer}.self_attn"
-    head_norm_attention(b, s, layer, h, x, q=f"{at}.q_norm", k=f"{at}.k_norm", paired=True)
+    prefix = f"model.layers.{layer}.self_attn"
+    head_norm_attention(b, s, layer, h, x, q=f"{prefix}.q_norm", k=f"{prefix}.k_norm", paired=True)
 
 
 _build = partial(build_decoder, attention=paired_attention, norm=cohere_norm, parallel=True)
@@ -66,10 +66,10 @@ Cohere = DecoderRow(
     layers=_cohere_layers,
     prepare=_with_eps,
     defaults={"rope_theta": 500000.0},
-    usual={"tie_word_embeddings": True},
+    null_defaults={"tie_word_embeddings": True},
     bias=ATTENTION_BIAS,
     eps="layer_norm_eps",
-    more=lambda config: {"parts": {"head_norm": read_bool(config, "use_qk_norm", False)}},
+    read_arguments=lambda config: {"parts": {"head_norm": read_bool(config, "use_qk_norm", False)}},
     finish=_logit_scale,
 )
 
@@ -86,7 +86,7 @@ Cohere2 = replace(
     " Source: transformers modeling_cohere2.",
     layers=_build,
     defaults={},
-    more=_cohere2,
+    read_arguments=_cohere2,
 )
 
 
@@ -94,15 +94,18 @@ def _compass_ropes(config: Config) -> Config:
     """Return the config with the RoPE of each kind of layers, or None, under the kind."""
     by_kind = read_object(config, "rope_parameters")
     _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
-    plain, kinds = {**config, "rope_parameters": None}, ("full_attention", "sliding_attention")
+    rope_config = {**config, "rope_parameters": None}
+    kinds = ("full_attention", "sliding_attention")
     ropes: dict[str, Rope | None] = {}
     for kind in kinds:
-        own = by_kind.get(kind, {}) if {*by_kind} & {*kinds} else by_kind
-        if own is None:
+        kind_rope = by_kind.get(kind, {}) if {*by_kind} & {*kinds} else by_kind
+        if kind_rope is None:
             ropes[kind] = None
         else:
-            ropes[kind], _ = read_rope({**plain, "rope_parameters": own}, head_dim, 8192)
-    return {**_with_eps(plain), **ropes}
+            ropes[kind], _ = read_rope(
+                {**rope_config, "rope_parameters": kind_rope}, head_dim, 8192
+            )
+    return {**_with_eps(rope_config), **ropes}
 
 
 def _compass(config: Config) -> dict[str, Any]:
@@ -110,7 +113,10 @@ def _compass(config: Config) -> dict[str, Any]:
     windows = read_windows(config, window, default=lambda _layer: False)
     full, local = config["full_attention"], config["sliding_attention"]
     return {
-        "parts": {"windows": windows, "ropes": tuple(local if keys else full for keys in windows)}
+        "parts": {
+            "windows": windows,
+            "ropes": tuple(local if keys else full for keys in windows),
+        }
     }
 
 
@@ -125,52 +131,54 @@ CohereCompass = replace(
     " none. Source: transformers modeling_cohere_compass.",
     layers=partial(build_decoder, norm=cohere_norm, parallel=True),
     prepare=_compass_ropes,
-    usual={"tie_word_embeddings": True, "logit_scale": 1.0},
-    more=_compass,
+    null_defaults={"tie_word_embeddings": True, "logit_scale": 1.0},
+    read_arguments=_compass,
     finish=_any_rope,
 )
 
 
-def _read_windows(config: Config, first: int, dense: tuple[int, ...]) -> SpecParts:
+def _read_windows(config: Config, dense_layers: int, dense: tuple[int, ...]) -> SpecParts:
     """Return the entries of ModelSpec.parts for windows of layers and for layers without a RoPE.
 
-    first: the number of layers at the beginning, which have their own pattern of windows.
+    dense_layers: the number of layers at the beginning, which have their own pattern of windows.
 
     Layers without a window have no RoPE, except layers with a dense MLP
     in models where none of the first layers has a window.
     """
-    prefix = read_int(config, "prefix_dense_sliding_window_pattern", 1)
+    dense_pattern = read_int(config, "prefix_dense_sliding_window_pattern", 1)
     pattern = read_int(config, "sliding_window_pattern", 4)
     windows = read_windows(
         config,
         read_int(config, "sliding_window", 4096, low=0),
-        default=lambda i: (i + 1) % prefix > 0 if i < first else (i - first + 1) % pattern > 0,
+        default=lambda i: (i + 1) % dense_pattern > 0
+        if i < dense_layers
+        else (i - dense_layers + 1) % pattern > 0,
     )
-    turned = dense if prefix == 1 else ()
-    no_rope = tuple(i for i, keys in enumerate(windows) if not keys and i not in turned)
+    roped_layers = dense if dense_pattern == 1 else ()
+    no_rope = tuple(i for i, keys in enumerate(windows) if not keys and i not in roped_layers)
     return {"windows": windows, "no_rope": no_rope}
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the layer's experts and shared experts of h, or their mean, or a plain MLP."""
-    at, shared = f"model.layers.{layer}.mlp", s.parts["shared_width"]
+    prefix, shared_width = f"model.layers.{layer}.mlp", s.parts["shared_width"]
     if layer in s.parts["dense_layers"]:
-        gated_mlp(b, s, at, h, s.parts["dense_width"], to=x)
+        gated_mlp(b, s, prefix, h, s.parts["dense_width"], to=x)
         return
-    share = 0.5 if shared and s.parts["mean"] else 1.0
+    share = 0.5 if shared_width and s.parts["mean"] else 1.0
     score: RouterScore = "sigmoid" if s.parts["sigmoid"] else "chosen_softmax"
     add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         renormalize=bool(s.parts["sigmoid"] and s.parts["renormalize"]),
         score=score,
         scale=share,
     )
-    if shared:
-        out = gated_mlp(b, s, f"{at}.shared_experts", h, shared)
+    if shared_width:
+        out = gated_mlp(b, s, f"{prefix}.shared_experts", h, shared_width)
         b.multiply_by(out, share)
         b.add(out, to=x)
 
@@ -187,13 +195,13 @@ def _cohere2_moe_keys(config: Config) -> Config:
 
 def _cohere2_moe(config: Config) -> dict[str, Any]:
     width = read_int(config, "intermediate_size", high=1 << 24)
-    first = read_int(config, "first_k_dense_replace", 0, low=0)
-    dense = read_dense_layers(config, first=first)
+    dense_count = read_int(config, "first_k_dense_replace", 0, low=0)
+    dense = read_dense_layers(config, first=dense_count)
     sigmoid = {"softmax": False, "sigmoid": True}
     mean = {"average": True, "sum": False}
     return {
         "parts": {
-            **_read_windows(config, first, dense),
+            **_read_windows(config, dense_count, dense),
             **read_experts(config, count="num_experts", width="intermediate_size"),
             "shared_width": width * read_int(config, "num_shared_experts", 0, low=0),
             "dense_layers": dense,
@@ -212,5 +220,5 @@ Cohere2Moe = replace(
     " Source: transformers modeling_cohere2_moe.",
     layers=_cohere2_moe_layers,
     prepare=_cohere2_moe_keys,
-    more=_cohere2_moe,
+    read_arguments=_cohere2_moe,
 )

@@ -17,9 +17,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 def refuse(key: str, value: object, want: str) -> NoReturn:
     """Raise ModelError: `value` of `key` in config.json is invalid; `want` describes valid ones."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    msg = f"config.json: {key} is {shown}, but it must be {want}"
+    value_text = repr(value)
+    value_text = value_text if len(value_text) <= 80 else value_text[:77] + "..."
+    msg = f"config.json: {key} is {value_text}, but it must be {want}"
     raise ModelError(msg)
 
 
@@ -118,9 +118,9 @@ def read_windows(
     Raises:
         ModelError: sliding_window is 0 in the config, but a layer has a window.
     """
-    known = ("full_attention", "sliding_attention")
-    kinds = read_kinds(config, "layer_types", known, lambda i: known[default(i)])
-    if config.get("sliding_window") == 0 and known[1] in kinds:
+    layer_types = ("full_attention", "sliding_attention")
+    kinds = read_kinds(config, "layer_types", layer_types, lambda i: layer_types[default(i)])
+    if config.get("sliding_window") == 0 and layer_types[1] in kinds:
         refuse("sliding_window", 0, "above 0, because layers have a sliding window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
@@ -139,17 +139,17 @@ def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
         or config.get("sliding_window", 1) is None
     ):
         return {}
-    first = read_int(config, "max_window_layers", 28, low=0)
-    windows = read_windows(config, window, default=lambda layer: layer >= first)
+    first_window_layer = read_int(config, "max_window_layers", 28, low=0)
+    windows = read_windows(config, window, default=lambda layer: layer >= first_window_layer)
     if len({*windows}) == 1:
         return {"window": windows[0]}
     return {"parts": {"windows": windows}}
 
 
 def read_kinds(
-    config: Mapping[str, Any], key: str, known: Sequence[str], default: Callable[[int], str]
+    config: Mapping[str, Any], key: str, names: Sequence[str], default: Callable[[int], str]
 ) -> tuple[str, ...]:
-    """Return config[key], a list with one of the `known` kinds for each layer.
+    """Return config[key], a list with one of `names` for each layer.
 
     default: the kind of a layer if the key is missing or null.
     """
@@ -157,8 +157,8 @@ def read_kinds(
     kinds = config.get(key)
     if kinds is None:
         return tuple(default(i) for i in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        refuse(key, kinds, f"{layers} entries of {' or '.join(known)}")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in names for k in kinds):
+        refuse(key, kinds, f"{layers} entries of {' or '.join(names)}")
     return tuple(kinds)
 
 
@@ -220,12 +220,14 @@ def read_heads(config: Mapping[str, Any], width: int) -> tuple[int, int, int]:
 
 
 def read_layers(
-    config: Mapping[str, Any], key: str, default: tuple[int, ...], most: int
+    config: Mapping[str, Any], key: str, default: tuple[int, ...], layers: int
 ) -> tuple[int, ...]:
-    """Return a list of different layers below `most`; ModelError if it has others."""
-    found = config.get(key)
-    found = default if found is None else found
-    known = isinstance(found, list | tuple) and all(type(i) is int and 0 <= i < most for i in found)
-    if not known or len({*found}) < len(found):
-        refuse(key, found, f"layers below {most}")
-    return tuple(found)
+    """Return a list of different layers below `layers`; ModelError if it has others."""
+    value = config.get(key)
+    value = default if value is None else value
+    is_valid = isinstance(value, list | tuple) and all(
+        type(i) is int and 0 <= i < layers for i in value
+    )
+    if not is_valid or len({*value}) < len(value):
+        refuse(key, value, f"layers below {layers}")
+    return tuple(value)

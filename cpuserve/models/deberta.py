@@ -51,14 +51,14 @@ class DebertaV2:
         """Return the hyperparameters in a DeBERTa V2 config."""
         sizes = encoder_sizes(config)
         width, head_dim = sizes["width"], sizes["head_dim"]
-        for key, value, allowed in (
+        for key, value, allowed_value in (
             ("type_vocab_size", 0, "0: token types are not supported"),
             ("conv_kernel_size", 0, "0: the convolution of DeBERTa V2 XLarge is not supported"),
             ("embedding_size", width, f"hidden_size ({width})"),
             ("attention_head_size", head_dim, f"{head_dim}"),
         ):
             if config.get(key) not in (None, value):
-                refuse(key, config[key], allowed)
+                refuse(key, config[key], allowed_value)
         positions = read_int(config, "max_position_embeddings", 512)
         return ModelSpec(
             **sizes,
@@ -89,26 +89,26 @@ class DebertaV2:
         scale = (s.head_dim * (1 + len(terms))) ** -0.5
         distances = s.parts["distances"]
         for i in range(s.layers):
-            at = f"encoder.layer.{i}"
+            prefix = f"encoder.layer.{i}"
             attend = functools.partial(b.attend_both_sides, scale=scale)
             if distances is not None:
-                vectors = _vectors(s, f"{at}.{_SELF}", terms)
+                vectors = _vectors(s, f"{prefix}.{_SELF}", terms)
                 attend = functools.partial(
                     b.attend_by_distance, distances=distances, vectors=vectors, scale=scale
                 )
-            x = encoder_layer(b, s, at, x, _LAYER, attend)
+            x = encoder_layer(b, s, prefix, x, _LAYER, attend)
         leave_linears(b, POOLER, "classifier", *_PRETRAINING)
         b.hidden(x)
 
 
-def _vectors(s: ModelSpec, at: str, terms: tuple[str, ...]) -> RelativeRows:
-    """Return the vectors of distances of the attention called `at`."""
-    prefix = "" if s.parts["shared_keys"] else "pos_"
+def _vectors(s: ModelSpec, prefix: str, terms: tuple[str, ...]) -> RelativeRows:
+    """Return the vectors of distances of the attention called `prefix`."""
+    name_start = "" if s.parts["shared_keys"] else "pos_"
     return RelativeRows(
         "encoder.rel_embeddings",
         "encoder.LayerNorm" if s.parts["norm"] else None,
-        f"{at}.{prefix}key_proj" if "c2p" in terms else None,
-        f"{at}.{prefix}query_proj" if "p2c" in terms else None,
+        f"{prefix}.{name_start}key_proj" if "c2p" in terms else None,
+        f"{prefix}.{name_start}query_proj" if "p2c" in terms else None,
         s.norm_eps,
     )
 

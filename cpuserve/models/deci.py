@@ -42,19 +42,19 @@ class DeciLm:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         x, d, cache = b.embed("model.embed_tokens"), s.head_dim, 0
-        both = zip(s.parts["kv"], s.parts["widths"], strict=True)
-        for i, (kv, width) in enumerate(both):
-            at = f"model.layers.{i}"
+        layer_sizes = zip(s.parts["kv"], s.parts["widths"], strict=True)
+        for i, (kv, width) in enumerate(layer_sizes):
+            prefix = f"model.layers.{i}"
             if kv:
-                h = b.rms_norm(x, f"{at}.input_layernorm")
-                qkv = heads_of(b, s, f"{at}.self_attn", h, (s.q_heads, kv))
+                h = b.rms_norm(x, f"{prefix}.input_layernorm")
+                qkv = heads_of(b, s, f"{prefix}.self_attn", h, (s.q_heads, kv))
                 b.rope_store_kv(qkv, layer=cache, rope=s.rope, heads=(kv, d))
                 a = b.attention(qkv, layer=cache)
-                b.linear(a, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
+                b.linear(a, f"{prefix}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
                 cache += 1
             if width:
-                h = b.rms_norm(x, f"{at}.post_attention_layernorm")
-                gated_mlp(b, s, f"{at}.mlp", h, width, to=x)
+                h = b.rms_norm(x, f"{prefix}.post_attention_layernorm")
+                gated_mlp(b, s, f"{prefix}.mlp", h, width, to=x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
@@ -69,12 +69,12 @@ def _per_layer(
         if wrong or any(type(n) is not int or n < 1 or heads % n for n in kv or ()):
             refuse("num_key_value_heads_per_layer", kv, f"{layers} divisors of {heads}")
         return tuple(kv or ()), (read_int(config, "intermediate_size", high=1 << 24),) * layers
-    objects = isinstance(blocks, list) and all(isinstance(each, Mapping) for each in blocks)
+    objects = isinstance(blocks, list) and all(isinstance(block, Mapping) for block in blocks)
     if not objects or len(blocks) != layers:
         refuse("block_configs", blocks, f"a list of {layers} objects")
     return (
-        tuple(_kv_heads(read_object(each, "attention"), heads) for each in blocks),
-        tuple(_width(config, read_object(each, "ffn")) for each in blocks),
+        tuple(_kv_heads(read_object(block, "attention"), heads) for block in blocks),
+        tuple(_width(config, read_object(block, "ffn")) for block in blocks),
     )
 
 
@@ -100,9 +100,9 @@ def _width(config: Mapping[str, Any], part: Mapping[str, Any]) -> int:
     """Return the width of an MLP: intermediate_size, or two thirds of ffn_mult x hidden_size."""
     if _is_none(part):
         return 0
-    act, usual = part.get("hidden_act"), config.get("hidden_act") or "silu"
-    if act is not None and act != usual:
-        refuse("hidden_act of a block", act, f"{usual}, as in the config")
+    act, default = part.get("hidden_act"), config.get("hidden_act") or "silu"
+    if act is not None and act != default:
+        refuse("hidden_act of a block", act, f"{default}, as in the config")
     if part.get("intermediate_size") is not None:
         return read_int(part, "intermediate_size", high=1 << 24)
     width = int(2 * read_float(part, "ffn_mult", high=1024) * read_int(config, "hidden_size") / 3)

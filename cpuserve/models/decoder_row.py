@@ -26,7 +26,7 @@ def as_it_is(config: Config) -> Config:
     return config
 
 
-def nothing_more(_config: Config) -> dict[str, Any]:
+def no_arguments(_config: Config) -> dict[str, Any]:
     """Return no further arguments."""
     return {}
 
@@ -46,12 +46,12 @@ class DecoderRow:
     leave: tensors of its files that nothing reads.
     prepare: checks the config, and returns the one to read.
     defaults: values of keys that the config lacks.
-    usual: values of keys that the config lacks, or that are null.
-    fixed: values of keys, whatever the config says.
+    null_defaults: values of keys that the config lacks, or that are null.
+    overrides: values of keys, whatever the config says.
     activation: the only hidden_act, which MLPs of `layers` have; "" = any of `read_decoder`.
     bias: of queries, keys and values; out_bias: after attention, by default as `bias`.
     eps: the key of the epsilon of norms.
-    more: reads further arguments of `read_decoder`.
+    read_arguments: reads further arguments of `read_decoder`.
     finish: changes what `read_decoder` returned.
     stored: how files call its tensors.
     built: returns the tensors that are built from others, for a config; None: there are none.
@@ -64,14 +64,14 @@ class DecoderRow:
     leave: tuple[str, ...] = ()
     prepare: Callable[[Config], Config] = as_it_is
     defaults: Config = field(default_factory=dict)
-    usual: Config = field(default_factory=dict)
-    fixed: Config = field(default_factory=dict)
+    null_defaults: Config = field(default_factory=dict)
+    overrides: Config = field(default_factory=dict)
     activation: str = ""
     bias: Bias = False
     out_bias: Bias | None = None
     mlp_bias: Bias = False
     eps: str = "rms_norm_eps"
-    more: Callable[[Config], dict[str, Any]] = nothing_more
+    read_arguments: Callable[[Config], dict[str, Any]] = no_arguments
     finish: Callable[[ModelSpec, Config], ModelSpec] = as_read
     stored: StoredNames = AS_PROGRAM
     built: Callable[[Config], BuiltTensors | None] | None = None
@@ -82,19 +82,21 @@ class DecoderRow:
     def spec(self, config: Config) -> ModelSpec:
         """Return the hyperparameters in a config of the family; ModelError for an invalid value."""
         config = {**self.defaults, **self.prepare(config)}
-        config |= {key: value for key, value in self.usual.items() if config.get(key) is None}
-        fixed = dict(self.fixed)
+        config |= {
+            key: value for key, value in self.null_defaults.items() if config.get(key) is None
+        }
+        overrides = dict(self.overrides)
         if self.activation:
             read_choice(config, "hidden_act", self.activation, {self.activation: self.activation})
-            fixed["hidden_act"] = "silu"
+            overrides["hidden_act"] = "silu"
         spec = read_decoder(
-            {**config, **fixed},
+            {**config, **overrides},
             positions=self.positions,
             qkv_bias=_read_bias(config, self.bias),
             out_bias=_read_bias(config, self.bias if self.out_bias is None else self.out_bias),
             mlp_bias=_read_bias(config, self.mlp_bias),
             eps=self.eps,
-            **self.more(config),
+            **self.read_arguments(config),
         )
         return self.finish(spec, config)
 

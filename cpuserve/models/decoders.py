@@ -89,7 +89,7 @@ Mistral = DecoderRow(
     "Mistral (dense): Llama without biases, with a sliding window. Source: modeling_mistral.",
     positions=131072,
     leave=DECODER_HEAD,
-    more=lambda config: {"window": read_window(config, 4096)},
+    read_arguments=lambda config: {"window": read_window(config, 4096)},
 )
 
 
@@ -102,7 +102,7 @@ def _ministral(config: Config) -> dict[str, Any]:
 Ministral = DecoderRow(
     "Ministral 8B: Mistral, where some layers have a window. Source: modeling_ministral.",
     positions=131072,
-    more=_ministral,
+    read_arguments=_ministral,
 )
 
 
@@ -156,8 +156,8 @@ _CWM_ROPE = {
 
 def _cwm(config: Config) -> Config:
     keys = ("rope_parameters", "rope_scaling", "rope_theta")
-    scaled = any(config.get(key) is not None for key in keys)
-    return config if scaled else {**config, "rope_parameters": _CWM_ROPE}
+    has_scaling = any(config.get(key) is not None for key in keys)
+    return config if has_scaling else {**config, "rope_parameters": _CWM_ROPE}
 
 
 def _cwm_windows(config: Config) -> dict[str, Any]:
@@ -177,7 +177,7 @@ Cwm = DecoderRow(
         "eos_token_id": [128001, 128008, 128009],
     },
     mlp_bias=MLP_BIAS,
-    more=_cwm_windows,
+    read_arguments=_cwm_windows,
 )
 
 
@@ -261,10 +261,10 @@ SmolLm3 = DecoderRow(
     "Llama without RoPE in every fourth layer. Source: transformers modeling_smollm3.",
     positions=32768,
     defaults={"rope_theta": 2000000.0},
-    usual={"tie_word_embeddings": True},
+    null_defaults={"tie_word_embeddings": True},
     bias=ATTENTION_BIAS,
     mlp_bias=MLP_BIAS,
-    more=_smollm3,
+    read_arguments=_smollm3,
 )
 
 
@@ -287,7 +287,7 @@ Qwen2 = DecoderRow(
     leave=DECODER_HEAD,
     bias=True,
     out_bias=False,
-    more=read_qwen_windows,
+    read_arguments=read_qwen_windows,
     finish=_both_sides,
 )
 
@@ -298,7 +298,7 @@ Qwen3 = DecoderRow(
     leave=(*DECODER_HEAD, *(f"{name}.weight" for name in GGUF_HEAD)),
     prepare=when_empty(head_dim=128),  # at any width
     bias=ATTENTION_BIAS,
-    more=read_qwen_windows,
+    read_arguments=read_qwen_windows,
 )
 
 
@@ -323,7 +323,7 @@ Phi3 = DecoderRow(
     positions=4096,
     layers=partial(build_decoder, attention=fused_attention, mlp=fused_mlp),
     defaults={"rms_norm_eps": 1e-5},
-    more=lambda config: {"window": read_int(config, "sliding_window", 0, low=0)},
+    read_arguments=lambda config: {"window": read_int(config, "sliding_window", 0, low=0)},
 )
 
 
@@ -333,9 +333,9 @@ def _plain_activation(default: str, key: str = "hidden_act") -> Callable[[Config
 
 
 def _starcoder2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    at, then = f"model.layers.{layer}.mlp", s.parts["activation"]
-    g = b.linear(h, f"{at}.c_fc", features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.c_proj", bias=s.mlp_bias, add_to=x, use="down")
+    prefix, activation = f"model.layers.{layer}.mlp", s.parts["activation"]
+    g = b.linear(h, f"{prefix}.c_fc", features=s.intermediate, bias=s.mlp_bias, then=activation)
+    b.linear(g, f"{prefix}.c_proj", bias=s.mlp_bias, add_to=x, use="down")
 
 
 def _starcoder2(config: Config) -> dict[str, Any]:
@@ -348,12 +348,12 @@ Starcoder2 = DecoderRow(
     positions=4096,
     layers=partial(build_decoder, mlp=_starcoder2_mlp, norm=layer_norm),
     prepare=when_empty(norm_epsilon=1e-5),
-    usual={"tie_word_embeddings": True},
-    fixed={"hidden_act": "silu"},
+    null_defaults={"tie_word_embeddings": True},
+    overrides={"hidden_act": "silu"},
     bias=("use_bias", True),
     mlp_bias=("use_bias", True),
     eps="norm_epsilon",
-    more=_starcoder2,
+    read_arguments=_starcoder2,
 )
 
 
@@ -367,7 +367,7 @@ Nemotron = DecoderRow(
     positions=4096,
     layers=partial(build_decoder, mlp=_relu2_mlp, norm=_offset_layer_norm),
     defaults={"norm_eps": 1e-5},
-    usual={"partial_rotary_factor": 0.5},
+    null_defaults={"partial_rotary_factor": 0.5},
     activation="relu2",
     bias=ATTENTION_BIAS,
     mlp_bias=MLP_BIAS,
@@ -405,10 +405,10 @@ def _stablelm_layers(b: Builder, s: ModelSpec) -> None:
 
 def _head_norm_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x; each head of q and k has a layer norm (12B)."""
-    at, norms = f"model.layers.{layer}.self_attn", list[Joined]()
+    prefix, norms = f"model.layers.{layer}.self_attn", list[Joined]()
     for part, count in (("q", s.q_heads), ("k", s.kv_heads)):
-        by_head = tuple(f"{at}.{part}_layernorm.norms.{i}" for i in range(count))
-        norms.append(f"{at}.{part}_norm" if s.parts["joined"] else by_head)
+        by_head = tuple(f"{prefix}.{part}_layernorm.norms.{i}" for i in range(count))
+        norms.append(f"{prefix}.{part}_norm" if s.parts["joined"] else by_head)
     head_norm_attention(b, s, layer, h, x, q=norms[0], k=norms[1])
 
 
@@ -417,11 +417,11 @@ StableLm = DecoderRow(
     positions=4096,
     layers=_stablelm_layers,
     prepare=_stablelm,
-    fixed={"head_dim": None},  # a key that transformers does not read
+    overrides={"head_dim": None},  # a key that transformers does not read
     bias=("use_qkv_bias", False),
     out_bias=False,
     eps="layer_norm_eps",
-    more=lambda config: {
+    read_arguments=lambda config: {
         "parts": {
             "parallel": read_bool(config, "use_parallel_residual", False),
             "head_norm": read_bool(config, "qk_layernorm", False),
@@ -451,23 +451,23 @@ Orion = replace(
 
 def _bitnet_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
-    at = f"model.layers.{layer}.self_attn"
-    a = b.rms_norm(attend(b, s, layer, h), f"{at}.attn_sub_norm")
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    prefix = f"model.layers.{layer}.self_attn"
+    a = b.rms_norm(attend(b, s, layer, h), f"{prefix}.attn_sub_norm")
+    b.linear(a, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _bitnet_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's MLP of h to x."""
-    at = f"model.layers.{layer}.mlp"
-    then = s.parts["gate"]
-    g = b.linear(h, f"{at}.gate_proj", features=s.intermediate, then=then)
-    b.multiply(b.linear(h, f"{at}.up_proj", features=s.intermediate), to=g)
-    b.linear(b.rms_norm(g, f"{at}.ffn_sub_norm"), f"{at}.down_proj", add_to=x, use="down")
+    prefix = f"model.layers.{layer}.mlp"
+    activation = s.parts["gate"]
+    g = b.linear(h, f"{prefix}.gate_proj", features=s.intermediate, then=activation)
+    b.multiply(b.linear(h, f"{prefix}.up_proj", features=s.intermediate), to=g)
+    b.linear(b.rms_norm(g, f"{prefix}.ffn_sub_norm"), f"{prefix}.down_proj", add_to=x, use="down")
 
 
 def _bitnet_gate(config: Config) -> dict[str, Any]:
-    known = {"relu2": "relu2", "silu": "silu"}
-    return {"parts": {"gate": read_choice(config, "hidden_act", "relu2", known)}}
+    activations = {"relu2": "relu2", "silu": "silu"}
+    return {"parts": {"gate": read_choice(config, "hidden_act", "relu2", activations)}}
 
 
 BitNet = DecoderRow(
@@ -475,9 +475,9 @@ BitNet = DecoderRow(
     positions=2048,
     layers=partial(build_decoder, attention=_bitnet_attention, mlp=_bitnet_mlp),
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5},
-    fixed={"hidden_act": "silu"},
+    overrides={"hidden_act": "silu"},
     bias=ATTENTION_BIAS,
-    more=_bitnet_gate,
+    read_arguments=_bitnet_gate,
 )
 
 
@@ -510,13 +510,13 @@ def _exaone_layers(b: Builder, s: ModelSpec) -> None:
     x = b.embed("transformer.wte")
     for i in range(s.layers):
         layer = f"transformer.h.{i}"
-        at = f"{layer}.attn.attention"
-        qkv = heads_of(b, s, at, b.rms_norm(x, f"{layer}.ln_1"))
+        prefix = f"{layer}.attn.attention"
+        qkv = heads_of(b, s, prefix, b.rms_norm(x, f"{layer}.ln_1"))
         b.rope_store_kv(qkv, layer=i, rope=s.rope)
-        b.linear(b.attention(qkv, layer=i), f"{at}.out_proj", bias=s.out_bias, add_to=x)
-        both, then = [f"{layer}.mlp.c_fc_{part}" for part in range(2)], s.gated_activation
+        b.linear(b.attention(qkv, layer=i), f"{prefix}.out_proj", bias=s.out_bias, add_to=x)
+        gate_up, activation = [f"{layer}.mlp.c_fc_{part}" for part in range(2)], s.gated_activation
         h = b.rms_norm(x, f"{layer}.ln_2")
-        g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
+        g = b.linear(h, gate_up, features=s.intermediate, bias=s.mlp_bias, then=activation)
         b.linear(g, f"{layer}.mlp.c_proj", bias=s.mlp_bias, add_to=x, use="down")
     finish_decoder(b, s, b.rms_norm(x, "transformer.ln_f"), embedding="transformer.wte")
 
@@ -542,15 +542,15 @@ Exaone = DecoderRow(
 def _internlm2_layers(b: Builder, s: ModelSpec) -> None:
     x, by_heads = b.embed("model.tok_embeddings"), by_group("attention.wqkv")
     for layer in range(s.layers):
-        at = f"model.layers.{layer}"
-        parts, h = by_heads(s, at), b.rms_norm(x, f"{at}.attention_norm")
+        prefix = f"model.layers.{layer}"
+        parts, h = by_heads(s, prefix), b.rms_norm(x, f"{prefix}.attention_norm")
         qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
         b.rope_store_kv(qkv, layer=layer, rope=s.rope)
-        b.linear(b.attention(qkv, layer=layer), f"{at}.attention.wo", bias=s.out_bias, add_to=x)
-        both = [f"{at}.feed_forward.w1", f"{at}.feed_forward.w3"]
-        h = b.rms_norm(x, f"{at}.ffn_norm")
-        g = b.linear(h, both, features=s.intermediate, then="silu_mul")
-        b.linear(g, f"{at}.feed_forward.w2", add_to=x, use="down")
+        b.linear(b.attention(qkv, layer=layer), f"{prefix}.attention.wo", bias=s.out_bias, add_to=x)
+        gate_up = [f"{prefix}.feed_forward.w1", f"{prefix}.feed_forward.w3"]
+        h = b.rms_norm(x, f"{prefix}.ffn_norm")
+        g = b.linear(h, gate_up, features=s.intermediate, then="silu_mul")
+        b.linear(g, f"{prefix}.feed_forward.w2", add_to=x, use="down")
     tied_to = "model.tok_embeddings" if s.tied else None
     b.logits(b.rms_norm(x, "model.norm"), "lm_head" if s.tied else "output", tied_to=tied_to)
 
@@ -574,28 +574,30 @@ def _nanochat_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: Val
     In the source, queries and keys are normalized after the RoPE. A rotation does not change the
     mean square of a head, and the norm has no weight, so it is the same before the RoPE.
     """
-    at = f"model.layers.{layer}.self_attn"
-    qkv = heads_of(b, s, at, h)
+    prefix = f"model.layers.{layer}.self_attn"
+    qkv = heads_of(b, s, prefix, h)
     b.part_norm(qkv, None, width=s.head_dim, parts=s.q_heads + s.kv_heads)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.linear(
+        b.attention(qkv, layer=layer), f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output"
+    )
 
 
 def _nanochat_layers(b: Builder, s: ModelSpec) -> None:
     x = _bare_norm(b, b.embed("model.embed_tokens"), "")
     for i in range(s.layers):
-        at = f"model.layers.{i}.mlp"
+        prefix = f"model.layers.{i}.mlp"
         _nanochat_attention(b, s, i, _bare_norm(b, x, ""), x)
         h = _bare_norm(b, x, "")
-        g = b.linear(h, f"{at}.fc1", features=s.intermediate, then="relu2")
-        b.linear(g, f"{at}.fc2", add_to=x, use="down")
+        g = b.linear(h, f"{prefix}.fc1", features=s.intermediate, then="relu2")
+        b.linear(g, f"{prefix}.fc2", add_to=x, use="down")
     finish_decoder(b, s, _bare_norm(b, x, ""), softcap=s.parts["logit_cap"])
 
 
 def _nanochat(config: Config) -> dict[str, Any]:
     key = "final_logit_softcapping"
-    none = config.get(key, 15.0) is None
-    return {"parts": {"logit_cap": 0.0 if none else read_float(config, key, 15.0)}}
+    is_null = config.get(key, 15.0) is None
+    return {"parts": {"logit_cap": 0.0 if is_null else read_float(config, key, 15.0)}}
 
 
 def _turned_back(spec: ModelSpec, _config: Config) -> ModelSpec:
@@ -614,7 +616,7 @@ NanoChat = DecoderRow(
     layers=_nanochat_layers,
     activation="relu2",
     bias=ATTENTION_BIAS,
-    more=_nanochat,
+    read_arguments=_nanochat,
     finish=_turned_back,
 )
 
@@ -631,15 +633,15 @@ _APERTUS_ROPE = {
 
 def _apertus(config: Config) -> Config:
     keys = ("rope_parameters", "rope_scaling", "rope_theta")
-    scaled = any(config.get(key) for key in keys)
-    return config if scaled else {**config, "rope_parameters": _APERTUS_ROPE}
+    has_scaling = any(config.get(key) for key in keys)
+    return config if has_scaling else {**config, "rope_parameters": _APERTUS_ROPE}
 
 
 def _xielu_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
-    at, layers = f"model.layers.{layer}.mlp", s.parts["xielu"]
-    u = b.linear(h, f"{at}.up_proj", features=s.intermediate)
-    b.xielu(u, f"{at}.act_fn", layers[layer] if layers else ())
-    return b.linear(u, f"{at}.down_proj", features=s.width, add_to=to, use="down")
+    prefix, layers = f"model.layers.{layer}.mlp", s.parts["xielu"]
+    u = b.linear(h, f"{prefix}.up_proj", features=s.intermediate)
+    b.xielu(u, f"{prefix}.act_fn", layers[layer] if layers else ())
+    return b.linear(u, f"{prefix}.down_proj", features=s.width, add_to=to, use="down")
 
 
 # Only configs of GGUF files have the key "xielu", with the parameters of xIELU for each layer.
@@ -656,7 +658,7 @@ Apertus = DecoderRow(
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 12e6},
     activation="xielu",
     bias=ATTENTION_BIAS,
-    more=lambda config: {"parts": {"xielu": config.get("xielu", ())}},
+    read_arguments=lambda config: {"parts": {"xielu": config.get("xielu", ())}},
 )
 
 
@@ -707,14 +709,14 @@ def _normed_head(config: Config) -> BuiltTensors | None:
 
 def _baichuan_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
-    at = f"model.layers.{layer}.self_attn"
+    prefix = f"model.layers.{layer}.self_attn"
     if s.parts["split"]:
-        qkv = heads_of(b, s, at, h)
+        qkv = heads_of(b, s, prefix, h)
     else:
-        qkv = b.linear(h, f"{at}.W_pack", features=3 * s.q_heads * s.head_dim)
+        qkv = b.linear(h, f"{prefix}.W_pack", features=3 * s.q_heads * s.head_dim)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
     a = b.attention(qkv, layer=layer, alibi=s.rope is None)
-    b.linear(a, f"{at}.o_proj", add_to=x, use="output")
+    b.linear(a, f"{prefix}.o_proj", add_to=x, use="output")
 
 
 def _baichuan(config: Config) -> Config:
@@ -734,8 +736,10 @@ Baichuan = DecoderRow(
     positions=4096,
     layers=partial(build_decoder, attention=_baichuan_attention),
     prepare=_baichuan,
-    fixed={"num_key_value_heads": None, "head_dim": None},  # keys that no published code reads
-    more=lambda config: {"parts": {"split": read_bool(config, "split_qkv", False)}},  # of GGUF
+    overrides={"num_key_value_heads": None, "head_dim": None},  # keys that no published code reads
+    read_arguments=lambda config: {
+        "parts": {"split": read_bool(config, "split_qkv", False)}
+    },  # of GGUF
     finish=lambda spec, config: replace(spec, rope=None) if config["alibi"] else spec,
     built=_normed_head,
 )
@@ -753,36 +757,36 @@ def _diffllama(spec: ModelSpec, _config: Config) -> ModelSpec:
 
 def _difference_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x: the second half of the heads is subtracted."""
-    at, first = f"model.layers.{layer}.self_attn", 0.8 - 0.6 * math.exp(-0.3 * layer)
-    a = b.attention(_two_headed(b, s, layer, at, h), layer=layer, scale=s.attention_scale)
+    prefix, initial_lambda = f"model.layers.{layer}.self_attn", 0.8 - 0.6 * math.exp(-0.3 * layer)
+    a = b.attention(_two_headed(b, s, layer, prefix, h), layer=layer, scale=s.attention_scale)
     half = s.q_heads // 2 * s.head_dim
     out, less = b.columns(a, half), b.columns(a, half, column=half)
-    b.scale_by_lambda(less, at, width=s.head_dim // 2, plus=first, negative=True)
+    b.scale_by_lambda(less, prefix, width=s.head_dim // 2, plus=initial_lambda, negative=True)
     b.add(less, to=out)
     b.part_norm(out, None, width=s.head_dim, parts=s.q_heads // 2)
-    b.multiply_by(out, 1 - first)
-    b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.multiply_by(out, 1 - initial_lambda)
+    b.linear(out, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
-def _two_headed(b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId) -> ValueId:
+def _two_headed(b: Builder, s: ModelSpec, layer: int, prefix: str, h: ValueId) -> ValueId:
     """Return the queries, keys and values of h, and store keys and values in the KV cache.
 
     A value joins a head of the first half of the heads and one of the second half.
     Keys of both halves have the same values.
     """
     d, half, count = s.head_dim // 2, s.kv_heads // 2, s.q_heads + s.kv_heads
-    names = {f"{at}.q_proj": s.q_heads * d, f"{at}.k_proj": s.kv_heads * d}
+    names = {f"{prefix}.q_proj": s.q_heads * d, f"{prefix}.k_proj": s.kv_heads * d}
     uses: list[Use] = ["linear", "linear"]
     for head in range(half):
-        names |= {rows(f"{at}.v_proj", i * d, d): d for i in (head, half + head)}
+        names |= {rows(f"{prefix}.v_proj", i * d, d): d for i in (head, half + head)}
         uses += ["values", "values"]
     qkv = b.linear(h, list(names), features=list(names.values()), bias=s.qkv_bias, use=uses)
     values = b.columns(qkv, s.kv_heads * d, column=count * d)
     qk = b.resize_heads(b.columns(qkv, count * d), heads=count, begin=0, to=2 * d)
-    one = b.columns(qk, 2 * count * d, more=values)
-    both = b.columns(one, (2 * count + s.kv_heads) * d, more=values)
-    b.rope_store_kv(both, layer=layer, rope=s.rope)
-    return both
+    qk_value = b.columns(qk, 2 * count * d, more=values)
+    joined_qkv = b.columns(qk_value, (2 * count + s.kv_heads) * d, more=values)
+    b.rope_store_kv(joined_qkv, layer=layer, rope=s.rope)
+    return joined_qkv
 
 
 DiffLlama = DecoderRow(

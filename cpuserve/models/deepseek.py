@@ -133,8 +133,8 @@ def _read_mixture(
 
 def with_split_heads(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the config with SPLIT if these tensors have the matrices of keys and values apart."""
-    split = any(name.endswith(".k_b_proj.weight") for name in names)
-    return {**config, SPLIT: True} if split else config
+    is_split = any(name.endswith(".k_b_proj.weight") for name in names)
+    return {**config, SPLIT: True} if is_split else config
 
 
 def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> SpecParts:
@@ -167,13 +167,13 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
         else:
             add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score=score)
 
-    shared = s.parts.get("shared_index", ())
+    sharing_layers = s.parts.get("shared_index", ())
     selected: ValueId | None = None
 
     def attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         nonlocal selected
-        given = selected if layer in shared else None
-        out, selected = latent_and_selection(b, s, layer, h, given)
+        shared_selection = selected if layer in sharing_layers else None
+        out, selected = latent_and_selection(b, s, layer, h, shared_selection)
         b.linear(
             out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output"
         )
@@ -188,10 +188,10 @@ def add_latent(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 
 def latent_output(
-    b: Builder, s: ModelSpec, layer: int, h: ValueId, at: str | None = None
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, prefix: str | None = None
 ) -> ValueId:
-    """Return the latent attention of h, before the output matrix; at: the name of its module."""
-    return latent_and_selection(b, s, layer, h, None, at)[0]
+    """Return the latent attention of h, before the output matrix; prefix: its module."""
+    return latent_and_selection(b, s, layer, h, None, prefix)[0]
 
 
 def latent_and_selection(
@@ -200,39 +200,39 @@ def latent_and_selection(
     layer: int,
     h: ValueId,
     selection: ValueId | None,
-    at: str | None = None,
+    prefix: str | None = None,
 ) -> tuple[ValueId, ValueId | None]:
     """Return the latent attention of h, before the output matrix, and the positions that it reads.
 
     selection: the positions to read; if it is None, the indexer of the layer selects them.
-    at: the name of the module. If there is parts["row_scale"], it multiplies normalized rows.
+    prefix: the name of the module. If there is parts["row_scale"], it multiplies normalized rows.
     The positions are None if attention reads all keys.
     """
-    at, rope = at or f"model.layers.{layer}.self_attn", s.rope
+    prefix, rope = prefix or f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
-    wide = s.q_heads * (s.parts["nope"] + rope.rotary)
+    query_width = s.q_heads * (s.parts["nope"] + rope.rotary)
     if s.parts["q_rank"]:
-        low = low_queries(b, s, at, h)
-        q = b.linear(low, f"{at}.q_b_proj", features=wide)
+        low = low_queries(b, s, prefix, h)
+        q = b.linear(low, f"{prefix}.q_b_proj", features=query_width)
         if selection is None:
-            selection = select_latent(b, s, at, h, low)
+            selection = select_latent(b, s, prefix, h, low)
     else:
-        q = b.linear(h, f"{at}.q_proj", features=wide)
-    scale_queries(b, s, q, wide)
-    return attend_latent(b, s, at, h, q, selection), selection
+        q = b.linear(h, f"{prefix}.q_proj", features=query_width)
+    scale_queries(b, s, q, query_width)
+    return attend_latent(b, s, prefix, h, q, selection), selection
 
 
-def low_queries(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return the normalized queries of low rank of the latent attention `at`."""
+def low_queries(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
+    """Return the normalized queries of low rank of the latent attention `prefix`."""
     rank, eps = s.parts["q_rank"], s.parts["latent_eps"]
-    low = b.linear(h, f"{at}.q_a_proj", features=rank, bias=s.qkv_bias)
-    return b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
+    low = b.linear(h, f"{prefix}.q_a_proj", features=rank, bias=s.qkv_bias)
+    return b.rms_norm(low, f"{prefix}.q_a_layernorm", eps=eps)
 
 
 def attend_latent(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     h: ValueId,
     q: ValueId,
     selection: ValueId | None,
@@ -246,19 +246,19 @@ def attend_latent(
     rope = s.rope
     assert rope is not None, "read_latent sets it"
     nope, values, rank = s.parts["nope"], s.parts["values"], s.parts["rank"]
-    kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
+    kv = b.linear(h, f"{prefix}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
     # Instead of a row, its values are multiplied, and the scores: parts["scale"] has the factor.
     row_scale = s.parts.get("row_scale", 1.0)
     b.multiply_by(kv, [(rank, 1.0), (rope.rotary, 1.0 / row_scale)])
-    split = f"{at}.k_b_proj", f"{at}.v_b_proj"
+    head_matrices = f"{prefix}.k_b_proj", f"{prefix}.v_b_proj"
     out = b.latent_attention(
         q,
         kv,
-        split if s.parts["split"] else f"{at}.kv_b_proj",
+        head_matrices if s.parts["split"] else f"{prefix}.kv_b_proj",
         nope=nope,
         rope=rope,
         values=values,
-        norm=f"{at}.kv_a_layernorm",
+        norm=f"{prefix}.kv_a_layernorm",
         scale=s.parts["scale"],
         eps=s.parts["latent_eps"],
         interleaved=s.parts["interleaved"],
@@ -282,13 +282,13 @@ def _indexed_layers(b: Builder, s: ModelSpec) -> None:
 
 def _axk1_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the norm of the layer's experts of h to x; a plain MLP in layers without experts."""
-    at = f"model.layers.{layer}"
+    prefix = f"model.layers.{layer}"
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
-        b.leave([f"{at}.post_mlp_layernorm.weight"])
+        b.leave([f"{prefix}.post_mlp_layernorm.weight"])
     else:
-        out = add_shared_mixture(b, s, f"{at}.mlp", h, None, score="sigmoid")
-        b.add(b.rms_norm(out, f"{at}.post_mlp_layernorm"), to=x)
+        out = add_shared_mixture(b, s, f"{prefix}.mlp", h, None, score="sigmoid")
+        b.add(b.rms_norm(out, f"{prefix}.post_mlp_layernorm"), to=x)
 
 
 def _deepseek_v2(config: Config) -> ModelSpec:
@@ -330,11 +330,11 @@ DeepseekV3 = FamilyRow(
 
 
 def _deepseek_v32(config: Config) -> ModelSpec:
-    first = read_int(config, "first_k_dense_replace", 3, low=0)
+    dense_count = read_int(config, "first_k_dense_replace", 3, low=0)
     spec = _read_v3(
         {"routed_scaling_factor": 2.5, **config, "rope_interleave": True},
         positions=163840,
-        dense=read_dense_layers(config, first=first),
+        dense=read_dense_layers(config, first=dense_count),
         groups=read_groups(config, (8, 4), best=2),
     )
     return read_indexer(spec, config)
@@ -349,7 +349,7 @@ DeepseekV32 = FamilyRow(
 
 
 def _glm_moe_dsa(config: Config) -> ModelSpec:
-    first = read_int(config, "first_k_dense_replace", 3, low=0)
+    dense_count = read_int(config, "first_k_dense_replace", 3, low=0)
     defaults = {
         "rms_norm_eps": 1e-5,
         "routed_scaling_factor": 2.5,
@@ -364,14 +364,14 @@ def _glm_moe_dsa(config: Config) -> ModelSpec:
     spec = _read_v3(
         {**config, "rope_interleave": True},
         positions=202752,
-        dense=read_dense_layers(config, first=first),
+        dense=read_dense_layers(config, first=dense_count),
         groups=read_groups(config, (1, 1), best=2),
     )
     types = read_index_types(config)
     if types[0] != "full":
         refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
-    shared = tuple(i for i, kind in enumerate(types) if kind == "shared")
-    parts: SpecParts = {**spec.parts, "paired_index": True, "shared_index": shared}
+    sharing_layers = tuple(i for i, kind in enumerate(types) if kind == "shared")
+    parts: SpecParts = {**spec.parts, "paired_index": True, "shared_index": sharing_layers}
     return read_indexer(replace(spec, parts=parts), config, heads=32)
 
 
@@ -472,10 +472,10 @@ Youtu = FamilyRow(
 def _sarvam_mla(config: Config) -> ModelSpec:
     """Return the hyperparameters in a Sarvam config, in both spellings."""
     spellings = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
-    given = {spellings.get(k, k): v for k, v in without_nulls(config).items()}
-    scaling = read_object(given, "rope_scaling")
+    settings = {spellings.get(k, k): v for k, v in without_nulls(config).items()}
+    scaling = read_object(settings, "rope_scaling")
     if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
-        given["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
+        settings["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
     defaults = {
         "q_lora_rank": None,
         "kv_lora_rank": 512,
@@ -489,10 +489,10 @@ def _sarvam_mla(config: Config) -> ModelSpec:
         "routed_scaling_factor": 2.5,
     }
     return _read_v3(
-        {**defaults, **given},
+        {**defaults, **settings},
         positions=4096,
-        dense=read_first_dense(given, 1),
-        groups=read_groups(given, (1, 1), best=2),
+        dense=read_first_dense(settings, 1),
+        groups=read_groups(settings, (1, 1), best=2),
     )
 
 
@@ -507,12 +507,12 @@ def _axk1(config: Config) -> ModelSpec:
     """Return the hyperparameters in an A.X K1 config; experts may be in some layers only."""
     if config.get("q_lora_rank", 1536) is None:
         refuse("q_lora_rank", None, "a number, since queries have a low rank")
-    first = read_int(config, "first_k_dense_replace", 1, low=0)
-    every = read_int(config, "moe_layer_freq", 1)
+    dense_count = read_int(config, "first_k_dense_replace", 1, low=0)
+    interval = read_int(config, "moe_layer_freq", 1)
     return _read_v3(
         {"routed_scaling_factor": 2.5, **config},
         positions=32768,
-        dense=read_dense_layers(config, first=first, every=every),
+        dense=read_dense_layers(config, first=dense_count, interval=interval),
         groups=read_groups(config, (8, 4), best=2),
     )
 

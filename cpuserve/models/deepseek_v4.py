@@ -147,12 +147,12 @@ class DeepseekV4:
         """Append the operations of the model to its builder `b`."""
         x = _guess_inputs(b, s) if s.guesses else embed_streams(b, s)
         for layer in range(s.layers):
-            at = f"model.layers.{layer}"
-            h, weights = enter_streams(b, s, f"{at}.hc_attn", x)
-            y = _attention(b, s, layer, b.rms_norm(h, f"{at}.attn_norm"))
+            prefix = f"model.layers.{layer}"
+            h, weights = enter_streams(b, s, f"{prefix}.hc_attn", x)
+            y = _attention(b, s, layer, b.rms_norm(h, f"{prefix}.attn_norm"))
             b.spread_streams(y, weights, to=x, mixed=True)
-            h, weights = enter_streams(b, s, f"{at}.hc_ffn", x)
-            y = _mixture(b, s, layer, b.rms_norm(h, f"{at}.ffn_norm"))
+            h, weights = enter_streams(b, s, f"{prefix}.hc_ffn", x)
+            y = _mixture(b, s, layer, b.rms_norm(h, f"{prefix}.ffn_norm"))
             b.spread_streams(y, weights, to=x, mixed=True)
         h, _ = enter_streams(b, s, "model.hc_head.hc", x, parts=1)
         # A head reads the streams, not their mean.
@@ -176,9 +176,9 @@ def _guess_inputs(b: Builder, s: ModelSpec) -> ValueId:
     b.add_media(hidden, column=0)
     streams: ValueId | None = None
     for i in reversed(range(count)):
-        one = b.rms_norm(b.columns(hidden, width, column=i * width), "guess.hidden_norm")
+        stream_norm = b.rms_norm(b.columns(hidden, width, column=i * width), "guess.hidden_norm")
         stream = b.columns(following, width)
-        b.linear(one, "guess.h_proj", add_to=stream)
+        b.linear(stream_norm, "guess.h_proj", add_to=stream)
         streams = b.columns(stream, width, more=streams)
     assert streams is not None
     return streams
@@ -201,43 +201,51 @@ def _read_ropes(config: Mapping[str, Any], width: int) -> tuple[Rope, Rope, int]
     rope_parameters may have both, under the names of transformers. Otherwise they, or rope_scaling,
     are for layers with pools, where YaRN does not multiply cos and sin.
     """
-    given, rotary = read_object(config, "rope_parameters"), _read_rotary(config, width)
-    both = isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping)
-    scaling = {**read_object(config, "rope_scaling"), **given}
+    rope_params, rotary = read_object(config, "rope_parameters"), _read_rotary(config, width)
+    has_kinds = isinstance(rope_params.get("main"), Mapping) and isinstance(
+        rope_params.get("compress"), Mapping
+    )
+    scaling = {**read_object(config, "rope_scaling"), **rope_params}
     theta = read_float(config, "rope_theta", 10000.0, low=1.0)
-    main, compress = (given["main"], given["compress"]) if both else ({}, scaling)
-    wide = read_float(config, "compress_rope_theta", 160000.0, low=1.0)
-    if not both:
-        compress = {**compress, "rope_theta": wide}
-    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "partial_rotary_factor")}
-    found = []
-    for one in ({"rope_theta": theta, **main}, {"rope_theta": wide, **compress}):
-        kind = one.get("rope_type", one.get("type", "default"))
+    main, compress = (rope_params["main"], rope_params["compress"]) if has_kinds else ({}, scaling)
+    compress_theta = read_float(config, "compress_rope_theta", 160000.0, low=1.0)
+    if not has_kinds:
+        compress = {**compress, "rope_theta": compress_theta}
+    rope_config = {
+        k: v for k, v in config.items() if k not in ("rope_scaling", "partial_rotary_factor")
+    }
+    ropes = []
+    for params in ({"rope_theta": theta, **main}, {"rope_theta": compress_theta, **compress}):
+        kind = params.get("rope_type", params.get("type", "default"))
         if kind not in ("default", "yarn"):
             refuse("rope_scaling type", kind, "default or yarn")
-        share = read_float(one, "partial_rotary_factor", rotary / width)
+        share = read_float(params, "partial_rotary_factor", rotary / width)
         if int(width * share) != rotary:
             refuse("rope_parameters.partial_rotary_factor", share, f"{rotary / width:g}")
-        more = {"partial_rotary_factor": 1.0}
-        if kind == "yarn" and one.get("attention_factor") is None:
-            more["attention_factor"] = 1.0
-        found.append(read_rope({**plain, "rope_parameters": {**one, **more}}, rotary, 1048576))
-    return found[0][0], found[1][0], found[0][1]
+        extra_params = {"partial_rotary_factor": 1.0}
+        if kind == "yarn" and params.get("attention_factor") is None:
+            extra_params["attention_factor"] = 1.0
+        ropes.append(
+            read_rope(
+                {**rope_config, "rope_parameters": {**params, **extra_params}}, rotary, 1048576
+            )
+        )
+    return ropes[0][0], ropes[1][0], ropes[0][1]
 
 
 def _read_hashed(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return whether the token id chooses the experts of each layer."""
-    first = read_int(config, "num_hash_layers", 3, low=0)
-    kinds = read_kinds(config, "mlp_layer_types", _HASHED, lambda i: _HASHED[i >= first])
+    hashed_count = read_int(config, "num_hash_layers", 3, low=0)
+    kinds = read_kinds(config, "mlp_layer_types", _HASHED, lambda i: _HASHED[i >= hashed_count])
     return tuple(kind == _HASHED[0] for kind in kinds)
 
 
 def _with_attention(s: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     """Return the spec with the kinds of attention, the pools, the indexer and the output groups."""
-    kinds, given = _read_attention(config), read_object(config, "compress_rates")
+    kinds, stored_rates = _read_attention(config), read_object(config, "compress_rates")
     rates = {
-        kind: read_int({kind: config.get(old, given.get(kind))}, kind, _RATES[kind])
-        for kind, old in _OLD_RATES.items()
+        kind: read_int({kind: config.get(old_key, stored_rates.get(kind))}, kind, _RATES[kind])
+        for kind, old_key in _OLD_RATES.items()
     }
     for kind, rate in rates.items():
         if kind in kinds and rate % 32 and 32 % rate:
@@ -274,39 +282,39 @@ def _read_attention(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kind of attention of each layer, by layer_types or by compress_ratios."""
     ratios = config.get("compress_ratios")
     if "layer_types" not in config and ratios is not None:
-        known = {0: WINDOW, 4: SPARSE, 128: HEAVY}
-        if not isinstance(ratios, list) or not all(type(r) is int and r in known for r in ratios):
+        kinds = {0: WINDOW, 4: SPARSE, 128: HEAVY}
+        if not isinstance(ratios, list) or not all(type(r) is int and r in kinds for r in ratios):
             refuse("compress_ratios", ratios, "a list of 0, 4 and 128")
         layers = read_int(config, "num_hidden_layers", high=4096)
-        config = {**config, "layer_types": [known[r] for r in ratios[:layers]]}
+        config = {**config, "layer_types": [kinds[r] for r in ratios[:layers]]}
     return read_kinds(config, "layer_types", KINDS, lambda i: SPARSE if i >= 2 and i % 2 else HEAVY)
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the attention of h, to entries of pools and to the last tokens."""
-    at, kind = f"model.layers.{layer}.attn", s.parts["kinds"][layer]
+    prefix, kind = f"model.layers.{layer}.attn", s.parts["kinds"][layer]
     rope = s.rope if kind == WINDOW else s.parts["compress_rope"]
     assert rope is not None, "spec() sets it"
-    low = b.linear(h, f"{at}.wq_a", features=s.parts["q_rank"])
-    low = b.rms_norm(low, f"{at}.q_norm")
+    low = b.linear(h, f"{prefix}.wq_a", features=s.parts["q_rank"])
+    low = b.rms_norm(low, f"{prefix}.q_norm")
     entries, selection, pool = None, None, 1
     if kind != WINDOW:
         pool = s.parts["rates"][kind]
         if kind == SPARSE:
-            selection = _select(b, s, f"{at}.indexer", h, low)
-        entries = _pool(b, s, f"{at}.compressor", h, kind, s.head_dim)
-    q = b.linear(low, f"{at}.wq_b", features=s.q_heads * s.head_dim)
+            selection = _select(b, s, f"{prefix}.indexer", h, low)
+        entries = _pool(b, s, f"{prefix}.compressor", h, kind, s.head_dim)
+    q = b.linear(low, f"{prefix}.wq_b", features=s.q_heads * s.head_dim)
     b.part_norm(q, None, width=s.head_dim, parts=s.q_heads)
     b.rotate(q, heads=s.q_heads, rope=rope, paired=True)
-    kv = b.rms_norm(b.linear(h, f"{at}.wkv", features=s.head_dim), f"{at}.kv_norm")
+    kv = b.rms_norm(b.linear(h, f"{prefix}.wkv", features=s.head_dim), f"{prefix}.kv_norm")
     b.rotate(kv, heads=1, rope=rope, paired=True)
-    stored = b.store_rows(kv, window=s.parts["kept"])
+    stored_rows = b.store_rows(kv, window=s.parts["kept"])
     out = b.entry_attention(
         q,
-        layer=stored,
+        layer=stored_rows,
         window=s.parts["window"],
         scale=s.head_dim**-0.5,
-        sinks=f"{at}.attn_sink",
+        sinks=f"{prefix}.attn_sink",
         entries=entries,
         pool=pool,
         selection=selection,
@@ -315,15 +323,15 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     back = Rope(rope.rotary, tuple(-f for f in rope.inv_freq), rope.attention_factor)
     b.rotate(out, heads=s.q_heads, rope=back, paired=True)
     groups, rank = s.parts["out_groups"], s.parts["out_rank"]
-    grouped = b.head_linear(out, f"{at}.wo_a", heads=groups, features=rank)
-    return b.linear(grouped, f"{at}.wo_b", features=s.width)
+    grouped = b.head_linear(out, f"{prefix}.wo_a", heads=groups, features=rank)
+    return b.linear(grouped, f"{prefix}.wo_b", features=s.width)
 
 
-def _pool(b: Builder, s: ModelSpec, at: str, h: ValueId, kind: str, width: int) -> int:
-    """Store the entries of the compressor `at`, of `width` columns; return their cache layer."""
+def _pool(b: Builder, s: ModelSpec, prefix: str, h: ValueId, kind: str, width: int) -> int:
+    """Store the entries of a compressor, of `width` columns; return their cache layer."""
     series = range(2 if kind == SPARSE else 1)
     keys, gates = (
-        [b.linear(h, rows(f"{at}.{name}", i * width, width), features=width) for i in series]
+        [b.linear(h, rows(f"{prefix}.{name}", i * width, width), features=width) for i in series]
         for name in ("wkv", "wgate")
     )
     return b.pool_entries(
@@ -331,27 +339,27 @@ def _pool(b: Builder, s: ModelSpec, at: str, h: ValueId, kind: str, width: int) 
         gates,
         pool=s.parts["rates"][kind],
         window=s.parts["kept"],
-        ape=f"{at}.ape",
-        norm=f"{at}.norm",
+        ape=f"{prefix}.ape",
+        norm=f"{prefix}.norm",
         rope=s.parts["compress_rope"],
     )
 
 
-def _select(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> ValueId | None:
+def _select(b: Builder, s: ModelSpec, prefix: str, h: ValueId, low: ValueId) -> ValueId | None:
     """Return the pools with the entries that attention reads; None if it reads all entries.
 
     low: the queries of low rank.
     """
     indexer = s.parts.get("indexer")
     if indexer is None:
-        leave_indexer(b, at.removesuffix(".indexer"), _INDEXER)
+        leave_indexer(b, prefix.removesuffix(".indexer"), _INDEXER)
         return None
     heads, width = indexer["heads"], indexer["width"]
-    layer = _pool(b, s, f"{at}.compressor", h, SPARSE, width)
-    queries = b.linear(low, f"{at}.wq_b", features=heads * width)
+    layer = _pool(b, s, f"{prefix}.compressor", h, SPARSE, width)
+    queries = b.linear(low, f"{prefix}.wq_b", features=heads * width)
     rope = s.parts["compress_rope"]
     b.rotate(queries, heads=heads, rope=rope, head_dim=width, paired=True)
-    weights = b.linear(h, f"{at}.weights_proj", features=heads)
+    weights = b.linear(h, f"{prefix}.weights_proj", features=heads)
     return b.select_keys(
         queries, weights, layer=layer, heads=heads, keep=indexer["keep"], pool=indexer["pool"]
     )
@@ -359,13 +367,13 @@ def _select(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> Valu
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's experts of h, the chosen ones and the one that all tokens share."""
-    at, hashed = f"model.layers.{layer}.ffn", s.parts["hashed"][layer]
+    prefix, hashed = f"model.layers.{layer}.ffn", s.parts["hashed"][layer]
     limit = s.parts["expert_limit"]
     out = b.mixture(
         h,
-        f"{at}.gate",
+        f"{prefix}.gate",
         [
-            [f"{at}.experts.{e}.{part}" for part in ("w1", "w3", "w2")]
+            [f"{prefix}.experts.{e}.{part}" for part in ("w1", "w3", "w2")]
             for e in range(s.parts["experts"])
         ],
         features=s.intermediate,
@@ -374,13 +382,17 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         score="sqrt_softplus",
         renormalize=True,
         scale=s.parts["expert_scale"],
-        bias=None if hashed else f"{at}.gate.bias",
-        table=f"{at}.gate.tid2eid" if hashed else None,
+        bias=None if hashed else f"{prefix}.gate.bias",
+        table=f"{prefix}.gate.tid2eid" if hashed else None,
         limit=limit,
     )
-    shared = f"{at}.shared_experts"
+    shared = f"{prefix}.shared_experts"
     values = b.linear(h, [f"{shared}.w1", f"{shared}.w3"], features=s.intermediate)
     b.limit(values, limit)
     return b.linear(
-        b.activation(values, "silu_mul"), f"{shared}.w2", features=s.width, add_to=out, use="down"
+        b.activation(values, "silu_mul"),
+        f"{shared}.w2",
+        features=s.width,
+        add_to=out,
+        use="down",
     )

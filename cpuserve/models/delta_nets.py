@@ -23,10 +23,8 @@ def read_delta(
 ) -> DeltaSizes:
     """Return the sizes of the gated delta nets in a config; the arguments are defaults."""
     size = partial(read_int, config, high=65536)
-    keys, values = (
-        size("linear_num_key_heads", key_heads),
-        size("linear_num_value_heads", value_heads),
-    )
+    keys = size("linear_num_key_heads", key_heads)
+    values = size("linear_num_value_heads", value_heads)
     if values % keys:
         refuse("linear_num_value_heads", values, f"a multiple of linear_num_key_heads ({keys})")
     return {
@@ -41,7 +39,7 @@ def read_delta(
 def gated_attention(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     layer: int,
     h: ValueId,
     *,
@@ -54,15 +52,15 @@ def gated_attention(
     d = s.head_dim
     features = [2 * s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     qkv = b.linear(
-        h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias, use="qkv"
+        h, [f"{prefix}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias, use="qkv"
     )
     qkv = b.split_gates(qkv)
     b.rope_store_kv(
         qkv,
         layer=layer,
         rope=s.rope,
-        q_norm=f"{at}.q_norm",
-        k_norm=f"{at}.k_norm",
+        q_norm=f"{prefix}.q_norm",
+        k_norm=f"{prefix}.k_norm",
         plus_one=True,
     )
     a = b.attention(qkv, layer=layer, selection=selection)
@@ -70,15 +68,17 @@ def gated_attention(
     return a
 
 
-def project_parts(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
+def project_parts(
+    b: Builder, sizes: DeltaSizes, prefix: str, h: ValueId
+) -> tuple[ValueId, ValueId]:
     """Return (inputs, gates) of a delta net: q, k and v are one matrix, z, b and a are three."""
-    gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
-    return inputs_of(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])
+    gates, heads = [f"{prefix}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
+    return inputs_of(b, sizes, prefix, h), b.linear(h, gates, features=[heads, heads])
 
 
-def inputs_of(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
+def inputs_of(b: Builder, sizes: DeltaSizes, prefix: str, h: ValueId) -> ValueId:
     """Return the columns q, k, v and z of a delta net, where q, k and v are one matrix."""
     values = sizes["value_heads"] * sizes["value_width"]
     channels = 2 * sizes["key_heads"] * sizes["key_width"] + values
-    parts = [f"{at}.in_proj_{n}" for n in ("qkv", "z")]
+    parts = [f"{prefix}.in_proj_{n}" for n in ("qkv", "z")]
     return b.linear(h, parts, features=[channels, values])

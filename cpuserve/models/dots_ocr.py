@@ -20,8 +20,8 @@ from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import TURNED, read_sizes, read_tower
 from cpuserve.program.builder import Builder
 
-_AT = "vision_tower"
-_PATCHES = f"{_AT}.patch_embed.patchifier"
+_PREFIX = "vision_tower"
+_PATCHES = f"{_PREFIX}.patch_embed.patchifier"
 _FIXED = {"use_bias": False, "is_causal": False, "post_norm": True}
 
 
@@ -31,23 +31,27 @@ class DotsOcrTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        if read_int(own, "hidden_size", 1536, high=1 << 20) != width:
-            refuse("vision_config.hidden_size", own.get("hidden_size"), f"the text's width {width}")
-        for name, usual in _FIXED.items():
-            if read_bool(own, name, usual) != usual:
-                refuse(f"vision_config.{name}", own[name], f"{usual}, as in all published models")
+        vision = read_object(config, "vision_config")
+        if read_int(vision, "hidden_size", 1536, high=1 << 20) != width:
+            refuse(
+                "vision_config.hidden_size", vision.get("hidden_size"), f"the text's width {width}"
+            )
+        for name, required in _FIXED.items():
+            if read_bool(vision, name, required) != required:
+                refuse(
+                    f"vision_config.{name}", vision[name], f"{required}, as in all published models"
+                )
         return read_tower(
             config,
             pictures,
             width,
-            **read_sizes(own, (1536, 12, 42, 4224), TURNED, width="embed_dim"),
-            norm_eps=read_float(own, "rms_norm_eps", 1e-5),
+            **read_sizes(vision, (1536, 12, 42, 4224), TURNED, width="embed_dim"),
+            norm_eps=read_float(vision, "rms_norm_eps", 1e-5),
             activation="silu_mul",  # the config has no key for it
             gated=True,
             biased=False,
             patch_weight=f"{_PATCHES}.proj",
-            names=(f"{_AT}.",),
+            names=(f"{_PREFIX}.",),
         )
 
     @staticmethod
@@ -55,15 +59,16 @@ class DotsOcrTower:
         """Append the operations of the tower to its builder `b`."""
         x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
         x = b.rms_norm(x, f"{_PATCHES}.norm")
-        then = s.activation
+        activation = s.activation
         for i in range(s.layers):
-            at = f"{_AT}.blocks.{i}"
-            tower_attention(b, s, at, x, b.rms_norm(x, f"{at}.norm1"), bias=s.biased)
-            h, both = b.rms_norm(x, f"{at}.norm2"), [f"{at}.mlp.fc1", f"{at}.mlp.fc3"]
-            g = b.linear(h, both, features=s.intermediate, bias=s.biased, then=then)
-            b.linear(g, f"{at}.mlp.fc2", bias=s.biased, add_to=x)
-        x, at = b.rms_norm(x, f"{_AT}.post_trunk_norm"), f"{_AT}.merger"
-        x = b.fold(b.layer_norm(x, f"{at}.ln_q", eps=NORM_EPS), s.merge**2)
+            prefix = f"{_PREFIX}.blocks.{i}"
+            tower_attention(b, s, prefix, x, b.rms_norm(x, f"{prefix}.norm1"), bias=s.biased)
+            h = b.rms_norm(x, f"{prefix}.norm2")
+            gate_up = [f"{prefix}.mlp.fc1", f"{prefix}.mlp.fc3"]
+            g = b.linear(h, gate_up, features=s.intermediate, bias=s.biased, then=activation)
+            b.linear(g, f"{prefix}.mlp.fc2", bias=s.biased, add_to=x)
+        x, prefix = b.rms_norm(x, f"{_PREFIX}.post_trunk_norm"), f"{_PREFIX}.merger"
+        x = b.fold(b.layer_norm(x, f"{prefix}.ln_q", eps=NORM_EPS), s.merge**2)
         folded = s.merge**2 * s.width
-        x = b.linear(x, f"{at}.mlp.0", features=folded, bias=True, then="gelu")
-        b.hidden(b.linear(x, f"{at}.mlp.2", features=s.out_width, bias=True))
+        x = b.linear(x, f"{prefix}.mlp.0", features=folded, bias=True, then="gelu")
+        b.hidden(b.linear(x, f"{prefix}.mlp.2", features=s.out_width, bias=True))

@@ -39,11 +39,11 @@ Ernie45 = DecoderRow(
 def _dense_layers(config: Config) -> tuple[int, ...]:
     """Return the layers without experts: outside of a range, or skipped by an interval."""
     layers = read_int(config, "num_hidden_layers", high=4096)
-    first = read_int(config, "moe_layer_start_index", 1, low=0)
-    last = read_int(config, "moe_layer_end_index", -1, low=-1)
-    every = read_int(config, "moe_layer_interval", 1)
-    last = layers - 1 if last < 0 else last
-    return tuple(i for i in range(layers) if not first <= i <= last or (i + 1) % every)
+    first_moe = read_int(config, "moe_layer_start_index", 1, low=0)
+    last_moe = read_int(config, "moe_layer_end_index", -1, low=-1)
+    interval = read_int(config, "moe_layer_interval", 1)
+    last_moe = layers - 1 if last_moe < 0 else last_moe
+    return tuple(i for i in range(layers) if not first_moe <= i <= last_moe or (i + 1) % interval)
 
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -51,23 +51,23 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
-    at = f"model.layers.{layer}.mlp"
-    bias = f"{at}.{BIAS}"
+    prefix = f"model.layers.{layer}.mlp"
+    bias = f"{prefix}.{BIAS}"
     if not s.parts["flat_bias"]:
         bias = rows(bias, 0, s.parts["experts"], index=0)
     add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         renormalize=True,
         bias=bias,
         router=s.parts.get("router", "gate"),
     )
-    shared = s.parts["shared"] * s.parts["expert_width"]
-    if shared:
-        gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
+    shared_width = s.parts["shared"] * s.parts["expert_width"]
+    if shared_width:
+        gated_mlp(b, s, f"{prefix}.shared_experts", h, shared_width, to=x)
 
 
 def _moe_keys(config: Config) -> Config:
@@ -76,7 +76,7 @@ def _moe_keys(config: Config) -> Config:
         refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
     spellings = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
     config = without_nulls(config)
-    older = {key: config[other] for key, other in spellings.items() if other in config}
+    older = {key: config[spelling] for key, spelling in spellings.items() if spelling in config}
     return {**older, **config}
 
 
@@ -99,7 +99,7 @@ Ernie45Moe = replace(
     " experts. Source: transformers modeling_ernie4_5_moe.",
     layers=partial(build_decoder, attention=paired_attention, mlp=_mixture),
     prepare=_moe_keys,
-    more=_moe,
+    read_arguments=_moe,
     stored=StoredNames({r"\.mlp\.gate\.moe_statics\.": ".mlp.moe_statics."}),
 )
 
@@ -107,15 +107,20 @@ Ernie45Moe = replace(
 def _vl_layers(b: Builder, s: ModelSpec) -> None:
     experts = s.parts["experts"]
     for layer in range(s.layers):
-        at = f"model.layers.{layer}.mlp"
+        prefix = f"model.layers.{layer}.mlp"
         b.leave(
-            f"{at}.experts.{expert}.{part}.weight"
+            f"{prefix}.experts.{expert}.{part}.weight"
             for expert in range(experts, 2 * experts)
             for part in GATED_PARTS
         )
-        b.leave((f"{at}.gate.weight_1", *(f"{at}.vision_moe.gate.{n}" for n in ("weight", BIAS))))
         b.leave(
-            f"{at}.vision_moe.experts.{expert}.{part}.weight"
+            (
+                f"{prefix}.gate.weight_1",
+                *(f"{prefix}.vision_moe.gate.{n}" for n in ("weight", BIAS)),
+            )
+        )
+        b.leave(
+            f"{prefix}.vision_moe.experts.{expert}.{part}.weight"
             for expert in range(experts)
             for part in GATED_PARTS
         )
@@ -124,9 +129,9 @@ def _vl_layers(b: Builder, s: ModelSpec) -> None:
 
 def _text_values(config: Config) -> Config:
     """Return the config with the value for text of each list, which is the first one."""
-    usual = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
-    config = {**usual, **without_nulls(config)}
-    keys = (*usual, "moe_layer_start_index", "moe_layer_end_index")
+    defaults = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
+    config = {**defaults, **without_nulls(config)}
+    keys = (*defaults, "moe_layer_start_index", "moe_layer_end_index")
     lists = {key: config[key] for key in keys if isinstance(config.get(key), list)}
     return _moe_keys({**config, **{key: values[0] for key, values in lists.items() if values}})
 
@@ -152,7 +157,7 @@ Ernie45VlMoe = replace(
     " Source: transformers modeling_ernie4_5_vl_moe.",
     layers=_vl_layers,
     prepare=_text_values,
-    more=_vl_moe,
+    read_arguments=_vl_moe,
     stored=StoredNames(
         {
             r"\.mlp\.text_moe\.gate\.moe_statics\.": ".mlp.moe_statics.",

@@ -62,10 +62,10 @@ def _pattern(config: Config) -> Callable[[int], bool]:
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:
             refuse("sliding_window_pattern", pattern, 'a number, or a text of "L" and "G"')
-        last = read_int(config, "num_hidden_layers", high=4096) - 1
-        return lambda i: pattern[i % len(pattern)] == "L" and i < last
-    every = read_int(config, "sliding_window_pattern", 4)
-    return lambda i: (i + 1) % every != 0
+        last_layer = read_int(config, "num_hidden_layers", high=4096) - 1
+        return lambda i: pattern[i % len(pattern)] == "L" and i < last_layer
+    interval = read_int(config, "sliding_window_pattern", 4)
+    return lambda i: (i + 1) % interval != 0
 
 
 def _layers(config: Config) -> SpecParts:
@@ -81,7 +81,7 @@ Exaone4 = DecoderRow(
     positions=2048,
     layers=partial(build_sandwich, attention=partial(attend, qk_norm=True), norms=NORMS),
     defaults={"rms_norm_eps": 1e-5},
-    more=lambda config: {"parts": _layers(config)},
+    read_arguments=lambda config: {"parts": _layers(config)},
 )
 
 
@@ -93,10 +93,10 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 
 def _read_dense(config: Config) -> tuple[int, ...]:
     """Return the layers without experts; older copies of K-EXAONE have the key is_moe_layer."""
-    first = read_int(config, "first_k_dense_replace", 1, low=0)
+    dense_count = read_int(config, "first_k_dense_replace", 1, low=0)
     if config.get("mlp_layer_types") is not None:
         return read_dense_layers(config)
-    routed = read_flags(config, "is_moe_layer", lambda i: i >= first)
+    routed = read_flags(config, "is_moe_layer", lambda i: i >= dense_count)
     return tuple(i for i, flag in enumerate(routed) if not flag)
 
 
@@ -107,17 +107,17 @@ def _head(config: Config, spec: ModelSpec) -> SpecParts:
     Source: ExaoneMoeAttention and ExaoneMoeDecoderLayer in vLLM.
     """
     limits = spec.parts["limits"]
-    found: SpecParts = {"dense_layers": (0,), "limits": limits[:1]}
+    parts: SpecParts = {"dense_layers": (0,), "limits": limits[:1]}
     windows = spec.parts.get("windows", ())
     if windows:
         kinds, sizes = config.get("mtp_layer_types"), config.get("mtp_sliding_windows")
-        own = windows[0]
+        window = windows[0]
         if isinstance(kinds, list) and kinds:
-            own = (own or max(windows)) if kinds[0] == "sliding_attention" else 0
-        if own and isinstance(sizes, list) and sizes:
-            own = read_int({"mtp_sliding_windows": sizes[0]}, "mtp_sliding_windows")
-        found |= {"windows": (own,), "no_rope": ()}
-    return found
+            window = (window or max(windows)) if kinds[0] == "sliding_attention" else 0
+        if window and isinstance(sizes, list) and sizes:
+            window = read_int({"mtp_sliding_windows": sizes[0]}, "mtp_sliding_windows")
+        parts |= {"windows": (window,), "no_rope": ()}
+    return parts
 
 
 def _exaone_moe(config: Config) -> dict[str, Any]:
@@ -147,7 +147,7 @@ ExaoneMoe = replace(
     about="K-EXAONE 236B-A23B and 2.0: EXAONE 4 with norms before each part, and experts."
     " Source: transformers modeling_exaone_moe, and vLLM exaone_moe.",
     layers=partial(build_decoder, attention=qk_norm_attention, mlp=_mlp),
-    more=_exaone_moe,
+    read_arguments=_exaone_moe,
     finish=_with_head,
     stored=StoredNames({r"\.mlp\.e_score_": ".mlp.gate.e_score_"}),
 )

@@ -24,27 +24,27 @@ def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> SpecPa
     """
     count = count if config.get("num_local_experts") is None else "num_local_experts"
     experts = read_int(config, count, high=4096)
-    chosen = read_int(config, "num_experts_per_tok")
-    if chosen > experts:
-        refuse("num_experts_per_tok", chosen, f"at most {count}, {experts}")
+    top_k = read_int(config, "num_experts_per_tok")
+    if top_k > experts:
+        refuse("num_experts_per_tok", top_k, f"at most {count}, {experts}")
     return {
         "experts": experts,
-        "chosen": chosen,
+        "chosen": top_k,
         "expert_width": read_int(config, width, high=1 << 24),
     }
 
 
 def read_dense_layers(
-    config: Mapping[str, Any], *, first: int = 0, every: int = 1
+    config: Mapping[str, Any], *, first: int = 0, interval: int = 1
 ) -> tuple[int, ...]:
     """Return the layers without experts, by mlp_layer_types.
 
-    first, every: without that key, the `first` layers are without experts, and every layer that is
-      no multiple of `every`.
+    first, interval: without that key, the `first` layers are without experts, and every layer
+      that is no multiple of `interval`.
     """
-    known = ("dense", "sparse")
+    mlp_types = ("dense", "sparse")
     kinds = read_kinds(
-        config, "mlp_layer_types", known, lambda i: known[i >= first and i % every == 0]
+        config, "mlp_layer_types", mlp_types, lambda i: mlp_types[i >= first and i % interval == 0]
     )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
@@ -57,10 +57,10 @@ def read_first_dense(config: Mapping[str, Any], default: int) -> tuple[int, ...]
 
 def read_limits(config: Mapping[str, Any], key: str, layers: int) -> tuple[float, ...]:
     """Return the limit of the gates and ups of each layer; 0, null or no list: there is none."""
-    found = config.get(key) or [0.0] * layers
-    if not isinstance(found, list) or len(found) < layers:
-        refuse(key, found, f"{layers} numbers")
-    return tuple(read_float({key: n}, key) if n else 0.0 for n in found[:layers])
+    limits = config.get(key) or [0.0] * layers
+    if not isinstance(limits, list) or len(limits) < layers:
+        refuse(key, limits, f"{layers} numbers")
+    return tuple(read_float({key: n}, key) if n else 0.0 for n in limits[:layers])
 
 
 def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
@@ -70,8 +70,8 @@ def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: in
     best: the score of a group is the sum of this many of its highest scores.
     """
     count = read_int(config, "n_group", default[0])
-    kept = read_int(config, "topk_group", default[1])
-    return Groups(count, kept, best) if kept != count else None
+    kept_groups = read_int(config, "topk_group", default[1])
+    return Groups(count, kept_groups, best) if kept_groups != count else None
 
 
 def read_sparse_step(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -80,16 +80,16 @@ def read_sparse_step(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     A layer is skipped if its number, counted from 1, is not a multiple of decoder_sparse_step.
     """
     step = read_int(config, "decoder_sparse_step", 1)
-    listed = config.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(type(i) is int for i in listed):
-        refuse("mlp_only_layers", listed, "a list of layer numbers")
-    return tuple(i for i in range(layers) if i in listed or (i + 1) % step)
+    dense_layers = config.get("mlp_only_layers") or []
+    if not isinstance(dense_layers, list) or not all(type(i) is int for i in dense_layers):
+        refuse("mlp_only_layers", dense_layers, "a list of layer numbers")
+    return tuple(i for i in range(layers) if i in dense_layers or (i + 1) % step)
 
 
 def add_mixture(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     h: ValueId,
     x: ValueId | None,
     *,
@@ -109,7 +109,7 @@ def add_mixture(
 ) -> ValueId:
     """Return x plus the mixture of experts of h; if x is None, only the mixture.
 
-    at: the name of the module with the experts.
+    prefix: the name of the module with the experts.
     parts: the suffixes of the gate, up and down matrices.
     router, score, scale, bias, groups: the name of the router and its settings (`Builder.mixture`).
     then: the activation, if it is not the gated activation of the config.
@@ -124,8 +124,8 @@ def add_mixture(
     limit = s.parts.get("expert_limit", s.parts.get("gate_limit", 0.0))
     return b.mixture(
         h,
-        f"{at}.{router}",
-        [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
+        f"{prefix}.{router}",
+        [[f"{prefix}.experts.{e}.{part}" for part in parts] for e in experts],
         features=s.parts["expert_width"],
         chosen=s.parts["chosen"],
         to=x,
@@ -147,7 +147,7 @@ def add_mixture(
 def add_shared_mixture(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     h: ValueId,
     x: ValueId | None,
     *,
@@ -168,21 +168,23 @@ def add_shared_mixture(
     out = add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         parts=parts,
         renormalize=s.parts["renormalize"],
         score=score,
         scale=s.parts["expert_scale"],
-        bias=f"{at}.{bias}" if bias is not None and score == "sigmoid" else None,
+        bias=f"{prefix}.{bias}" if bias is not None and score == "sigmoid" else None,
         groups=s.parts["groups"],
         silu_limit=silu_limits[0],
     )
-    shared = s.parts["shared"] * s.parts["expert_width"]
-    if not shared:
+    shared_width = s.parts["shared"] * s.parts["expert_width"]
+    if not shared_width:
         return out
-    return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out, silu_limit=silu_limits[1])
+    return gated_mlp(
+        b, s, f"{prefix}.shared_experts", h, shared_width, to=out, silu_limit=silu_limits[1]
+    )
 
 
 def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -230,8 +232,8 @@ def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId
     add_shared_expert(b, s, f"model.layers.{layer}.mlp", h, x)
 
 
-def add_shared_expert(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+def add_shared_expert(b: Builder, s: ModelSpec, prefix: str, h: ValueId, x: ValueId) -> None:
     """Add to x the expert of h that all tokens share, times the sigmoid of a gate."""
-    out = gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"])
-    b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
+    out = gated_mlp(b, s, f"{prefix}.shared_expert", h, s.parts["shared_width"])
+    b.gate(b.linear(h, f"{prefix}.shared_expert_gate", features=1), to=out)
     b.add(out, to=x)

@@ -59,16 +59,16 @@ class FalconH1:
         factors = s.parts["factors"]
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{at}.input_layernorm")
-            mixed = _mamba(b, s, f"{at}.mamba", h)
+            prefix = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{prefix}.input_layernorm")
+            mixed = _mamba(b, s, f"{prefix}.mamba", h)
             bias = s.parts["mamba_bias"]
-            _add(b, s, mixed, f"{at}.mamba.out_proj", bias, factors.mamba, x)
+            _add(b, s, mixed, f"{prefix}.mamba.out_proj", bias, factors.mamba, x)
             a = attend(b, s, i, h)
-            _add(b, s, a, f"{at}.self_attn.o_proj", s.out_bias, factors.attention, x, "output")
-            h = b.rms_norm(x, f"{at}.pre_ff_layernorm")
-            g = _gated(b, s, f"{at}.feed_forward", h)
-            _add(b, s, g, f"{at}.feed_forward.down_proj", s.mlp_bias, factors.mlp, x, "down")
+            _add(b, s, a, f"{prefix}.self_attn.o_proj", s.out_bias, factors.attention, x, "output")
+            h = b.rms_norm(x, f"{prefix}.pre_ff_layernorm")
+            g = _gated(b, s, f"{prefix}.feed_forward", h)
+            _add(b, s, g, f"{prefix}.feed_forward.down_proj", s.mlp_bias, factors.mlp, x, "down")
         finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
 
 
@@ -77,16 +77,16 @@ def _read_factors(config: Mapping[str, Any], attention_in: float, proj_bias: boo
 
     attention_in: the factor of the values of attention, and therefore of its result.
     """
-    gate, down = _read_list(config, "mlp_multipliers", 2)
+    gate_factor, down_factor = _read_list(config, "mlp_multipliers", 2)
     into = read_float(config, "ssm_in_multiplier", 1.0)
     if proj_bias and into != 1.0:
         refuse("ssm_in_multiplier", into, "1 if mamba_proj_bias is true")
     return LayerFactors(
         inputs=tuple(into * factor for factor in _read_list(config, "ssm_multipliers", 5)),
-        gate=gate,
+        gate=gate_factor,
         attention=attention_in * read_float(config, "attention_out_multiplier", 1.0),
         mamba=read_float(config, "ssm_out_multiplier", 1.0),
-        mlp=down,
+        mlp=down_factor,
     )
 
 
@@ -99,32 +99,32 @@ def _read_list(config: Mapping[str, Any], key: str, count: int) -> list[float]:
     return [read_float({key: value}, key) for value in values]
 
 
-def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+def _mamba(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
     """Return the gated result of Mamba2 of h, before its output matrix."""
     m = s.parts["mamba2"]
     widths = (m.width, m.width, m.groups * m.state, m.groups * m.state, m.heads)
     inputs = s.parts["factors"].inputs
-    out, z = scan_mamba2(b, m, at, h, list(zip(widths, inputs, strict=True)))
+    out, z = scan_mamba2(b, m, prefix, h, list(zip(widths, inputs, strict=True)))
     norm = s.parts["mamba_norm"]
     if norm and not s.parts["norm_first"]:
-        return b.gated_norm(out, z, f"{at}.norm", groups=m.groups, eps=m.eps)
+        return b.gated_norm(out, z, f"{prefix}.norm", groups=m.groups, eps=m.eps)
     if norm:
-        each = m.width // m.groups
+        group_width = m.width // m.groups
         for i in range(m.groups):
-            part = rows(f"{at}.norm", i * each, each)
-            b.part_norm(out, part, width=each, column=i * each, eps=m.eps)
+            part = rows(f"{prefix}.norm", i * group_width, group_width)
+            b.part_norm(out, part, width=group_width, column=i * group_width, eps=m.eps)
     return b.activation(b.columns(z, m.width, more=out), "silu_mul")
 
 
-def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+def _gated(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
     """Return act(factor * gate(h)) * up(h) of the MLP."""
     factor = s.parts["factors"].gate
-    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], s.gated_activation
+    gate_up, activation = [f"{prefix}.gate_proj", f"{prefix}.up_proj"], s.gated_activation
     if factor == 1.0:
-        return b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
-    g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias)
+        return b.linear(h, gate_up, features=s.intermediate, bias=s.mlp_bias, then=activation)
+    g = b.linear(h, gate_up, features=s.intermediate, bias=s.mlp_bias)
     b.multiply_by(g, [(s.intermediate, factor), (s.intermediate, 1.0)])
-    return b.activation(g, then)
+    return b.activation(g, activation)
 
 
 def _add(

@@ -156,7 +156,7 @@ class ToolTables:
 def joined(first: Tables, second: Tables) -> Tables:
     """Return the tables with the rows of both; where both have a row, that of `first` counts."""
     pairs = ((getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
-    return type(first)(*({**rows, **further, **rows} for rows, further in pairs))
+    return type(first)(*({**rows, **rows_after, **rows} for rows, rows_after in pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ Gemma = DecoderRow(
     positions=8192,
     layers=partial(build_decoder, norm=offset_norm),
     prepare=_gemma_keys,
-    usual={"tie_word_embeddings": True},
+    null_defaults={"tie_word_embeddings": True},
     bias=ATTENTION_BIAS,
     finish=_scaled_embeddings,
 )
@@ -132,9 +132,9 @@ Gemma2 = DecoderRow(
     layers=partial(_build, qk_norm=False),
     leave=DECODER_HEAD,
     prepare=lambda config: _keys(config, config.get("hidden_activation")),
-    usual={"tie_word_embeddings": True},
+    null_defaults={"tie_word_embeddings": True},
     bias=ATTENTION_BIAS,
-    more=_gemma2,
+    read_arguments=_gemma2,
     finish=_scaled,
 )
 
@@ -147,14 +147,14 @@ VaultGemma = replace(
 
 
 def _gemma3_ropes(config: Config) -> Config:
-    plain, local_rope = split_ropes(
+    full_rope_config, local_rope = split_ropes(
         config,
         read_int(config, "head_dim", 256),
         131072,
         theta=1e6,
         local_theta=config.get("rope_local_base_freq", 1e4),
     )
-    return {**Gemma2.prepare(plain), "local_rope": local_rope}
+    return {**Gemma2.prepare(full_rope_config), "local_rope": local_rope}
 
 
 def _gemma3(config: Config) -> dict[str, Any]:
@@ -170,7 +170,7 @@ Gemma3 = replace(
     layers=partial(_build, qk_norm=True),
     leave=(),
     prepare=_gemma3_ropes,
-    more=_gemma3,
+    read_arguments=_gemma3,
 )
 
 

@@ -56,7 +56,7 @@ class Gemma3n:
         window = read_int(config, "sliding_window", 512, low=0)
         windows = read_windows(config, window, default=lambda i: (i + 1) % PATTERN > 0)
         local_theta = config.get("rope_local_base_freq", 1e4)
-        full, local_rope = split_ropes(
+        full_config, local_rope = split_ropes(
             config, config["head_dim"], POSITIONS, theta=1e6, local_theta=local_theta
         )
         _, kv_heads, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
@@ -79,17 +79,17 @@ class Gemma3n:
             "corrected": read_bool(config, "altup_correct_scale", True),
             "stacked": read_bool(config, "altup_stacked", False),
         }
-        return read_shared_decoder(full, parts, POSITIONS)
+        return read_shared_decoder(full_config, parts, POSITIONS)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        first = b.embed("model.embed_tokens", scale=s.embed_scale)
-        inputs = layer_inputs(b, s, first)
+        embeddings = b.embed("model.embed_tokens", scale=s.embed_scale)
+        inputs = layer_inputs(b, s, embeddings)
         names = _between(s, "altup_projections")
-        others = b.linear(first, names, features=s.width)
-        b.match_rms(others, like=first, floor=FLOOR)
-        x = b.columns(first, s.width, more=others)
+        projected_streams = b.linear(embeddings, names, features=s.width)
+        b.match_rms(projected_streams, like=embeddings, floor=FLOOR)
+        x = b.columns(embeddings, s.width, more=projected_streams)
         for i in range(s.layers):
             _layer(b, s, i, inputs, x)
         finish_decoder(b, s, _mean(b, s, x), softcap=s.parts["logit_softcap"])
@@ -127,74 +127,74 @@ def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, .
 
 def _between(s: ModelSpec, name: str) -> list[str]:
     """Return the weights, by name, that convert between the first stream and the others."""
-    others = range(s.parts["streams"] - 1)
+    other_streams = range(s.parts["streams"] - 1)
     if s.parts["stacked"]:
-        return [rows(f"model.{name}", 0, s.width, index=i) for i in others]
-    return [f"model.{name}.{i}" for i in others]
+        return [rows(f"model.{name}", 0, s.width, index=i) for i in other_streams]
+    return [f"model.{name}.{i}" for i in other_streams]
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
     """Append a layer: it computes the active stream, and corrects all streams by the result."""
-    at, parts = f"model.layers.{layer}", s.parts["streams"]
+    prefix, parts = f"model.layers.{layer}", s.parts["streams"]
     active = s.parts["active_stream"]
     column = active * s.width
-    gates = _gates(b, s, at, b.columns(x, s.width, column=column))
-    b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
+    gates = _gates(b, s, prefix, b.columns(x, s.width, column=column))
+    b.mix_parts(x, gates, f"{prefix}.altup.prediction_coefs", parts=parts)
     # The predicted active stream becomes the target, from which all streams are corrected.
     # The target is sqrt(2) times the value in the source; the correction scales it by 1 / sqrt(2).
     target = b.columns(x, s.width, column=column)
-    h = b.rms_norm(target, f"{at}.input_layernorm")
-    low = b.linear(h, f"{at}.laurel.linear_left", features=s.parts["laurel_rank"])
-    laurel = b.linear(low, f"{at}.laurel.linear_right", features=s.width)
-    b.add(b.rms_norm(laurel, f"{at}.laurel.post_laurel_norm"), to=target)
+    h = b.rms_norm(target, f"{prefix}.input_layernorm")
+    low = b.linear(h, f"{prefix}.laurel.linear_left", features=s.parts["laurel_rank"])
+    laurel = b.linear(low, f"{prefix}.laurel.linear_right", features=s.width)
+    b.add(b.rms_norm(laurel, f"{prefix}.laurel.post_laurel_norm"), to=target)
     shared_attention(b, s, layer, h, target)
     b.add(h, to=target)
     # RMS norms of sqrt(2) times the values have the same result if epsilon is doubled.
-    f = b.rms_norm(target, f"{at}.pre_feedforward_layernorm", eps=2 * s.norm_eps)
+    f = b.rms_norm(target, f"{prefix}.pre_feedforward_layernorm", eps=2 * s.norm_eps)
     out = _mlp(b, s, layer, f)
-    b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm", scale=ROOT2), to=target)
-    gates = _gates(b, s, at, target, eps=2 * s.norm_eps)
-    name = f"{at}.altup.correction_coefs"
+    b.add(b.rms_norm(out, f"{prefix}.post_feedforward_layernorm", scale=ROOT2), to=target)
+    gates = _gates(b, s, prefix, target, eps=2 * s.norm_eps)
+    name = f"{prefix}.altup.correction_coefs"
     b.mix_parts(x, gates, name, parts=parts, target=target, active=active, scale=1 / ROOT2)
-    corrected, scale = b.columns(x, s.width, column=column), f"{at}.altup.correct_output_scale"
+    corrected, scale = b.columns(x, s.width, column=column), f"{prefix}.altup.correct_output_scale"
     if s.parts["corrected"]:
         b.scale(corrected, scale, by_column=True)
     else:
         b.leave([scale])
-    more = gated_input(b, s, layer, inputs, corrected)
+    layer_input = gated_input(b, s, layer, inputs, corrected)
     for part in range(1, parts):
-        b.add(more, to=x, column=part * s.width)
+        b.add(layer_input, to=x, column=part * s.width)
 
 
-def _gates(b: Builder, s: ModelSpec, at: str, x: ValueId, eps: float | None = None) -> ValueId:
+def _gates(b: Builder, s: ModelSpec, prefix: str, x: ValueId, eps: float | None = None) -> ValueId:
     """Return the logits that determine the coefficients of the streams: [T, streams]."""
-    routed = b.rms_norm(x, f"{at}.altup.router_norm", eps=eps, scale=1 / s.width)
+    routed = b.rms_norm(x, f"{prefix}.altup.router_norm", eps=eps, scale=1 / s.width)
     streams = s.parts["streams"]
-    return b.linear(routed, f"{at}.altup.modality_router", features=streams)
+    return b.linear(routed, f"{prefix}.altup.modality_router", features=streams)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's MLP of h; gates below the cutoff of the layer, if any, become 0."""
-    at, width = f"model.layers.{layer}.mlp", s.parts["mlp_widths"][layer]
+    prefix, width = f"model.layers.{layer}.mlp", s.parts["mlp_widths"][layer]
     deviations = s.parts["deviations"][layer]
     if deviations is None:
-        return gated_mlp(b, s, at, h, width)
-    both = b.linear(h, [f"{at}.gate_proj", f"{at}.up_proj"], features=width)
-    b.keep_top(both, width=width, deviations=deviations)
-    g = b.activation(both, s.gated_activation)
-    return b.linear(g, f"{at}.down_proj", features=s.width, use="down")
+        return gated_mlp(b, s, prefix, h, width)
+    gate_up = b.linear(h, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], features=width)
+    b.keep_top(gate_up, width=width, deviations=deviations)
+    g = b.activation(gate_up, s.gated_activation)
+    return b.linear(g, f"{prefix}.down_proj", features=s.width, use="down")
 
 
 def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     """Return the last norm of the mean of all streams of x."""
     total, streams = b.columns(x, s.width), s.parts["streams"]
-    others = [
+    unprojected = [
         b.linear(b.columns(x, s.width, column=i * s.width), name, features=s.width)
         for i, name in enumerate(_between(s, "altup_unembed_projections"), 1)
     ]
-    for other in others:
-        b.match_rms(other, like=total, floor=FLOOR)
-    for other in others:
-        b.add(other, to=total)
+    for stream in unprojected:
+        b.match_rms(stream, like=total, floor=FLOOR)
+    for stream in unprojected:
+        b.add(stream, to=total)
     # The norm of a sum of streams equals the norm of their mean with epsilon * streams^2.
     return b.rms_norm(total, "model.norm", eps=streams**2 * s.norm_eps)

@@ -76,10 +76,12 @@ def runs_through_transformers(config: Mapping[str, Any]) -> bool:
 def _states() -> str:
     """Return the end of an error: why transformers cannot run the model, and others that run."""
     families = FAMILIES.texts.values()
-    *names, last = sorted({f.label for f in families if f.example_of == "states"}, key=str.lower)
+    *names, last_label = sorted(
+        {f.label for f in families if f.example_of == "states"}, key=str.lower
+    )
     return (
         "its layers keep more than keys and values, so it cannot run through transformers "
-        f"either. Of such models, {', '.join(names)} and {last} run"
+        f"either. Of such models, {', '.join(names)} and {last_label} run"
     )
 
 
@@ -94,10 +96,10 @@ def _ways_out(config: Mapping[str, Any]) -> str:
         )
     if same_head := _same_head(architecture_of(config)):
         return f"models with its head run: {', '.join(same_head)}"
-    found = find_spec("transformers")
+    package = find_spec("transformers")
     slowly = (
         f"install {TORCH}, with which it may run through transformers, slowly"
-        if found is None
+        if package is None
         else "a newer transformers may run it, slowly: the installed one does not have it as a "
         "causal language model"
     )
@@ -110,12 +112,12 @@ USUAL = ", ".join(f"{name}ForConditionalGeneration" for name in ("Gemma3", "Llav
 def _near_whole(architecture: str) -> str:
     """Return the end of an error: models of images and text almost like this, and who lists all."""
     ending = "ForConditionalGeneration"
-    known: dict[str, str] = {}
+    classes: dict[str, str] = {}
     for name in sorted(FAMILIES.wholes):  # LightOnOCR is there in two ways of writing
         key = name.removesuffix(ending).lower()
-        known[name if key in known else key] = name
-    wanted = architecture.removesuffix(ending).lower()
-    return nearest_and_all(wanted, known, "cpuserve models --supported")
+        classes[name if key in classes else key] = name
+    stem = architecture.removesuffix(ending).lower()
+    return nearest_and_all(stem, classes, "cpuserve models --supported")
 
 
 def _same_head(architecture: str) -> list[str]:
@@ -134,9 +136,11 @@ def transformers_knows(config: Mapping[str, Any]) -> bool:
     """
     classes = _decoders(_table_file())
     kind = str(config.get("model_type") or "")
-    known = classes.get(kind) or classes.get(kind.replace("-", "_"))
+    class_name = classes.get(kind) or classes.get(kind.replace("-", "_"))
     names = read_architectures(config)
-    return known is not None and (not names or names[0] == known or names[0].endswith(_DECODERS))
+    return class_name is not None and (
+        not names or names[0] == class_name or names[0].endswith(_DECODERS)
+    )
 
 
 _DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -144,8 +148,8 @@ _DECODERS = ("ForCausalLM", "LMHeadModel")
 
 def _table_file() -> Path | None:
     """Return the file of transformers with the table of causal language models."""
-    found = find_spec("transformers")
-    places = found.submodule_search_locations if found else None
+    package = find_spec("transformers")
+    places = package.submodule_search_locations if package else None
     return Path(places[0]) / "models" / "auto" / "modeling_auto.py" if places else None
 
 
@@ -157,9 +161,13 @@ def _decoders(file: Path | None) -> Mapping[str, str]:
     except (OSError, SyntaxError, ValueError):
         return {}
     for node in tree.body:
-        names = [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
+        names = [
+            target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)
+        ]
         if isinstance(node, ast.Assign) and names == ["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]:
-            pairs = [each.elts for each in ast.walk(node.value) if isinstance(each, ast.Tuple)]
+            pairs = [
+                target.elts for target in ast.walk(node.value) if isinstance(target, ast.Tuple)
+            ]
             texts = [[e.value for e in pair if isinstance(e, ast.Constant)] for pair in pairs]
             return {str(pair[0]): str(pair[1]) for pair in texts if len(pair) == 2}
     return {}
@@ -192,9 +200,9 @@ def generic_spec(config: Mapping[str, Any]) -> ModelSpec:
     """
     text = config.get("text_config")
     numbers = dict(text if isinstance(text, Mapping) else config)
-    for key, others in ALIASES.items():
-        found = [numbers[k] for k in (key, *others) if numbers.get(k) is not None]
-        numbers[key] = found[0] if found else None
+    for key, aliases in ALIASES.items():
+        values = [numbers[k] for k in (key, *aliases) if numbers.get(k) is not None]
+        numbers[key] = values[0] if values else None
     vocab = read_int(numbers, "vocab_size")
     width = read_int(numbers, "hidden_size", high=1 << 20)
     q_heads, kv_heads, head_dim = read_heads(numbers, width)
@@ -271,13 +279,13 @@ def head_kind(config: Mapping[str, Any]) -> str | None:
     """
     names = read_architectures(config)
     if FAMILIES.assistants.keys() & set(names):
-        what, method, value = "an assistant", MTP, "ASSISTANT"
+        head, method, value = "an assistant", MTP, "ASSISTANT"
     elif any("eagle3" in name.lower() for name in names):
-        what, method, value = "an EAGLE-3 head", EAGLE3, "HEAD"
+        head, method, value = "an EAGLE-3 head", EAGLE3, "HEAD"
     else:
         return None
-    asked = f"""--speculative-config '{{"method": "{method}", "model": {value}}}'"""
-    return f"is {what}, which guesses tokens for another model: give that model, and {asked}"
+    option = f"""--speculative-config '{{"method": "{method}", "model": {value}}}'"""
+    return f"is {head}, which guesses tokens for another model: give that model, and {option}"
 
 
 def other_kind(config: Mapping[str, Any], architecture: str) -> str | None:
@@ -319,14 +327,16 @@ def parts_beside_text(config: Mapping[str, Any], *, pictures: bool = False) -> s
     """
     config = read_object(config, THINKER) or config
     parts = [part for part in _PARTS if not (pictures and part == "vision_config")]
-    found = [part.removesuffix("_config") for part in parts if config.get(part)]
-    return " and ".join(found) if found else None
+    names = [part.removesuffix("_config") for part in parts if config.get(part)]
+    return " and ".join(names) if names else None
 
 
-def unserved_notes(name: str, parts: str | None, why: str = "", tower: object = None) -> list[str]:
+def unserved_notes(
+    name: str, parts: str | None, cause: str = "", tower: object = None
+) -> list[str]:
     """Return a line for the start about the parts that `parts_beside_text` found in a model.
 
-    why: why they are not read.
+    cause: the reason why the parts are not read.
     tower: its tower for pictures; None = it reads texts only.
     """
     if parts is None:
@@ -336,7 +346,7 @@ def unserved_notes(name: str, parts: str | None, why: str = "", tower: object = 
             f"{name} reads texts and pictures: its part for {parts} is not read, and requests with "
             "sound are refused"
         ]
-    reason = f" ({why})" if why else ""
+    reason = f" ({cause})" if cause else ""
     return [
         f"{name} is served as a text model: its part for {parts} is not read{reason}, and requests "
         "with pictures or sound are refused"

@@ -41,10 +41,10 @@ def _split_pairs(spec: ModelSpec, config: Config) -> ModelSpec:
     M-RoPE apart.
     """
     ropes = (read_object(config, key) for key in ("rope_parameters", "rope_scaling"))
-    split = config.get("split_pairs")
-    if split is None and spec.rope and any("mrope_section" in rope for rope in ropes):
-        split = spec.rope.rotary
-    return replace(spec, parts={"split_pairs": split}) if split else spec
+    is_split = config.get("split_pairs")
+    if is_split is None and spec.rope and any("mrope_section" in rope for rope in ropes):
+        is_split = spec.rope.rotary
+    return replace(spec, parts={"split_pairs": is_split}) if is_split else spec
 
 
 Glm = DecoderRow(
@@ -53,7 +53,7 @@ Glm = DecoderRow(
     layers=partial(build_decoder, attention=paired_attention, mlp=fused_mlp),
     prepare=with_head_dim(128),
     defaults={"rms_norm_eps": 1.5625e-7},
-    usual={"partial_rotary_factor": 0.5},
+    null_defaults={"partial_rotary_factor": 0.5},
     bias=("attention_bias", True),
     out_bias=False,
     finish=_split_pairs,
@@ -95,17 +95,17 @@ Glm4Moe = DecoderRow(
     positions=131072,
     layers=_glm4_moe_layers,
     defaults={"rms_norm_eps": 1e-5},
-    usual={"partial_rotary_factor": 0.5},
+    null_defaults={"partial_rotary_factor": 0.5},
     bias=ATTENTION_BIAS,
     out_bias=False,
-    more=_glm4_moe,
+    read_arguments=_glm4_moe,
 )
 
 
 def _solar_open(config: Config) -> Config:
     """Return the config with the values of keys that transformers does not read."""
-    fixed = {"first_k_dense_replace": 0, "use_qk_norm": False, "intermediate_size": 1}
-    return {**config, **fixed}  # every layer has experts
+    overrides = {"first_k_dense_replace": 0, "use_qk_norm": False, "intermediate_size": 1}
+    return {**config, **overrides}  # every layer has experts
 
 
 SolarOpen = replace(
@@ -120,5 +120,5 @@ SolarOpen = replace(
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1280,
     },
-    usual={"partial_rotary_factor": 1.0},
+    null_defaults={"partial_rotary_factor": 1.0},
 )

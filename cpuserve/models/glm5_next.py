@@ -114,46 +114,47 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any], kinds: Sequence[st
         refuse("index_kpool_always_select_tail", False, want)
     spec = read_indexer(spec, config, heads=32, pool=pool)
     types = read_index_types(config)
-    shared = [
+    sharing_layers = [
         i for i, kind in enumerate(kinds) if kind != "linear_attention" and types[i] != "full"
     ]
-    if "indexer" in spec.parts and shared:
-        want = f"full in layer {shared[0]}, since layers cannot share the keys that they select"
-        refuse("indexer_types", types[shared[0]], want)
+    if "indexer" in spec.parts and sharing_layers:
+        first = sharing_layers[0]
+        want = f"full in layer {first}, since layers cannot share the keys that they select"
+        refuse("indexer_types", types[first], want)
     return spec
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Append a layer, which changes all residual streams of x in place."""
-    at = f"model.layers.{layer}"
-    h, weights = enter_streams(b, s, f"{at}.hc_attn", x)
-    y = _mix(b, s, layer, b.rms_norm(h, f"{at}.input_layernorm"))
+    prefix = f"model.layers.{layer}"
+    h, weights = enter_streams(b, s, f"{prefix}.hc_attn", x)
+    y = _mix(b, s, layer, b.rms_norm(h, f"{prefix}.input_layernorm"))
     b.spread_streams(y, weights, to=x, mixed=True)
-    h, weights = enter_streams(b, s, f"{at}.hc_ffn", x)
-    y = _mlp(b, s, layer, b.rms_norm(h, f"{at}.post_attention_layernorm"))
+    h, weights = enter_streams(b, s, f"{prefix}.hc_ffn", x)
+    y = _mlp(b, s, layer, b.rms_norm(h, f"{prefix}.post_attention_layernorm"))
     b.spread_streams(y, weights, to=x, mixed=True)
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the latent attention or the delta net of h, whichever the layer has."""
-    at, attends = f"model.layers.{layer}.self_attn", s.parts["attends"]
+    prefix, attends = f"model.layers.{layer}.self_attn", s.parts["attends"]
     if not attends[layer]:
         heads = s.parts["row_delta"]["heads"]
         bound = s.parts["bound"]
-        out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
-        return b.linear(out, f"{at}.o_proj", features=s.width, use="output")
+        out = row_delta(b, s, prefix, h, rates=(heads,), bound=bound)
+        return b.linear(out, f"{prefix}.o_proj", features=s.width, use="output")
     indexer = s.parts.get("indexer")
     if indexer is None:
-        leave_indexer(b, at, (*LATENT_INDEXER, *POOLS))
+        leave_indexer(b, prefix, (*LATENT_INDEXER, *POOLS))
     elif indexer["pool"] == 1:  # the weight of the only token of a pool is 1 with any gate
-        leave_indexer(b, at, POOLS)
+        leave_indexer(b, prefix, POOLS)
     out = latent_output(b, s, layer, h)
-    return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
+    return b.linear(out, f"{prefix}.o_proj", features=s.width, bias=s.out_bias, use="output")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's experts of h, or its plain MLP if the layer has no experts."""
-    at = f"model.layers.{layer}.mlp"
+    prefix = f"model.layers.{layer}.mlp"
     if layer in s.parts["dense_layers"]:
-        return gated_mlp(b, s, at, h, s.intermediate)
-    return add_shared_mixture(b, s, at, h, None, score="sigmoid")
+        return gated_mlp(b, s, prefix, h, s.intermediate)
+    return add_shared_mixture(b, s, prefix, h, None, score="sigmoid")

@@ -110,8 +110,8 @@ def _hyperclova_layers(b: Builder, s: ModelSpec) -> None:
     eps = s.parts["post_eps"]
 
     def norm(b: Builder, x: ValueId, name: str) -> ValueId:
-        after = name.endswith(("post_norm1", "post_norm2"))
-        return b.rms_norm(x, name, eps=eps if after else None)
+        is_post_norm = name.endswith(("post_norm1", "post_norm2"))
+        return b.rms_norm(x, name, eps=eps if is_post_norm else None)
 
     norms = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
     build_sandwich(b, s, attention=attend, norms=norms, norm=norm)
@@ -139,7 +139,7 @@ HyperClovaX = replace(
     about="HyperCLOVA X SEED Think 14B: Granite with norms after each part too."
     " Source: transformers modeling_hyperclovax.",
     layers=_hyperclova_layers,
-    more=_hyperclova,
+    read_arguments=_hyperclova,
     finish=_hyperclova_scales,
 )
 
@@ -176,8 +176,10 @@ MiniCpm = replace(
 def _granite_moe(config: Config) -> dict[str, Any]:
     """Return the settings of experts; intermediate_size is the width of one."""
     parts = read_experts(config, count="num_local_experts", width="intermediate_size")
-    shared = config.get("shared_intermediate_size")
-    parts["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
+    shared_width = config.get("shared_intermediate_size")
+    parts["shared_width"] = (
+        read_int(config, "shared_intermediate_size", low=0) if shared_width else 0
+    )
     return {"parts": {**parts, **_split(config)}}
 
 
@@ -199,9 +201,9 @@ def _mlp(
 
     separate: each matrix of a chosen expert is a tensor of its own.
     """
-    at, then = f"model.layers.{layer}", s.gated_activation
-    split = s.parts["split"]  # as `separate`, for the shared expert too
-    moe, shared = f"{at}.block_sparse_moe", s.parts["shared_width"]
+    prefix, activation = f"model.layers.{layer}", s.gated_activation
+    is_split = s.parts["split"]  # as `separate`, for the shared expert too
+    moe, shared_width = f"{prefix}.block_sparse_moe", s.parts["shared_width"]
     experts = s.parts["experts"]
     if experts:
         width = s.parts["expert_width"]
@@ -210,7 +212,7 @@ def _mlp(
             f"{moe}.{router}",
             [
                 [f"{moe}.experts.{e}.{part}_proj" for part in ("gate", "up", "down")]
-                if split or separate
+                if is_split or separate
                 else [
                     rows(f"{moe}.input_linear", 0, width, index=e),
                     rows(f"{moe}.input_linear", width, width, index=e),
@@ -221,15 +223,18 @@ def _mlp(
             features=width,
             chosen=s.parts["chosen"],
             to=x,
-            then=then,
+            then=activation,
             score="chosen_softmax",
         )
-    if shared:
-        both = [rows(f"{at}.shared_mlp.input_linear", i * shared, shared) for i in range(2)]
-        if split:
-            both = [f"{at}.shared_mlp.{part}_proj" for part in ("gate", "up")]
-        g = b.linear(h, both, features=shared, then=then)
-        b.linear(g, f"{at}.shared_mlp.output_linear", add_to=x, use="down")
+    if shared_width:
+        shared_gate_up = [
+            rows(f"{prefix}.shared_mlp.input_linear", i * shared_width, shared_width)
+            for i in range(2)
+        ]
+        if is_split:
+            shared_gate_up = [f"{prefix}.shared_mlp.{part}_proj" for part in ("gate", "up")]
+        g = b.linear(h, shared_gate_up, features=shared_width, then=activation)
+        b.linear(g, f"{prefix}.shared_mlp.output_linear", add_to=x, use="down")
 
 
 GraniteMoe = replace(
@@ -238,7 +243,7 @@ GraniteMoe = replace(
     " Source: transformers modeling_granitemoe, modeling_granitemoeshared.",
     layers=partial(build_decoder, mlp=_mlp),
     mlp_bias=False,
-    more=_granite_moe,
+    read_arguments=_granite_moe,
     stored=StoredNames(
         {
             r"(\.block_sparse_moe)\.experts\.gate_up_proj$": r"\1.input_linear.weight",
@@ -288,6 +293,6 @@ GraniteMoeHybrid = replace(
     about="Granite 4: Mamba2 and attention, or attention alone."
     " Source: transformers modeling_granitemoehybrid.",
     layers=partial(build_decoder, attention=partial(attend_in_some, state=mamba2_layer), mlp=_mlp),
-    more=_granite4,
+    read_arguments=_granite4,
     finish=_granite4_rope,
 )

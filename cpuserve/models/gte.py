@@ -47,9 +47,9 @@ class Gte:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a config of transformers or one published as "new"."""
-        for key, known in FIXED.items():
-            if config.get(key) is not None and config[key] not in known:
-                refuse(key, config[key], f"{known[0]}: others are not supported")
+        for key, required in FIXED.items():
+            if config.get(key) is not None and config[key] not in required:
+                refuse(key, config[key], f"{required[0]}: others are not supported")
         config = {"layer_norm_eps": 1e-12, "type_vocab_size": 1, **config}
         return _spec(config, theta=160000.0, activations=GATED)
 
@@ -62,20 +62,21 @@ class Gte:
             b.position_embed(x, None, rows=s.max_position, types=(TYPES, types))
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
-            at = f"encoder.layer.{i}"
+            prefix = f"encoder.layer.{i}"
             qkv = b.linear(
-                x, f"{at}.attention.qkv_proj", features=3 * s.width, bias=True, use="values"
+                x, f"{prefix}.attention.qkv_proj", features=3 * s.width, bias=True, use="values"
             )
             a = b.attend_both_sides(qkv, rope=s.rope)
-            b.linear(a, f"{at}.attention.o_proj", bias=True, add_to=x, use="output")
-            x = b.layer_norm(x, f"{at}.attn_ln")
+            b.linear(a, f"{prefix}.attention.o_proj", bias=True, add_to=x, use="output")
+            x = b.layer_norm(x, f"{prefix}.attn_ln")
             # The stored matrix has the rows of up, then the rows of the gate.
-            both = [
-                rows(f"{at}.mlp.up_gate_proj", n * s.intermediate, s.intermediate) for n in (1, 0)
+            gate_up = [
+                rows(f"{prefix}.mlp.up_gate_proj", n * s.intermediate, s.intermediate)
+                for n in (1, 0)
             ]
-            g = b.linear(x, both, features=s.intermediate, then=s.activation)
-            b.linear(g, f"{at}.mlp.down_proj", bias=True, add_to=x, use="down")
-            x = b.layer_norm(x, f"{at}.mlp_ln")
+            g = b.linear(x, gate_up, features=s.intermediate, then=s.activation)
+            b.linear(g, f"{prefix}.mlp.down_proj", bias=True, add_to=x, use="down")
+            x = b.layer_norm(x, f"{prefix}.mlp_ln")
         leave_linears(b, "pooler.dense", "classifier", *(f"lm_head.{n}" for n in _HEAD))
         b.hidden(x)
 
@@ -118,15 +119,17 @@ class JinaV3:
         b.position_embed(x, None, rows=s.max_position, types=types)
         x = b.layer_norm(x, "emb_ln")
         for i in range(s.layers):
-            at = f"encoder.layers.{i}"
-            qkv = b.linear(x, f"{at}.mixer.Wqkv", features=3 * s.width, bias=True)
+            prefix = f"encoder.layers.{i}"
+            qkv = b.linear(x, f"{prefix}.mixer.Wqkv", features=3 * s.width, bias=True)
             a = b.attend_both_sides(qkv, rope=s.rope)
-            b.linear(a, f"{at}.mixer.out_proj", bias=True, add_to=x)
-            x = b.layer_norm(x, f"{at}.norm1")
-            then = s.activation
-            g = b.linear(x, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-            b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x, use="down")
-            x = b.layer_norm(x, f"{at}.norm2")
+            b.linear(a, f"{prefix}.mixer.out_proj", bias=True, add_to=x)
+            x = b.layer_norm(x, f"{prefix}.norm1")
+            activation = s.activation
+            g = b.linear(
+                x, f"{prefix}.mlp.fc1", features=s.intermediate, bias=True, then=activation
+            )
+            b.linear(g, f"{prefix}.mlp.fc2", bias=True, add_to=x, use="down")
+            x = b.layer_norm(x, f"{prefix}.norm2")
         leave_linears(b, "pooler.dense")
         b.hidden(x)
 

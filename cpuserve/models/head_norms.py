@@ -35,10 +35,12 @@ def head_norm_attention(
 
     paired: the RoPE rotates neighbouring dims.
     """
-    at = f"model.layers.{layer}.self_attn"
-    qkv = heads_of(b, s, at, h)
+    prefix = f"model.layers.{layer}.self_attn"
+    qkv = heads_of(b, s, prefix, h)
     norm_heads(b, s, qkv, q, k)
     if paired and s.rope is not None:
         b.rotate(qkv, heads=s.q_heads + s.kv_heads, rope=s.rope, paired=True)
     b.rope_store_kv(qkv, layer=layer, rope=None if paired else s.rope)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.linear(
+        b.attention(qkv, layer=layer), f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output"
+    )

@@ -46,13 +46,15 @@ def _with_alpha(config: Config) -> Config:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
-    at = f"model.layers.{layer}.self_attn"
-    qkv = heads_of(b, s, at, h)
+    prefix = f"model.layers.{layer}.self_attn"
+    qkv = heads_of(b, s, prefix, h)
     assert s.rope is not None, "read_decoder sets it"
     b.rotate(qkv, heads=s.q_heads + s.kv_heads, rope=s.rope)
-    q_norm, k_norm = f"{at}.query_layernorm", f"{at}.key_layernorm"
+    q_norm, k_norm = f"{prefix}.query_layernorm", f"{prefix}.key_layernorm"
     b.rope_store_kv(qkv, layer=layer, rope=None, q_norm=q_norm, k_norm=k_norm)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.linear(
+        b.attention(qkv, layer=layer), f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output"
+    )
 
 
 HunyuanDense = DecoderRow(
@@ -68,9 +70,9 @@ HunyuanDense = DecoderRow(
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the layer's experts of h, and the expert that all tokens share."""
-    at = f"model.layers.{layer}.mlp"
-    add_mixture(b, s, at, h, x, renormalize=True, router="gate.wg")
-    gated_mlp(b, s, f"{at}.shared_mlp", h, s.intermediate, to=x)
+    prefix = f"model.layers.{layer}.mlp"
+    add_mixture(b, s, prefix, h, x, renormalize=True, router="gate.wg")
+    gated_mlp(b, s, f"{prefix}.shared_mlp", h, s.intermediate, to=x)
 
 
 def _number(config: Config, key: str, default: int) -> int:
@@ -88,8 +90,8 @@ def _experts(config: Config) -> dict[str, Any]:
         "num_experts_per_tok": _number(config, "moe_topk", 1),
         "moe_intermediate_size": _number(config, "moe_intermediate_size", width),
     }
-    if (shared := _number(config, "num_shared_expert", 1)) != 1:
-        refuse("num_shared_expert", shared, "1")
+    if (shared_count := _number(config, "num_shared_expert", 1)) != 1:
+        refuse("num_shared_expert", shared_count, "1")
     return {"parts": read_experts(numbers, count="num_experts", width="moe_intermediate_size")}
 
 
@@ -98,5 +100,5 @@ HunyuanMoe = replace(
     about="Hunyuan A13B: experts chosen by a softmax, and an expert that all tokens share."
     " Source: transformers modeling_hunyuan_v1_moe.",
     layers=partial(build_decoder, attention=_attention, mlp=_mixture),
-    more=_experts,
+    read_arguments=_experts,
 )

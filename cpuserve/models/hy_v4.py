@@ -69,14 +69,14 @@ class HunYuan4:
         types = read_kinds(config, "indexer_types", _TYPES, lambda i: _TYPES[i % 4 == 1 or not i])
         if types[0] != "full":
             refuse("indexer_types", types[0], "full in layer 0, which has no layer before it")
-        first = read_int(config, "first_k_dense_replace", 1, low=0)
+        dense_count = read_int(config, "first_k_dense_replace", 1, low=0)
         # Experts always have this activation, and the plain MLPs of published models as well.
         read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
         norm_eps = read_float(config, "rms_norm_eps", 1e-5)
         spec = read_latent(
             config,
             positions=262144,
-            dense=read_dense_layers(config, first=first),
+            dense=read_dense_layers(config, first=dense_count),
             groups=read_groups(config, (1, 1), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
             # In Hunyuan 4 of images and text, the norms inside attention have the usual epsilon.
@@ -100,13 +100,13 @@ class HunYuan4:
         x = embed_streams(b, s)
         selected: ValueId | None = None
         for layer in range(s.layers):
-            at = f"model.layers.{layer}"
-            h, weights = enter_streams(b, s, f"{at}.hc_attn_layer.hc", x, parts=2)
-            h = b.rms_norm(h, f"{at}.input_layernorm")
+            prefix = f"model.layers.{layer}"
+            h, weights = enter_streams(b, s, f"{prefix}.hc_attn_layer.hc", x, parts=2)
+            h = b.rms_norm(h, f"{prefix}.input_layernorm")
             y, selected = _attention(b, s, layer, h, selected)
             b.spread_streams(y, weights, to=x, given=True)
-            h, weights = enter_streams(b, s, f"{at}.hc_mlp_layer.hc", x, parts=2)
-            y = _mlp(b, s, layer, b.rms_norm(h, f"{at}.post_attention_layernorm"))
+            h, weights = enter_streams(b, s, f"{prefix}.hc_mlp_layer.hc", x, parts=2)
+            y = _mlp(b, s, layer, b.rms_norm(h, f"{prefix}.post_attention_layernorm"))
             b.spread_streams(y, weights, to=x, given=True)
         h, _ = enter_streams(b, s, "model.hc_head.hc_head", x, parts=1)
         finish_decoder(b, s, b.rms_norm(h, "model.norm"))
@@ -127,39 +127,39 @@ def _attention(
 
     selected: the positions that the layer before reads; some layers read the same.
     """
-    at, rope = f"model.layers.{layer}.self_attn", s.rope
+    prefix, rope = f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
-    low = low_queries(b, s, at, h)
-    wide = s.q_heads * (s.parts["nope"] + rope.rotary)
-    q = b.linear(low, f"{at}.q_b_proj", features=wide)
+    low = low_queries(b, s, prefix, h)
+    query_width = s.q_heads * (s.parts["nope"] + rope.rotary)
+    q = b.linear(low, f"{prefix}.q_b_proj", features=query_width)
     if layer not in s.parts["shared_index"]:
-        selected = select_latent(b, s, at, h, low)
+        selected = select_latent(b, s, prefix, h, low)
         if selected is None:
-            leave_indexer(b, at, LATENT_INDEXER)
-    sinks = f"{at}.learnable_sink_param"
-    out = attend_latent(b, s, at, h, q, selected, sinks=sinks)
+            leave_indexer(b, prefix, LATENT_INDEXER)
+    sinks = f"{prefix}.learnable_sink_param"
+    out = attend_latent(b, s, prefix, h, q, selected, sinks=sinks)
     values = s.q_heads * s.parts["values"]
-    b.gate(b.linear(h, f"{at}.linear_gate", features=values), to=out)
-    y = b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
+    b.gate(b.linear(h, f"{prefix}.linear_gate", features=values), to=out)
+    y = b.linear(out, f"{prefix}.o_proj", features=s.width, bias=s.out_bias, use="output")
     return y, selected
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the layer's experts of h, chosen and shared, or its plain MLP of h."""
-    at = f"model.layers.{layer}.mlp"
+    prefix = f"model.layers.{layer}.mlp"
     if layer in s.parts["dense_layers"]:
-        return gated_mlp(b, s, at, h, s.intermediate)
+        return gated_mlp(b, s, prefix, h, s.intermediate)
     out = add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         None,
         renormalize=s.parts["renormalize"],
         score="sigmoid",
         scale=s.parts["expert_scale"],
-        bias=f"{at}.gate.e_score_correction_bias",
+        bias=f"{prefix}.gate.e_score_correction_bias",
         groups=s.parts["groups"],
     )
-    shared = s.parts["shared"] * s.parts["expert_width"]
-    return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out)
+    shared_width = s.parts["shared"] * s.parts["expert_width"]
+    return gated_mlp(b, s, f"{prefix}.shared_experts", h, shared_width, to=out)

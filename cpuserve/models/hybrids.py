@@ -36,7 +36,7 @@ from cpuserve.program.parts import rows
 _build = partial(
     build_decoder,
     norms=("input_layernorm", "pre_ff_layernorm"),
-    last="model.final_layernorm",
+    final_norm="model.final_layernorm",
 )
 
 
@@ -47,10 +47,10 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
 
 def _bamba(config: Config) -> dict[str, Any]:
     layers = read_int(config, "num_hidden_layers", high=4096)
-    listed = config.get("attn_layer_indices") or []
-    if not isinstance(listed, list) or not all(type(i) is int for i in listed):
-        refuse("attn_layer_indices", listed, "a list of layer numbers")
-    attends = tuple(i in listed for i in range(layers))
+    attention_layers = config.get("attn_layer_indices") or []
+    if not isinstance(attention_layers, list) or not all(type(i) is int for i in attention_layers):
+        refuse("attn_layer_indices", attention_layers, "a list of layer numbers")
+    attends = tuple(i in attention_layers for i in range(layers))
     return {"parts": {"attends": attends, "mamba2": read_mamba2(config)}}
 
 
@@ -61,10 +61,10 @@ Bamba = DecoderRow(
         _build, attention=partial(attend_in_some, state=mamba2_layer), mlp=_feed_forward
     ),
     defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
-    fixed={"partial_rotary_factor": 0.5},  # rope_parameters may have another one
+    overrides={"partial_rotary_factor": 0.5},  # rope_parameters may have another one
     bias=ATTENTION_BIAS,
     mlp_bias=MLP_BIAS,
-    more=_bamba,
+    read_arguments=_bamba,
 )
 
 
@@ -109,8 +109,8 @@ def _mamba1(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> Non
 def _jamba_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h, or else its plain MLP of h, to x."""
     if s.parts["sparse"][layer]:
-        at = f"model.layers.{layer}.feed_forward"
-        add_mixture(b, s, at, h, x, renormalize=False, router="router")
+        prefix = f"model.layers.{layer}.feed_forward"
+        add_mixture(b, s, prefix, h, x, renormalize=False, router="router")
     else:
         _feed_forward(b, s, layer, h, x)
 
@@ -120,7 +120,7 @@ Jamba = DecoderRow(
     positions=262144,
     layers=partial(_build, attention=partial(attend_in_some, state=_mamba1), mlp=_jamba_mlp),
     defaults={"num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2},
-    more=_jamba,
+    read_arguments=_jamba,
     finish=lambda spec, _config: replace(spec, rope=None),
 )
 
@@ -154,22 +154,22 @@ def _lara_mini(config: Config) -> dict[str, Any]:
 
 def _delta_net(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's gated delta net of h to x."""
-    at, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
+    prefix, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
     values = sizes["value_heads"] * sizes["value_width"]
     # The rows of the matrix are queries, keys, values, gates of the output, and b and a of heads.
-    wide = 2 * (sizes["key_heads"] * sizes["key_width"] + values)
-    inputs = b.linear(h, rows(f"{at}.in_proj", 0, wide), features=wide)
+    qkv_width = 2 * (sizes["key_heads"] * sizes["key_width"] + values)
+    inputs = b.linear(h, rows(f"{prefix}.in_proj", 0, qkv_width), features=qkv_width)
     heads = 2 * sizes["value_heads"]
-    gates = b.linear(h, rows(f"{at}.in_proj", wide, heads), features=heads)
-    out = b.gated_delta(inputs, gates, at, tiled=False, **sizes)
-    b.linear(out, f"{at}.out_proj", add_to=x)
+    gates = b.linear(h, rows(f"{prefix}.in_proj", qkv_width, heads), features=heads)
+    out = b.gated_delta(inputs, gates, prefix, tiled=False, **sizes)
+    b.linear(out, f"{prefix}.out_proj", add_to=x)
 
 
 def _shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the chosen experts of h, and one for all tokens, to x."""
     qwen_mlp(b, s, layer, h, x)
-    at = f"model.layers.{layer}.mlp.shared_expert"
-    gated_mlp(b, s, at, h, s.parts["shared_width"], to=x)
+    prefix = f"model.layers.{layer}.mlp.shared_expert"
+    gated_mlp(b, s, prefix, h, s.parts["shared_width"], to=x)
 
 
 LaraMini = DecoderRow(
@@ -191,7 +191,7 @@ LaraMini = DecoderRow(
         "shared_expert_intermediate_size": 512,
     },
     bias=ATTENTION_BIAS,
-    more=_lara_mini,
+    read_arguments=_lara_mini,
     stored=StoredNames(
         joined={
             ".linear_attn.in_proj": tuple(f".linear_attn.in_proj_{n}" for n in ("qkv", *"zba"))

@@ -23,27 +23,31 @@ LATENT_INDEXER = (
 POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
 
 
-def leave_indexer(b: Builder, at: str, names: Iterable[str]) -> None:
-    """Allow checkpoints to have the indexer of the attention `at`, which no op reads.
+def leave_indexer(b: Builder, prefix: str, names: Iterable[str]) -> None:
+    """Allow checkpoints to have the indexer of the attention `prefix`, which no op reads.
 
     names: the tensors of the indexer; FP8 checkpoints have scales of its matrices as well.
     """
     for name in names:
-        b.leave(f"{at}.indexer.{n}" for n in (name, name.replace(".weight", ".weight_scale_inv")))
+        b.leave(
+            f"{prefix}.indexer.{n}" for n in (name, name.replace(".weight", ".weight_scale_inv"))
+        )
 
 
 def selects_all(
-    spec: ModelSpec, most: int, pool: int, keys: tuple[str, str] = ("index_topk", "index_kpool")
+    spec: ModelSpec, top_k: int, pool: int, keys: tuple[str, str] = ("index_topk", "index_kpool")
 ) -> bool:
-    """Return whether an indexer that selects `most` tokens in whole pools never leaves out a key.
+    """Return whether an indexer that selects `top_k` tokens in whole pools never leaves out a key.
 
-    keys: the config keys of `most` and `pool`.
+    keys: the config keys of `top_k` and `pool`.
 
-    Raises ModelError unless `most` is a multiple of `pool`.
+    Raises ModelError unless `top_k` is a multiple of `pool`.
     """
-    if most % pool:
-        refuse(keys[0], most, f"a multiple of {keys[1]} ({pool})")
-    return most + pool - 1 >= spec.max_position  # the tokens after the last whole pool are read too
+    if top_k % pool:
+        refuse(keys[0], top_k, f"a multiple of {keys[1]} ({pool})")
+    return (
+        top_k + pool - 1 >= spec.max_position
+    )  # the tokens after the last whole pool are read too
 
 
 def read_indexer(
@@ -55,15 +59,15 @@ def read_indexer(
 
     Raises ModelError without q_lora_rank: an indexer computes its queries from low-rank queries.
     """
-    most = read_int(config, "index_topk", 2048)
-    if selects_all(spec, most, pool):
+    top_k = read_int(config, "index_topk", 2048)
+    if selects_all(spec, top_k, pool):
         return spec
     if not spec.parts["q_rank"]:
         refuse("q_lora_rank", None, "a number, since the indexer makes queries of the low rank")
     indexer = Indexer(
         heads=read_int(config, "index_n_heads", heads, high=1024),
         width=read_int(config, "index_head_dim", 128, high=512),
-        keep=most // pool,
+        keep=top_k // pool,
         pool=pool,
     )
     return replace(spec, parts={**spec.parts, "indexer": indexer})
@@ -78,16 +82,18 @@ def read_index_types(config: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(pattern, str) and config.get("indexer_types") is None:
         names = {"F": "full", "S": "shared"}
         config = {**config, "indexer_types": [names.get(letter, letter) for letter in pattern]}
-    every = read_int(config, "index_topk_freq", 1)
+    interval = read_int(config, "index_topk_freq", 1)
     offset = read_int(config, "index_skip_topk_offset", 2, low=0)
     types = ("shared", "full")
     return read_kinds(
-        config, "indexer_types", types, lambda i: types[max(i - offset + 1, 0) % every == 0]
+        config, "indexer_types", types, lambda i: types[max(i - offset + 1, 0) % interval == 0]
     )
 
 
-def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> ValueId | None:
-    """Return the positions that the latent attention `at` reads; None if it reads all keys.
+def select_latent(
+    b: Builder, s: ModelSpec, prefix: str, h: ValueId, low: ValueId
+) -> ValueId | None:
+    """Return the positions that the latent attention `prefix` reads; None if it reads all keys.
 
     h: the input of attention; low: its queries of low rank.
 
@@ -99,27 +105,27 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
         return None
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
     rope = s.rope if s.rope is not None and s.rope.rotary else None
-    keys = b.linear(h, f"{at}.indexer.wk", features=width)
-    keys = b.layer_norm(keys, f"{at}.indexer.k_norm", eps=s.parts.get("index_eps", 1e-6))
+    keys = b.linear(h, f"{prefix}.indexer.wk", features=width)
+    keys = b.layer_norm(keys, f"{prefix}.indexer.k_norm", eps=s.parts.get("index_eps", 1e-6))
     tail = rope.rotary if rope is not None and s.parts.get("index_tail") else 0
     if tail:  # the ops rotate the first dims
         keys = b.columns(keys, tail, column=width - tail, more=b.columns(keys, width - tail))
     if pool > 1:
-        gates = b.linear(h, f"{at}.indexer.{POOLS[1]}", features=width, bare=True)
+        gates = b.linear(h, f"{prefix}.indexer.{POOLS[1]}", features=width, bare=True)
         keys = b.columns(keys, width, more=gates)
     paired = s.parts.get("paired_index", False) and rope is not None
     layer = b.store_index_keys(keys, rope=rope, interleaved=paired or tail > 0)
     if pool > 1:
-        layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{at}.indexer.{POOLS[0]}")
-    parts = {f"{at}.indexer.wq_b": heads * width}
+        layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{prefix}.indexer.{POOLS[0]}")
+    parts = {f"{prefix}.indexer.wq_b": heads * width}
     if rope is not None and paired:
-        parts = unpaired(f"{at}.indexer.wq_b", heads, width, rope.rotary)
+        parts = unpaired(f"{prefix}.indexer.wq_b", heads, width, rope.rotary)
     if tail:
-        parts = _tail_first(f"{at}.indexer.wq_b", heads, width, tail)
+        parts = _tail_first(f"{prefix}.indexer.wq_b", heads, width, tail)
     queries = b.linear(low, list(parts), features=list(parts.values()))
     if rope is not None:
         b.rotate(queries, heads=heads, rope=rope, head_dim=width)
-    weights = b.linear(h, f"{at}.indexer.weights_proj", features=heads)
+    weights = b.linear(h, f"{prefix}.indexer.weights_proj", features=heads)
     return b.select_keys(
         queries, weights, layer=layer, heads=heads, keep=indexer["keep"], pool=pool
     )
@@ -130,16 +136,16 @@ def _tail_first(name: str, heads: int, width: int, tail: int) -> dict[str, int]:
 
     tail: the number of rows at the end of a head, which the RoPE rotates.
     """
-    found = {}
-    for first in range(0, heads * width, width):
+    parts = {}
+    for row in range(0, heads * width, width):
         for odd in range(2):
-            found[rows(name, first + width - tail + odd, tail // 2, step=2)] = tail // 2
-        found[rows(name, first, width - tail)] = width - tail
-    return found
+            parts[rows(name, row + width - tail + odd, tail // 2, step=2)] = tail // 2
+        parts[rows(name, row, width - tail)] = width - tail
+    return parts
 
 
-def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return the positions that the attention `at` reads, in whole blocks of tokens (Qwen4-Exp).
+def select_blocks(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
+    """Return the positions that an attention reads, in whole blocks of tokens (Qwen4-Exp).
 
     h: the input of attention. The index key of a block is the mean of its tokens' keys.
     """
@@ -147,13 +153,13 @@ def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
     names = s.parts["index_parts"]
     features = [(heads + 1) * width] if len(names) == 1 else [heads * width, width]
-    queries = b.linear(h, [f"{at}.indexer.index_{n}_proj" for n in names], features=features)
+    queries = b.linear(h, [f"{prefix}.indexer.index_{n}_proj" for n in names], features=features)
     keys = b.columns(queries, width, column=heads * width)
     layer = b.store_index_keys(keys)
     layer = b.pool_index_keys(
-        keys, layer=layer, pool=pool, norm=f"{at}.indexer.k_layernorm", rope=s.rope
+        keys, layer=layer, pool=pool, norm=f"{prefix}.indexer.k_layernorm", rope=s.rope
     )
-    b.part_norm(queries, f"{at}.indexer.q_layernorm", width=width, parts=heads, plus_one=True)
+    b.part_norm(queries, f"{prefix}.indexer.q_layernorm", width=width, parts=heads, plus_one=True)
     if s.rope is not None:
         b.rotate(queries, heads=heads, rope=s.rope, head_dim=width)
     return b.select_keys(queries, None, layer=layer, heads=heads, keep=indexer["keep"], pool=pool)

@@ -39,7 +39,7 @@ class _Names:
     projector: the norm and the two matrices of the projector. join: the beginning of their names.
     """
 
-    at: str
+    prefix: str
     patches: str
     places: str
     class_token: str
@@ -90,50 +90,50 @@ _QK_EPS = 1e-6  # of norms of queries and keys; the config has no key for it
 class InternVLTower:
     """The vision model and the projector of InternVL, or of a model like it.
 
-    names: what files call the tensors. usual: defaults of the tower's config.
+    names: what files call the tensors. defaults: values of keys that the tower's config lacks.
     unread: a tensor of the files that nothing reads; "" = there is none.
     """
 
     names: _Names = _NAMES
-    usual: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     unread: str = ""
 
     def spec(self, config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own, names = {**self.usual, **read_object(config, "vision_config")}, self.names
+        vision, names = {**self.defaults, **read_object(config, "vision_config")}, self.names
         ratio = read_float(config, "downsample_ratio", 0.5, low=1e-3)
-        merge, patch = round(1 / ratio), _side(own, "patch_size", 14)
-        side = _side(own, "image_size", 448) // patch
+        merge, patch = round(1 / ratio), _side(vision, "patch_size", 14)
+        side = _side(vision, "image_size", 448) // patch
         if abs(merge * ratio - 1) > 1e-6 or side < 1 or side % merge:
             refuse("downsample_ratio", ratio, f"1 / n, with n a divisor of {side} patches")
-        for key, fixed in (
+        for key, required in (
             ("vision_feature_layer", -1),
             ("vision_feature_select_strategy", "default"),
         ):
-            if config.get(key, fixed) != fixed:
-                refuse(key, config[key], repr(fixed))
-        if not read_bool(own, "use_absolute_position_embeddings", True):
+            if config.get(key, required) != required:
+                refuse(key, config[key], repr(required))
+        if not read_bool(vision, "use_absolute_position_embeddings", True):
             refuse("vision_config.use_absolute_position_embeddings", False, "true")
         return read_tower(
             config,
             pictures,
             width,
-            **read_sizes(own, (1024, 16, 24, 4096)),
-            norm_eps=read_float(own, "layer_norm_eps", 1e-6),
-            activation=read_choice(own, "hidden_act", "gelu", ACTIVATIONS),
-            biased=read_bool(own, "attention_bias", False),
+            **read_sizes(vision, (1024, 16, 24, 4096)),
+            norm_eps=read_float(vision, "layer_norm_eps", 1e-6),
+            activation=read_choice(vision, "hidden_act", "gelu", ACTIVATIONS),
+            biased=read_bool(vision, "attention_bias", False),
             patch=patch,
             merge=merge,
             side=side,
             table=side,
             extra=1,
             patch_weight=names.patches,
-            names=(names.at, names.join),
+            names=(names.prefix, names.join),
             family={
-                "norm_kind": read_choice(own, "norm_type", "layer_norm", _NORMS),
-                "qk_norm": read_bool(own, "use_qk_norm", False),
+                "norm_kind": read_choice(vision, "norm_type", "layer_norm", _NORMS),
+                "qk_norm": read_bool(vision, "use_qk_norm", False),
                 "projector": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
-                "final_norm": not read_bool(own, "use_mean_pooling", True),
+                "final_norm": not read_bool(vision, "use_mean_pooling", True),
             },
         )
 
@@ -149,16 +149,16 @@ class InternVLChatTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = {**_CHAT_USUAL, **_CHAT_NORM, **read_object(config, "vision_config")}
-        for key, fixed in (("select_layer", -1), ("ps_version", "v2")):
-            if config.get(key, fixed) != fixed:
-                refuse(key, config[key], repr(fixed))
+        vision = {**_CHAT_USUAL, **_CHAT_NORM, **read_object(config, "vision_config")}
+        for key, required in (("select_layer", -1), ("ps_version", "v2")):
+            if config.get(key, required) != required:
+                refuse(key, config[key], repr(required))
         if (image := config.get("force_image_size")) is not None:
-            own["image_size"] = image
-        own["attention_bias"] = read_bool(own, "qkv_bias", False)
-        own["use_qk_norm"] = read_bool(own, "qk_normalization", True)
-        whole = {**config, "vision_config": own, "vision_feature_layer": -1}
-        return QIANFAN.spec(whole, pictures, width)
+            vision["image_size"] = image
+        vision["attention_bias"] = read_bool(vision, "qkv_bias", False)
+        vision["use_qk_norm"] = read_bool(vision, "qk_normalization", True)
+        merged_config = {**config, "vision_config": vision, "vision_feature_layer": -1}
+        return QIANFAN.spec(merged_config, pictures, width)
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -183,41 +183,45 @@ def _build(b: Builder, s: TowerSpec, names: _Names) -> None:
     )
     for i in range(s.layers):
         _layer(b, s, names, f"{names.layers}.{i}", x)
-    x = b.layer_norm(x, f"{names.at}layernorm") if s.family["final_norm"] else x
-    norm, first, second = names.projector
+    x = b.layer_norm(x, f"{names.prefix}layernorm") if s.family["final_norm"] else x
+    norm, first_linear, second_linear = names.projector
     x = b.layer_norm(b.fold(x, s.merge**2), norm, eps=_EPS)
-    then = s.family["projector"]
-    x = b.linear(x, first, features=s.out_width, bias=True, then=then)
-    b.hidden(b.linear(x, second, features=s.out_width, bias=True))
+    activation = s.family["projector"]
+    x = b.linear(x, first_linear, features=s.out_width, bias=True, then=activation)
+    b.hidden(b.linear(x, second_linear, features=s.out_width, bias=True))
 
 
-def _side(own: Mapping[str, Any], key: str, usual: int) -> int:
+def _side(vision: Mapping[str, Any], key: str, default: int) -> int:
     """Return a side in pixels; a config may have it twice, as height and width."""
-    found = own.get(key)
-    if isinstance(found, list | tuple):
-        if len(found) != 2 or found[0] != found[1]:
-            refuse(f"vision_config.{key}", found, "two equal numbers")
-        found = found[0]
-    return read_int({key: found}, key, usual, high=1 << 14)
+    side = vision.get(key)
+    if isinstance(side, list | tuple):
+        if len(side) != 2 or side[0] != side[1]:
+            refuse(f"vision_config.{key}", side, "two equal numbers")
+        side = side[0]
+    return read_int({key: side}, key, default, high=1 << 14)
 
 
-def _layer(b: Builder, s: TowerSpec, names: _Names, at: str, x: ValueId) -> None:
+def _layer(b: Builder, s: TowerSpec, names: _Names, prefix: str, x: ValueId) -> None:
     """Change x in place: x + l1 attention(norm(x)), then x + l2 mlp(norm(x)), with l by column."""
     norm = b.layer_norm if s.family["norm_kind"] == "layer_norm" else b.rms_norm
-    h = norm(x, f"{at}.{names.norms[0]}")
+    h = norm(x, f"{prefix}.{names.norms[0]}")
     features = 3 * s.width // len(names.qkv)
-    qkv = b.linear(h, [f"{at}.{name}" for name in names.qkv], features=features, bias=s.biased)
+    qkv = b.linear(h, [f"{prefix}.{name}" for name in names.qkv], features=features, bias=s.biased)
     if s.family["qk_norm"]:
         for column, name in enumerate(names.qk_norms):
-            b.part_norm(qkv, f"{at}.{name}", width=s.width, column=column * s.width, eps=_QK_EPS)
-    seen = b.linear(b.attend_both_sides(qkv), f"{at}.{names.out}", features=s.width, bias=True)
-    _add(b, x, seen, f"{at}.{names.scales[0]}")
-    h, then = norm(x, f"{at}.{names.norms[1]}"), s.activation
-    g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-    out = b.linear(g, f"{at}.mlp.fc2", features=s.width, bias=True)
-    _add(b, x, out, f"{at}.{names.scales[1]}")
+            b.part_norm(
+                qkv, f"{prefix}.{name}", width=s.width, column=column * s.width, eps=_QK_EPS
+            )
+    attended = b.linear(
+        b.attend_both_sides(qkv), f"{prefix}.{names.out}", features=s.width, bias=True
+    )
+    _add(b, x, attended, f"{prefix}.{names.scales[0]}")
+    h, activation = norm(x, f"{prefix}.{names.norms[1]}"), s.activation
+    g = b.linear(h, f"{prefix}.mlp.fc1", features=s.intermediate, bias=True, then=activation)
+    out = b.linear(g, f"{prefix}.mlp.fc2", features=s.width, bias=True)
+    _add(b, x, out, f"{prefix}.{names.scales[1]}")
 
 
-def _add(b: Builder, x: ValueId, more: ValueId, name: str) -> None:
-    b.scale(more, name, by_column=True)
-    b.add(more, to=x)
+def _add(b: Builder, x: ValueId, y: ValueId, name: str) -> None:
+    b.scale(y, name, by_column=True)
+    b.add(y, to=x)

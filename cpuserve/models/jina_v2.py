@@ -61,30 +61,30 @@ class JinaV2:
         x = b.layer_norm(x, "embeddings.LayerNorm")
         names = _CODE if s.parts["code"] else _PLAIN
         for i in range(s.layers):
-            at = f"encoder.layer.{i}"
-            a = b.attend_both_sides(_queries(b, s, f"{at}.attention.self", x), alibi=True)
+            prefix = f"encoder.layer.{i}"
+            a = b.attend_both_sides(_queries(b, s, f"{prefix}.attention.self", x), alibi=True)
             y = b.columns(x, s.width) if s.parts["code"] else x
-            b.linear(a, f"{at}.attention.output.dense", bias=True, add_to=y)
-            y = b.layer_norm(y, f"{at}.attention.output.LayerNorm")
+            b.linear(a, f"{prefix}.attention.output.dense", bias=True, add_to=y)
+            y = b.layer_norm(y, f"{prefix}.attention.output.LayerNorm")
             if s.parts["code"]:
                 b.add(x, to=y)
-                y = b.layer_norm(y, f"{at}.layer_norm_1")
+                y = b.layer_norm(y, f"{prefix}.layer_norm_1")
             n = s.intermediate
-            both = [rows(f"{at}.mlp.{names.up}", half * n, n) for half in names.halves]
-            g = b.linear(y, both, features=n, then=s.activation)
-            b.linear(g, f"{at}.mlp.{names.down}", bias=True, add_to=y)
-            x = b.layer_norm(y, f"{at}.{names.norm}")
+            gate_up = [rows(f"{prefix}.mlp.{names.up}", half * n, n) for half in names.halves]
+            g = b.linear(y, gate_up, features=n, then=s.activation)
+            b.linear(g, f"{prefix}.mlp.{names.down}", bias=True, add_to=y)
+            x = b.layer_norm(y, f"{prefix}.{names.norm}")
         leave_linears(b, POOLER, "cls.predictions", *(f"cls.predictions.{n}" for n in _HEAD))
         b.hidden(x)
 
 
-def _queries(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+def _queries(b: Builder, s: ModelSpec, prefix: str, x: ValueId) -> ValueId:
     """Return queries, keys and values; in models for code, queries and keys have norms."""
-    names = [f"{at}.{part}" for part in ("query", "key", "value")]
+    names = [f"{prefix}.{part}" for part in ("query", "key", "value")]
     if not s.parts["code"]:
         return b.linear(x, names, features=s.width, bias=True)
     q, k, v = (b.linear(x, name, features=s.width, bias=True) for name in names)
-    q, k = b.layer_norm(q, f"{at}.layer_norm_q"), b.layer_norm(k, f"{at}.layer_norm_k")
+    q, k = b.layer_norm(q, f"{prefix}.layer_norm_q"), b.layer_norm(k, f"{prefix}.layer_norm_k")
     return b.columns(b.columns(q, s.width, more=k), 2 * s.width, more=v)
 
 

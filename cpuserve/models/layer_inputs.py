@@ -28,17 +28,19 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
     pad = None if s.tower is None else s.parts["pad"]
-    own = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers")
-    b.add(own, to=inputs)
+    token_rows = b.embed(
+        name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers"
+    )
+    b.add(token_rows, to=inputs)
     return inputs
 
 
 def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
     """Return norm(projection(the layer's embeddings, gated by x)): [T, width]."""
-    at, width = f"model.layers.{layer}", s.parts["input_width"]
-    then = s.activation
-    g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
+    prefix, width = f"model.layers.{layer}", s.parts["input_width"]
+    activation = s.activation
+    g = b.linear(x, f"{prefix}.per_layer_input_gate", features=width, then=activation)
     b.multiply(inputs, to=g, column=layer * width)
-    out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
+    out = b.linear(g, f"{prefix}.per_layer_projection", features=s.width)
     # The RMS norm of sqrt(2) times the values has the same result if epsilon is doubled.
-    return b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps)
+    return b.rms_norm(out, f"{prefix}.post_per_layer_input_norm", eps=2 * s.norm_eps)

@@ -127,7 +127,7 @@ def layer_norm(b: Builder, x: ValueId, name: str) -> ValueId:
 def gated_mlp(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     h: ValueId,
     features: int,
     *,
@@ -135,7 +135,7 @@ def gated_mlp(
     to: ValueId | None = None,
     silu_limit: float = 0.0,
 ) -> ValueId:
-    """Return down(act(gate(h)) * up(h)) with the matrices below the name `at`.
+    """Return down(act(gate(h)) * up(h)) with the matrices below the name `prefix`.
 
     to: a value that the result is added to and that is returned; None: a new value.
     fused: the checkpoint stores gate and up as one tensor, gate_up_proj.
@@ -143,17 +143,19 @@ def gated_mlp(
 
     If there is parts["gate_limit"], it limits gates and ups.
     """
-    both = [f"{at}.gate_proj", f"{at}.up_proj"]
+    gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
     if fused:
-        both = [rows(f"{at}.gate_up_proj", i * features, features) for i in range(2)]
-    then = s.gated_activation
+        gate_up = [rows(f"{prefix}.gate_up_proj", i * features, features) for i in range(2)]
+    activation = s.gated_activation
     if limit := silu_limit or s.parts.get("gate_limit", 0.0):
-        values = b.linear(h, both, features=features, bias=s.mlp_bias)
+        values = b.linear(h, gate_up, features=features, bias=s.mlp_bias)
         b.limit(values, limit, before_silu(silu_limit))
-        g = b.activation(values, then)
+        g = b.activation(values, activation)
     else:
-        g = b.linear(h, both, features=features, bias=s.mlp_bias, then=then)
-    return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to, use="down")
+        g = b.linear(h, gate_up, features=features, bias=s.mlp_bias, then=activation)
+    return b.linear(
+        g, f"{prefix}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to, use="down"
+    )
 
 
 def before_silu(limit: float) -> float:
@@ -184,10 +186,12 @@ def plain_mlp(
     return gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=fused, to=to)
 
 
-def squared_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, x: ValueId) -> None:
-    """Add down(relu(up(h)) ** 2) to x, with the matrices below the name `at`."""
-    u = b.linear(h, f"{at}.up_proj", features=features, bias=s.mlp_bias, then="relu2")
-    b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x, use="down")
+def squared_mlp(
+    b: Builder, s: ModelSpec, prefix: str, h: ValueId, features: int, x: ValueId
+) -> None:
+    """Add down(relu(up(h)) ** 2) to x, with the matrices below the name `prefix`."""
+    u = b.linear(h, f"{prefix}.up_proj", features=features, bias=s.mlp_bias, then="relu2")
+    b.linear(u, f"{prefix}.down_proj", bias=s.mlp_bias, add_to=x, use="down")
 
 
 def unpaired(
@@ -200,13 +204,13 @@ def unpaired(
 
     begin: the row where the first head begins.
     """
-    found = {}
-    for first in range(begin, begin + heads * head_dim, head_dim):
+    parts = {}
+    for head_row in range(begin, begin + heads * head_dim, head_dim):
         for odd in range(2):
-            found[rows(name, first + odd, rotary // 2, step=2)] = rotary // 2
+            parts[rows(name, head_row + odd, rotary // 2, step=2)] = rotary // 2
         if rotary < head_dim:
-            found[rows(name, first + rotary, head_dim - rotary)] = head_dim - rotary
-    return found
+            parts[rows(name, head_row + rotary, head_dim - rotary)] = head_dim - rotary
+    return parts
 
 
 def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
@@ -228,15 +232,15 @@ def clip_values(b: Builder, s: ModelSpec, qkv: ValueId) -> None:
 
 
 def heads_of(
-    b: Builder, s: ModelSpec, at: str, h: ValueId, heads: tuple[int, int] | None = None
+    b: Builder, s: ModelSpec, prefix: str, h: ValueId, heads: tuple[int, int] | None = None
 ) -> ValueId:
-    """Return queries, keys and values of h, by matrices of their own below the name `at`.
+    """Return queries, keys and values of h, by matrices of their own below the name `prefix`.
 
     heads: the numbers of heads of queries, and of keys and values, if they differ from the model's.
     """
     queries, keys = heads or (s.q_heads, s.kv_heads)
     features = [count * s.head_dim for count in (queries, keys, keys)]
-    names = [f"{at}.{part}_proj" for part in "qkv"]
+    names = [f"{prefix}.{part}_proj" for part in "qkv"]
     return b.linear(h, names, features=features, bias=s.qkv_bias, use="qkv")
 
 
@@ -269,23 +273,23 @@ def attend(
     name: the name of the attention module in a layer.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
-    at = f"model.layers.{layer}.{name}"
-    heads = {f"{at}.q_proj": s.q_heads, f"{at}.k_proj": s.kv_heads, f"{at}.v_proj": s.kv_heads}
+    prefix = f"model.layers.{layer}.{name}"
+    q, k, v = (f"{prefix}.{part}_proj" for part in "qkv")
+    heads = {q: s.q_heads, k: s.kv_heads, v: s.kv_heads}
     parts = {name: n * d for name, n in heads.items()}
     if fused:
-        parts = {f"{at}.qkv_proj": sum(parts.values())}
+        parts = {f"{prefix}.qkv_proj": sum(parts.values())}
     elif paired and rope is not None:
-        q, k, v = heads
         rotated = [unpaired(name, heads[name], d, rope.rotary) for name in (q, k)]
         parts = {**rotated[0], **rotated[1], v: parts[v]}
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
     if wide_norm:
-        b.part_norm(qkv, f"{at}.q_norm", width=s.q_heads * d)
-        b.part_norm(qkv, f"{at}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
+        b.part_norm(qkv, f"{prefix}.q_norm", width=s.q_heads * d)
+        b.part_norm(qkv, f"{prefix}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
     clip_values(b, s, qkv)
     scale_queries(b, s, qkv, s.q_heads * d)
     cache = layer if cache is None else cache
-    q_norm, k_norm = (f"{at}.q_norm", f"{at}.k_norm") if qk_norm else (None, None)
+    q_norm, k_norm = (f"{prefix}.q_norm", f"{prefix}.k_norm") if qk_norm else (None, None)
     window, scale = layer_window(s, layer), s.attention_scale
     if s.encoder:
         return b.attend_both_sides(
@@ -298,7 +302,7 @@ def attend(
             plus_one=plus_one,
         )
     b.rope_store_kv(qkv, layer=cache, rope=rope, q_norm=q_norm, k_norm=k_norm, plus_one=plus_one)
-    sink = f"{at}.sinks" if sinks else None
+    sink = f"{prefix}.sinks" if sinks else None
     return b.attention(qkv, layer=cache, window=window, scale=scale, softcap=softcap, sinks=sink)
 
 
@@ -363,12 +367,12 @@ def build_decoder(
     mlp: LayerPart = dense_mlp,
     norm: NormFn = rms_norm,
     norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
-    last: str = "model.norm",
+    final_norm: str = "model.norm",
     parallel: bool = False,
 ) -> None:
     """Append the operations of a pre-norm decoder; each layer is `attention`, then `mlp`.
 
-    norms, last: the names of the norms before them, and of the norm after all layers.
+    norms, final_norm: the names of the norms before them, and of the norm after all layers.
     parallel: whether the MLP reads the same input as attention, not x with attention added.
     """
     if s.guesses:
@@ -376,13 +380,13 @@ def build_decoder(
     else:
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
     for i in range(s.layers):
-        at = f"model.layers.{i}"
-        h = norm(b, x, f"{at}.{norms[0]}")
+        prefix = f"model.layers.{i}"
+        h = norm(b, x, f"{prefix}.{norms[0]}")
         attention(b, s, i, h, x)
-        mlp(b, s, i, h if parallel else norm(b, x, f"{at}.{norms[1]}"), x)
+        mlp(b, s, i, h if parallel else norm(b, x, f"{prefix}.{norms[1]}"), x)
         if s.tower is not None and i < s.tower.levels:
             b.add_media(x, column=(i + 1) * s.width)
-    finish_decoder(b, s, norm(b, x, last))
+    finish_decoder(b, s, norm(b, x, final_norm))
 
 
 def guess_inputs(
@@ -397,9 +401,11 @@ def guess_inputs(
     hidden = norm(b, b.embed(embedding), "guess.hidden_norm")
     following = b.embed(embedding, width=s.width, scale=s.embed_scale)
     following = norm(b, following, "guess.embedding_norm")
-    first, second = (hidden, following) if "hidden_first" in s.parts else (following, hidden)
-    both = b.columns(first, s.width, more=second)
-    return b.linear(both, "guess.fc", features=s.width)
+    left_half, right_half = (
+        (hidden, following) if "hidden_first" in s.parts else (following, hidden)
+    )
+    joined_inputs = b.columns(left_half, s.width, more=right_half)
+    return b.linear(joined_inputs, "guess.fc", features=s.width)
 
 
 def build_sandwich(
@@ -418,12 +424,12 @@ def build_sandwich(
     """
     inputs = s.parts.get("inputs")  # Apertus 1.5 has more than outputs
     x = b.embed("model.embed_tokens", vocab=inputs, scale=s.embed_scale)
-    before, after, before_mlp, after_mlp = norms
+    before_attention, after_attention, before_mlp, after_mlp = norms
     for i in range(s.layers):
         layer = f"model.layers.{i}"
-        h = x if before is None else norm(b, x, f"{layer}.{before}")
+        h = x if before_attention is None else norm(b, x, f"{layer}.{before_attention}")
         a = attention(b, s, i, h)
-        to = x if after is None else None
+        to = x if after_attention is None else None
         o = b.linear(
             a,
             f"{layer}.self_attn.o_proj",
@@ -432,8 +438,8 @@ def build_sandwich(
             add_to=to,
             use="output",
         )
-        if after is not None:
-            b.add(norm(b, o, f"{layer}.{after}"), to=x)
+        if after_attention is not None:
+            b.add(norm(b, o, f"{layer}.{after_attention}"), to=x)
         h = x if before_mlp is None else norm(b, x, f"{layer}.{before_mlp}")
         o = mlp(b, s, i, h, x if after_mlp is None else None)
         if after_mlp is not None:

@@ -43,17 +43,17 @@ def _llama4(config: Config) -> ModelSpec:
         key: config[key] for key in ("attention_chunk_size", "moe_layers") if key in config
     }
     layers = read_int(config, "num_hidden_layers", high=4096)
-    every = read_int(config, "no_rope_layer_interval", 4)
-    rotated = read_flags(config, "no_rope_layers", lambda i: (i + 1) % every > 0)
+    interval = read_int(config, "no_rope_layer_interval", 4)
+    rotated = read_flags(config, "no_rope_layers", lambda i: (i + 1) % interval > 0)
     normalized = read_bool(config, "use_qk_norm", True)
     bias = read_bool(config, "attention_bias", False)
     step = read_int(config, "interleave_moe_layer_step", 1)
     sparse = read_layers(config, "moe_layers", tuple(range(step - 1, layers, step)), layers)
     dense = read_int(config, "intermediate_size_mlp", high=1 << 24)
-    counted = {"num_local_experts": 16, "num_experts_per_tok": 1, **config}
+    expert_config = {"num_local_experts": 16, "num_experts_per_tok": 1, **config}
     parts: SpecParts = {
-        "no_rope": tuple(i for i, turned in enumerate(rotated) if not turned),
-        **read_experts(counted, count="num_local_experts", width="intermediate_size"),
+        "no_rope": tuple(i for i, has_rope in enumerate(rotated) if not has_rope),
+        **read_experts(expert_config, count="num_local_experts", width="intermediate_size"),
         "dense_layers": tuple(i for i in range(layers) if i not in sparse),
         "qk_norm": normalized,
         "query_scale": _read_query_scale(config),
@@ -98,8 +98,12 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     In the source, queries and keys are normalized after the RoPE. A rotation does not change the
     mean square of a head, and the norm has no weight, so it is the same before the RoPE.
     """
-    at, d, rope = f"model.layers.{layer}.self_attn", s.head_dim, layer_rope(s, layer)
-    heads = {f"{at}.q_proj": s.q_heads, f"{at}.k_proj": s.kv_heads, f"{at}.v_proj": s.kv_heads}
+    prefix, d, rope = f"model.layers.{layer}.self_attn", s.head_dim, layer_rope(s, layer)
+    heads = {
+        f"{prefix}.q_proj": s.q_heads,
+        f"{prefix}.k_proj": s.kv_heads,
+        f"{prefix}.v_proj": s.kv_heads,
+    }
     parts = {name: n * d for name, n in heads.items()}
     if rope is not None:
         parts = _unpaired(heads, d, rope)
@@ -112,7 +116,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     b.rope_store_kv(qkv, layer=layer, rope=rope)
     window = layer_window(s, layer)
     a = b.attention(qkv, layer=layer, window=window, sections=window > 0)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.linear(a, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _unpaired(heads: Mapping[str, int], head_dim: int, rope: Rope) -> dict[str, int]:
@@ -124,14 +128,14 @@ def _unpaired(heads: Mapping[str, int], head_dim: int, rope: Rope) -> dict[str, 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
-    at = f"model.layers.{layer}.feed_forward"
+    prefix = f"model.layers.{layer}.feed_forward"
     if layer in s.parts["dense_layers"]:
-        gated_mlp(b, s, at, h, s.intermediate, to=x)
+        gated_mlp(b, s, prefix, h, s.intermediate, to=x)
         return
     add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         renormalize=False,
@@ -140,7 +144,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         weigh_inputs=True,
     )
     width = s.parts["expert_width"]
-    gated_mlp(b, s, f"{at}.shared_expert", h, width, to=x)
+    gated_mlp(b, s, f"{prefix}.shared_expert", h, width, to=x)
 
 
 Llama4 = FamilyRow(

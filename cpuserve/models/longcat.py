@@ -41,15 +41,21 @@ class LongcatFlash:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a LongCat Flash config; a layer has two attentions."""
         read_choice(config, "zero_expert_type", "identity", {"identity": "identity"})
-        given = {**_DEFAULTS, **without_nulls(config)}
-        if "num_layers" not in given:
-            given["num_layers"] = read_int(given, "num_hidden_layers", 56, low=2, high=4096) // 2
-        given["num_layers"] = read_int(given, "num_layers", high=2048)
-        given |= {ours: given[key] for key, ours in _KEYS.items() if key in given}
+        settings = {**_DEFAULTS, **without_nulls(config)}
+        if "num_layers" not in settings:
+            settings["num_layers"] = (
+                read_int(settings, "num_hidden_layers", 56, low=2, high=4096) // 2
+            )
+        settings["num_layers"] = read_int(settings, "num_layers", high=2048)
+        settings |= {
+            key_of_program: settings[key]
+            for key, key_of_program in _KEYS.items()
+            if key in settings
+        }
         for key in ("ffn_hidden_size", "expert_ffn_hidden_size"):
-            if _KEYS[key] not in given:
-                read_int(given, key)
-        spec = read_latent(given, positions=131072, dense=None, groups=None)
+            if _KEYS[key] not in settings:
+                read_int(settings, key)
+        spec = read_latent(settings, positions=131072, dense=None, groups=None)
         width, ranks = spec.width, (spec.parts["q_rank"], spec.parts["rank"])
         of_queries, of_rows = ((width / rank) ** 0.5 for rank in ranks)
         scale = spec.parts["scale"] * of_queries * of_rows
@@ -57,9 +63,9 @@ class LongcatFlash:
             **spec.parts,
             "scale": scale,
             "row_scale": of_rows,
-            **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
-            "identities": read_int(given, "zero_expert_num", 256, low=0, high=4096),
-            "expert_scale": read_float(given, "routed_scaling_factor", 6.0),
+            **read_experts(settings, count="n_routed_experts", width="moe_intermediate_size"),
+            "identities": read_int(settings, "zero_expert_num", 256, low=0, high=4096),
+            "expert_scale": read_float(settings, "routed_scaling_factor", 6.0),
         }
         return replace(spec, parts=parts)
 
@@ -71,16 +77,18 @@ class LongcatFlash:
             return
         x = b.embed("model.embed_tokens")
         for layer in range(s.layers):
-            at = f"model.layers.{layer}"
+            prefix = f"model.layers.{layer}"
             experts: ValueId | None = None
             for i in range(2):
-                h = b.rms_norm(x, f"{at}.input_layernorm.{i}")
-                out = latent_output(b, s, layer, h, at=f"{at}.self_attn.{i}")
-                b.linear(out, f"{at}.self_attn.{i}.o_proj", bias=s.out_bias, add_to=x, use="output")
-                h = b.rms_norm(x, f"{at}.post_attention_layernorm.{i}")
+                h = b.rms_norm(x, f"{prefix}.input_layernorm.{i}")
+                out = latent_output(b, s, layer, h, prefix=f"{prefix}.self_attn.{i}")
+                b.linear(
+                    out, f"{prefix}.self_attn.{i}.o_proj", bias=s.out_bias, add_to=x, use="output"
+                )
+                h = b.rms_norm(x, f"{prefix}.post_attention_layernorm.{i}")
                 if experts is None:
-                    experts = _mixture(b, s, f"{at}.mlp", h)
-                gated_mlp(b, s, f"{at}.mlps.{i}", h, s.intermediate, to=x)
+                    experts = _mixture(b, s, f"{prefix}.mlp", h)
+                gated_mlp(b, s, f"{prefix}.mlps.{i}", h, s.intermediate, to=x)
             assert experts is not None
             b.add(experts, to=x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
@@ -88,36 +96,41 @@ class LongcatFlash:
 
 def _build_head(b: Builder, s: ModelSpec) -> None:
     """Append the operations of a head: a layer with one attention and one MLP, without experts."""
-    at, x = "model.layers.0", guess_inputs(b, s, rms_norm)
-    out = latent_output(b, s, 0, b.rms_norm(x, f"{at}.input_layernorm"))
-    b.linear(out, f"{at}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
+    prefix, x = "model.layers.0", guess_inputs(b, s, rms_norm)
+    out = latent_output(b, s, 0, b.rms_norm(x, f"{prefix}.input_layernorm"))
+    b.linear(out, f"{prefix}.self_attn.o_proj", bias=s.out_bias, add_to=x, use="output")
     gated_mlp(
-        b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.post_attention_layernorm"), s.intermediate, to=x
+        b,
+        s,
+        f"{prefix}.mlp",
+        b.rms_norm(x, f"{prefix}.post_attention_layernorm"),
+        s.intermediate,
+        to=x,
     )
     finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
-def _mixture(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+def _mixture(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
     """Return the experts of h; some of them return h itself, and have no matrices.
 
     transformers saves gates and ups for these as well, which no computation reads.
     """
-    first, more = s.parts["experts"], s.parts["identities"]
+    num_experts, num_identities = s.parts["experts"], s.parts["identities"]
     b.leave(
-        f"{at}.experts.{expert}.{part}.weight"
-        for expert in range(first, first + more)
+        f"{prefix}.experts.{expert}.{part}.weight"
+        for expert in range(num_experts, num_experts + num_identities)
         for part in ("gate_proj", "up_proj")
     )
     return add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         None,
         renormalize=False,
         score="softmax",
         scale=s.parts["expert_scale"],
-        bias=f"{at}.router.e_score_correction_bias",
+        bias=f"{prefix}.router.e_score_correction_bias",
         router="router.classifier",
-        identities=more,
+        identities=num_identities,
     )

@@ -35,15 +35,20 @@ def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
     The width of all heads is mamba_d_ssm (Falcon-H1), or else mamba_expand x hidden_size.
     """
     width = read_int(config, "hidden_size", high=1 << 20)
-    inner, of = read_int(config, "mamba_expand", 2, high=64) * width, "mamba_expand x hidden_size"
+    channels = read_int(config, "mamba_expand", 2, high=64) * width
+    channels_formula = "mamba_expand x hidden_size"
     if config.get("mamba_d_ssm") is not None:
-        inner, of = read_int(config, "mamba_d_ssm", high=1 << 20), "mamba_d_ssm"
+        channels, channels_formula = read_int(config, "mamba_d_ssm", high=1 << 20), "mamba_d_ssm"
     heads = read_int(config, "mamba_n_heads", 128, high=65536)
-    if inner % heads:
-        refuse("mamba_n_heads", heads, f"a divisor of {of} ({inner})")
+    if channels % heads:
+        refuse("mamba_n_heads", heads, f"a divisor of {channels_formula} ({channels})")
     head_dim = config.get("mamba_d_head")
-    if head_dim not in (None, "auto", inner // heads):
-        refuse("mamba_d_head", head_dim, f"{inner // heads}: {of}, for each of mamba_n_heads")
+    if head_dim not in (None, "auto", channels // heads):
+        refuse(
+            "mamba_d_head",
+            head_dim,
+            f"{channels // heads}: {channels_formula}, for each of mamba_n_heads",
+        )
     groups = read_int(config, "mamba_n_groups", 1, high=65536)
     if heads % groups:
         refuse("mamba_n_groups", groups, f"a divisor of mamba_n_heads ({heads})")
@@ -51,7 +56,7 @@ def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
     read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
     return Mamba2Sizes(
         heads=heads,
-        head_dim=inner // heads,
+        head_dim=channels // heads,
         groups=groups,
         state=read_int(config, "mamba_d_state", 256, high=65536),
         taps=read_taps(config, "mamba_d_conv", 4),
@@ -73,11 +78,11 @@ def _read_limits(config: Mapping[str, Any]) -> tuple[float, float]:
     return float(limits[0]), float(limits[1])
 
 
-def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the Mamba2 layer `at` (the name of its module) of h to x."""
-    out, inputs = scan_mamba2(b, s, at, h)
-    normed = b.gated_norm(out, inputs, f"{at}.norm", groups=s.groups, eps=s.eps)
-    b.linear(normed, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
+def add_mamba2(b: Builder, s: Mamba2Sizes, prefix: str, h: ValueId, x: ValueId) -> None:
+    """Add the Mamba2 layer `prefix` (the name of its module) of h to x."""
+    out, inputs = scan_mamba2(b, s, prefix, h)
+    normed = b.gated_norm(out, inputs, f"{prefix}.norm", groups=s.groups, eps=s.eps)
+    b.linear(normed, f"{prefix}.out_proj", bias=s.proj_bias, add_to=x)
 
 
 def mamba2_layer(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -86,21 +91,21 @@ def mamba2_layer(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -
 
 
 def scan_mamba2(
-    b: Builder, s: Mamba2Sizes, at: str, h: ValueId, factors: Sequence[tuple[int, float]] = ()
+    b: Builder, s: Mamba2Sizes, prefix: str, h: ValueId, factors: Sequence[tuple[int, float]] = ()
 ) -> tuple[ValueId, ValueId]:
-    """Return (output of the state space model, inputs) of the Mamba2 layer `at` of h.
+    """Return (output of the state space model, inputs) of the Mamba2 layer `prefix` of h.
 
     The inputs are in_proj(h): z, which gates the output, then the channels, then the step sizes.
 
     factors: (columns, factor) of each part of the inputs; by default all factors are 1.
     """
     widths = s.width, s.channels, s.heads
-    inputs = b.linear(h, f"{at}.in_proj", features=sum(widths), bias=s.proj_bias)
+    inputs = b.linear(h, f"{prefix}.in_proj", features=sum(widths), bias=s.proj_bias)
     if factors:
         b.multiply_by(inputs, factors)
     mixed = b.short_conv(
         inputs,
-        f"{at}.conv1d",
+        f"{prefix}.conv1d",
         taps=s.taps,
         column=s.width,
         channels=s.channels,
@@ -110,7 +115,7 @@ def scan_mamba2(
     out = b.mamba2(
         mixed,
         inputs,
-        at,
+        prefix,
         heads=s.heads,
         groups=s.groups,
         key_width=s.state,
@@ -141,24 +146,24 @@ def read_mamba1(
     )
 
 
-def add_mamba1(b: Builder, s: Mamba1Sizes, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the Mamba 1 layer `at` (the name of its module) of h to x."""
-    inputs = b.linear(h, f"{at}.in_proj", features=2 * s.channels, bias=s.proj_bias)
+def add_mamba1(b: Builder, s: Mamba1Sizes, prefix: str, h: ValueId, x: ValueId) -> None:
+    """Add the Mamba 1 layer `prefix` (the name of its module) of h to x."""
+    inputs = b.linear(h, f"{prefix}.in_proj", features=2 * s.channels, bias=s.proj_bias)
     mixed = b.short_conv(
-        inputs, f"{at}.conv1d", taps=s.taps, channels=s.channels, bias=s.conv_bias, silu=True
+        inputs, f"{prefix}.conv1d", taps=s.taps, channels=s.channels, bias=s.conv_bias, silu=True
     )
-    parts, first = [], 0
+    parts, begin = [], 0
     for name, width in (("dt", s.rank), ("b", s.state), ("c", s.state)):
-        part = b.linear(mixed, rows(f"{at}.x_proj", first, width), features=width)
+        part = b.linear(mixed, rows(f"{prefix}.x_proj", begin, width), features=width)
         if s.norms != "none":
             weightless = s.norms == "plain"
-            part = b.rms_norm(part, f"{at}.{name}_layernorm", eps=s.eps, weightless=weightless)
+            part = b.rms_norm(part, f"{prefix}.{name}_layernorm", eps=s.eps, weightless=weightless)
         parts.append(part)
-        first += width
+        begin += width
     low, keys, queries = parts
-    steps = b.linear(low, f"{at}.dt_proj", features=s.channels, bias=True)
-    out = b.selective_scan(mixed, steps, keys, queries, inputs, at, column=s.channels)
-    b.linear(out, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
+    steps = b.linear(low, f"{prefix}.dt_proj", features=s.channels, bias=True)
+    out = b.selective_scan(mixed, steps, keys, queries, inputs, prefix, column=s.channels)
+    b.linear(out, f"{prefix}.out_proj", bias=s.proj_bias, add_to=x)
 
 
 def _states_alone(config: Mapping[str, Any], sizes: Mamba1Sizes | Mamba2Sizes) -> ModelSpec:
@@ -195,8 +200,10 @@ def _read_channels(config: Mapping[str, Any], norms: str, eps: float) -> Mamba1S
     have 0 instead.
     """
     sizes = read_mamba1(config, {}, norms, eps)
-    given = config.get("intermediate_size") or sizes.channels
-    channels = read_int({"intermediate_size": given}, "intermediate_size", high=1 << 24)
+    channels_or_default = config.get("intermediate_size") or sizes.channels
+    channels = read_int(
+        {"intermediate_size": channels_or_default}, "intermediate_size", high=1 << 24
+    )
     return replace(sizes, channels=channels)
 
 
@@ -213,12 +220,12 @@ class MambaModel:
         """Append the operations of the model to its builder `b`."""
         x = b.embed("model.embeddings")
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{at}.norm")
+            prefix = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{prefix}.norm")
             if "mamba1" in s.parts:
-                add_mamba1(b, s.parts["mamba1"], f"{at}.mixer", h, x)
+                add_mamba1(b, s.parts["mamba1"], f"{prefix}.mixer", h, x)
             else:
-                add_mamba2(b, s.parts["mamba2"], f"{at}.mixer", h, x)
+                add_mamba2(b, s.parts["mamba2"], f"{prefix}.mixer", h, x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")
 
 
@@ -244,9 +251,9 @@ class Mamba2Model(MambaModel):
         if heads % groups:
             refuse("n_groups", groups, f"a divisor of num_heads ({heads})")
         head_dim = read_int(config, "head_dim", 64, high=65536)
-        inner = read_int(config, "expand", 2, high=64) * width
-        if heads * head_dim != inner:
-            refuse("num_heads", heads, f"expand x hidden_size ({inner}) / head_dim ({head_dim})")
+        channels = read_int(config, "expand", 2, high=64) * width
+        if heads * head_dim != channels:
+            refuse("num_heads", heads, f"expand x hidden_size ({channels}) / head_dim ({head_dim})")
         read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
         sizes = Mamba2Sizes(
             heads=heads,

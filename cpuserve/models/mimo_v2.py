@@ -37,25 +37,27 @@ def _keys(config: Config) -> Config:
 
     sliding_window counts the token itself, and sliding_window_size does not.
     """
-    scaled = config.get("attention_value_scale", 0.707) is not None
+    has_value_scale = config.get("attention_value_scale", 0.707) is not None
     config = {"head_dim": 192, "attention_value_scale": 0.707, **without_nulls(config)}
     config = {"rms_norm_eps": config.get("layernorm_epsilon", 1e-5), **config}
     if "sliding_window_size" in config:
         config["sliding_window"] = read_int(config, "sliding_window_size") + 1
-    if not scaled:
+    if not has_value_scale:
         config["attention_value_scale"] = 1.0
     head_dim = read_int(config, "head_dim", high=1024)
-    plain, local = split_ropes(_ropes(config), head_dim, 131072, theta=5e6, local_theta=1e4)
-    return {**plain, "local_rope": local}
+    full_config, local_rope = split_ropes(
+        _ropes(config), head_dim, 131072, theta=5e6, local_theta=1e4
+    )
+    return {**full_config, "local_rope": local_rope}
 
 
 def _layers(config: Config) -> dict[str, Any]:
     kv_heads = read_int(config, "num_key_value_heads", high=65536)
     window = read_int(config, "sliding_window", 129)
-    listed = read_flags(config, "hybrid_layer_pattern", lambda i: i > 0 and (i + 1) % 6 > 0)
+    window_flags = read_flags(config, "hybrid_layer_pattern", lambda i: i > 0 and (i + 1) % 6 > 0)
     return {
         "parts": {
-            "windows": read_windows(config, window, default=lambda i: listed[i]),
+            "windows": read_windows(config, window, default=lambda i: window_flags[i]),
             "local_kv_heads": read_int(config, "swa_num_key_value_heads", 2 * kv_heads),
             "values": read_int(config, "v_head_dim", high=config["head_dim"]),
             "value_scale": read_float(config, "attention_value_scale"),
@@ -82,37 +84,37 @@ def _read_dense(config: Config) -> tuple[int, ...]:
 def _ropes(config: Config) -> dict[str, Any]:
     """Return the config with rope_parameters by the kind of layer."""
     share = config.get("partial_rotary_factor", 0.334)
-    full = {"rope_theta": config.get("rope_theta", 5e6), "partial_rotary_factor": share}
+    full_rope = {"rope_theta": config.get("rope_theta", 5e6), "partial_rotary_factor": share}
     local = {"rope_theta": config.get("swa_rope_theta", 1e4), "partial_rotary_factor": share}
-    known = config.get("rope_parameters") or {
-        "full_attention": full,
+    ropes_by_kind = config.get("rope_parameters") or {
+        "full_attention": full_rope,
         "sliding_attention": local,
     }
-    plain = {k: v for k, v in config.items() if k != "partial_rotary_factor"}
-    return {**plain, "rope_parameters": known}
+    rest_of_config = {k: v for k, v in config.items() if k != "partial_rotary_factor"}
+    return {**rest_of_config, "rope_parameters": ropes_by_kind}
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x. The cache has values that are as wide as keys, with zeros."""
-    at, d, values = f"model.layers.{layer}.self_attn", s.head_dim, s.parts["values"]
+    prefix, d, values = f"model.layers.{layer}.self_attn", s.head_dim, s.parts["values"]
     window = layer_window(s, layer)
     kv_heads = s.parts["local_kv_heads"] if window else s.kv_heads
     parts = {"q": s.q_heads * d, "k": kv_heads * d, "v": kv_heads * values}
-    names = [f"{at}.{part}_proj" for part in parts]
+    names = [f"{prefix}.{part}_proj" for part in parts]
     if s.parts["fused"]:
         firsts = (0, parts["q"], parts["q"] + parts["k"])
         sizes = zip(firsts, parts.values(), strict=True)
-        names = [rows(f"{at}.qkv_proj", first, count) for first, count in sizes]
+        names = [rows(f"{prefix}.qkv_proj", begin, count) for begin, count in sizes]
     use: Use | Literal["qkv"] = "values" if s.parts["fused"] else "qkv"
     qkv = b.linear(h, names, features=list(parts.values()), bias=s.qkv_bias, use=use)
     if values < d:
         qkv = b.resize_heads(qkv, begin=parts["q"] + parts["k"], heads=kv_heads, to=d)
     b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer), heads=(kv_heads, d))
-    a = b.attention(qkv, layer=layer, window=window, sinks=f"{at}.sinks" if window else None)
+    a = b.attention(qkv, layer=layer, window=window, sinks=f"{prefix}.sinks" if window else None)
     if values < d:
         a = b.resize_heads(a, begin=0, heads=s.q_heads, to=values)
     b.multiply_by(a, s.parts["value_scale"])
-    b.linear(a, f"{at}.o_proj", add_to=x, use="output")
+    b.linear(a, f"{prefix}.o_proj", add_to=x, use="output")
 
 
 MiMoV2Flash = DecoderRow(
@@ -130,7 +132,7 @@ MiMoV2Flash = DecoderRow(
     },
     bias=ATTENTION_BIAS,
     out_bias=False,
-    more=_layers,
+    read_arguments=_layers,
     stored=StoredNames(published={r"\.self_attn\.attention_sink_bias": ".self_attn.sinks"}),
 )
 

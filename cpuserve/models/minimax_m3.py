@@ -48,9 +48,9 @@ class MiniMaxM3:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in the text part of a MiniMax M3 config."""
-        for key, built in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
-            if read_float(config, key, built) != built:
-                refuse(key, config[key], f"{built:g}, which the kernels are built for")
+        for key, built_in in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
+            if read_float(config, key, built_in) != built_in:
+                refuse(key, config[key], f"{built_in:g}, which the kernels are built for")
         sparse = read_object(config, "sparse_attention_config")
         config = {**_published_lists(config, sparse), **without_nulls(config)}
         config = {"head_dim": 128, "rope_theta": 5e6, **config, "hidden_act": "silu"}
@@ -65,13 +65,13 @@ class MiniMaxM3:
         kinds = read_kinds(config, "layer_types", KINDS, lambda _layer: KINDS[0])
         if KINDS[1] not in kinds:
             return spec
-        given = {key: sparse.get(old) for key, (old, _) in BLOCKS.items()}
+        settings = {key: sparse.get(old_key) for key, (old_key, _) in BLOCKS.items()}
         sizes = [
-            read_int({**without_nulls(config), **without_nulls(given)}, key, size)
+            read_int({**without_nulls(config), **without_nulls(settings)}, key, size)
             for key, (_, size) in BLOCKS.items()
         ]
-        most = min(spec.max_position, sizes[0] * sizes[1])
-        return replace(spec, max_position=most, parts={**parts, "fixed_positions": True})
+        reach = min(spec.max_position, sizes[0] * sizes[1])
+        return replace(spec, max_position=reach, parts={**parts, "fixed_positions": True})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -83,16 +83,16 @@ class MiniMaxM3:
 
 def _published_lists(config: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kinds of layers by their keys in newer configs, from lists of 0 and 1."""
-    found = {}
+    kind_lists = {}
     lists = (
         ("layer_types", sparse.get("sparse_attention_freq"), KINDS),
         ("mlp_layer_types", config.get("moe_layer_freq"), ("dense", "sparse")),
     )
     for key, flags, kinds in lists:
         if flags is not None:
-            known = isinstance(flags, list) and all(flag in (0, 1) for flag in flags)
-            found[key] = [kinds[int(flag)] for flag in flags] if known else flags
-    return found
+            is_valid = isinstance(flags, list) and all(flag in (0, 1) for flag in flags)
+            kind_lists[key] = [kinds[int(flag)] for flag in flags] if is_valid else flags
+    return kind_lists
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -105,24 +105,24 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     if layer in s.parts["dense_layers"]:
         _gated(b, f"model.layers.{layer}.mlp", h, s.parts["dense_width"], x)
         return
-    at = f"model.layers.{layer}.block_sparse_moe"
+    prefix = f"model.layers.{layer}.block_sparse_moe"
     add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         parts=("w1", "w3", "w2"),
         renormalize=True,
         score="sigmoid",
         scale=s.parts["expert_scale"],
-        bias=f"{at}.e_score_correction_bias",
+        bias=f"{prefix}.e_score_correction_bias",
         then="clamped_swiglu_mul",
     )
-    _gated(b, f"{at}.shared_experts", h, s.parts["shared_width"], x)
+    _gated(b, f"{prefix}.shared_experts", h, s.parts["shared_width"], x)
 
 
-def _gated(b: Builder, at: str, h: ValueId, features: int, x: ValueId) -> None:
-    both = [f"{at}.gate_proj", f"{at}.up_proj"]
-    g = b.linear(h, both, features=features, then="clamped_swiglu_mul")
-    b.linear(g, f"{at}.down_proj", add_to=x, use="down")
+def _gated(b: Builder, prefix: str, h: ValueId, features: int, x: ValueId) -> None:
+    gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+    g = b.linear(h, gate_up, features=features, then="clamped_swiglu_mul")
+    b.linear(g, f"{prefix}.down_proj", add_to=x, use="down")

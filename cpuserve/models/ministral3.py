@@ -36,7 +36,7 @@ Ministral3 = DecoderRow(
     positions=262144,
     prepare=_ministral3,
     defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
-    more=_scaled_queries,
+    read_arguments=_scaled_queries,
 )
 
 

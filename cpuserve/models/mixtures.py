@@ -86,7 +86,7 @@ Qwen2Moe = DecoderRow(
     layers=partial(build_decoder, mlp=qwen_shared_mlp),
     bias=("qkv_bias", True),
     out_bias=False,
-    more=_qwen2_moe,
+    read_arguments=_qwen2_moe,
 )
 
 
@@ -105,7 +105,7 @@ Qwen3Moe = DecoderRow(
     positions=32768,
     layers=partial(build_decoder, attention=qk_norm_attention, mlp=qwen_mlp),
     bias=ATTENTION_BIAS,
-    more=_qwen3_moe,
+    read_arguments=_qwen3_moe,
 )
 
 
@@ -137,16 +137,18 @@ Mellum = DecoderRow(
     layers=partial(build_decoder, attention=qk_norm_attention, mlp=qwen_mlp),
     prepare=_mellum_ropes,
     bias=ATTENTION_BIAS,
-    more=_mellum,
+    read_arguments=_mellum,
 )
 
 
 def _dots1(config: Config) -> dict[str, Any]:
     window = read_window(config, 4096)
-    first = read_int(config, "max_window_layers", 62, low=0)
+    first_window_layer = read_int(config, "max_window_layers", 62, low=0)
     return {
         "parts": {
-            "windows": read_windows(config, window, lambda i: window > 0 and i >= first),
+            "windows": read_windows(
+                config, window, lambda i: window > 0 and i >= first_window_layer
+            ),
             **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "n_shared_experts", 1),
             "dense_layers": read_first_dense(config, 0),
@@ -162,7 +164,7 @@ Dots1 = DecoderRow(
     positions=2048,
     layers=partial(build_decoder, attention=qk_norm_attention, mlp=sigmoid_mixture),
     bias=ATTENTION_BIAS,
-    more=_dots1,
+    read_arguments=_dots1,
 )
 
 
@@ -180,13 +182,13 @@ def _deepseek_moe_keys(config: Config) -> Config:
 
 
 def _deepseek_moe(config: Config) -> dict[str, Any]:
-    first = read_int(config, "first_k_dense_replace", 0, low=0)
-    every = read_int(config, "moe_layer_freq", 1)
+    dense_count = read_int(config, "first_k_dense_replace", 0, low=0)
+    interval = read_int(config, "moe_layer_freq", 1)
     return {
         "parts": {
             **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "n_shared_experts", 0, low=0),
-            "dense_layers": read_dense_layers(config, first=first, every=every),
+            "dense_layers": read_dense_layers(config, first=dense_count, interval=interval),
             "renormalize": read_bool(config, "norm_topk_prob", False),
             "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
             "groups": None,
@@ -200,13 +202,13 @@ DeepseekMoe = DecoderRow(
     layers=partial(build_decoder, mlp=_deepseek_moe_mlp),
     prepare=_deepseek_moe_keys,
     bias=ATTENTION_BIAS,
-    more=_deepseek_moe,
+    read_arguments=_deepseek_moe,
 )
 
 
 def _mixtral_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    at = f"model.layers.{layer}.block_sparse_moe"
-    add_mixture(b, s, at, h, x, parts=("w1", "w3", "w2"), renormalize=True)
+    prefix = f"model.layers.{layer}.block_sparse_moe"
+    add_mixture(b, s, prefix, h, x, parts=("w1", "w3", "w2"), renormalize=True)
 
 
 def _local_experts(config: Config) -> dict[str, Any]:
@@ -218,7 +220,7 @@ Mixtral = DecoderRow(
     positions=131072,
     layers=partial(build_decoder, mlp=_mixtral_mlp),
     prepare=when_empty(rope_theta=1e6, rms_norm_eps=1e-5),
-    more=lambda config: {
+    read_arguments=lambda config: {
         "window": read_int(config, "sliding_window", 0, low=0),
         **_local_experts(config),
     },
@@ -240,16 +242,18 @@ def _rotated_share(config: Config) -> dict[str, Any]:
     head_dim = read_int(config, "head_dim", 128)
     values = {**without_nulls(config), "head_dim": head_dim}
     shares = read_object(config, "rope_parameters"), values
-    if "rotary_dim" in values and not any("partial_rotary_factor" in each for each in shares):
+    if "rotary_dim" in values and not any(
+        "partial_rotary_factor" in rope_params for rope_params in shares
+    ):
         rotary = read_int(config, "rotary_dim", high=head_dim)
         values["partial_rotary_factor"] = rotary / head_dim
     return values
 
 
 def _minimax_m2_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
-    bias = f"{at}.e_score_correction_bias"
-    add_mixture(b, s, at, h, x, parts=parts, renormalize=True, score="sigmoid", bias=bias)
+    prefix, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    bias = f"{prefix}.e_score_correction_bias"
+    add_mixture(b, s, prefix, h, x, parts=parts, renormalize=True, score="sigmoid", bias=bias)
 
 
 MiniMaxM2 = DecoderRow(
@@ -260,7 +264,7 @@ MiniMaxM2 = DecoderRow(
     ),
     prepare=_rotated_share,
     defaults={"rope_theta": 5e6},
-    more=_local_experts,
+    read_arguments=_local_experts,
     stored=StoredNames(
         {**Mixtral.stored.renamed, r"\.mlp\.e_score_": ".block_sparse_moe.e_score_"}
     ),
@@ -288,16 +292,18 @@ def _kolibri1_keys(config: Config) -> Config:
         "moe_intermediate_size": 512,
     }
     config = {**defaults, **without_nulls(config)}
-    shared = read_int(config, "shared_expert_intermediate_size", 512, high=1 << 24)
-    return {**config, "intermediate_size": shared}
+    shared_width = read_int(config, "shared_expert_intermediate_size", 512, high=1 << 24)
+    return {**config, "intermediate_size": shared_width}
 
 
 def _kolibri1_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     """Return the layer's experts of h plus the expert that all tokens share."""
-    at, renormalize = f"model.layers.{layer}.mlp", s.parts["renormalize"]
-    bias = f"{at}.gate.e_score_correction_bias"
-    total = add_mixture(b, s, at, h, to, renormalize=renormalize, score="chosen_sigmoid", bias=bias)
-    return gated_mlp(b, s, f"{at}.shared_experts", h, s.intermediate, to=total)
+    prefix, renormalize = f"model.layers.{layer}.mlp", s.parts["renormalize"]
+    bias = f"{prefix}.gate.e_score_correction_bias"
+    total = add_mixture(
+        b, s, prefix, h, to, renormalize=renormalize, score="chosen_sigmoid", bias=bias
+    )
+    return gated_mlp(b, s, f"{prefix}.shared_experts", h, s.intermediate, to=total)
 
 
 Kolibri1 = DecoderRow(
@@ -315,7 +321,7 @@ Kolibri1 = DecoderRow(
         mlp=_kolibri1_mlp,
     ),
     prepare=_kolibri1_keys,
-    more=_kolibri1,
+    read_arguments=_kolibri1,
     stored=StoredNames(
         {
             r"\.moe\.router\.expert_bias": ".mlp.gate.e_score_correction_bias",
@@ -337,11 +343,11 @@ _GPT_OSS_YARN = {
 
 
 def _gpt_oss_keys(config: Config) -> Config:
-    for key, built in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
-        if read_float(config, key, built) != built:
-            refuse(key, config[key], f"{built:g}, which the kernels are built for")
-    scaled = any(config.get(key) is not None for key in ("rope_scaling", "rope_parameters"))
-    scaling = {} if scaled else {"rope_scaling": _GPT_OSS_YARN}
+    for key, built_in in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
+        if read_float(config, key, built_in) != built_in:
+            refuse(key, config[key], f"{built_in:g}, which the kernels are built for")
+    has_scaling = any(config.get(key) is not None for key in ("rope_scaling", "rope_parameters"))
+    scaling = {} if has_scaling else {"rope_scaling": _GPT_OSS_YARN}
     return {**without_nulls(config), **scaling}
 
 
@@ -376,14 +382,14 @@ GptOss = DecoderRow(
     prepare=_gpt_oss_keys,
     defaults={"head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150000.0},
     bias=("attention_bias", True),
-    more=_gpt_oss,
+    read_arguments=_gpt_oss,
 )
 
 
 def _biased_experts(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     h: ValueId,
     x: ValueId | None,
     bias: str = "expert_bias",
@@ -391,39 +397,39 @@ def _biased_experts(
 ) -> ValueId:
     """Return x plus the experts of h that a sigmoid and a bias choose; see add_mixture.
 
-    bias, router: their names in module `at`.
+    bias, router: their names in module `prefix`.
     """
     return add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         renormalize=True,
         score="sigmoid",
         scale=s.parts["expert_scale"],
-        bias=f"{at}.{bias}",
+        bias=f"{prefix}.{bias}",
         router=router,
     )
 
 
 def _hunyuan3_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x; the first layers have a plain MLP."""
-    at = f"model.layers.{layer}.mlp"
+    prefix = f"model.layers.{layer}.mlp"
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
-    out = _biased_experts(b, s, at, h, x)
-    shared = s.parts["shared"] * s.parts["expert_width"]
-    gated_mlp(b, s, f"{at}.shared_mlp", h, shared, to=out)
+    out = _biased_experts(b, s, prefix, h, x)
+    shared_width = s.parts["shared"] * s.parts["expert_width"]
+    gated_mlp(b, s, f"{prefix}.shared_mlp", h, shared_width, to=out)
 
 
 def _hunyuan3(config: Config) -> dict[str, Any]:
-    usual = {"num_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536}
-    counted = {**usual, **without_nulls(config)}
+    defaults = {"num_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 1536}
+    expert_config = {**defaults, **without_nulls(config)}
     return {
         "parts": {
-            **read_experts(counted, count="num_experts", width="moe_intermediate_size"),
+            **read_experts(expert_config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "num_shared_experts", 1),
             "dense_layers": read_dense_layers(config, first=1),
             "expert_scale": read_float(config, "router_scaling_factor", 2.826),
@@ -443,7 +449,7 @@ HunYuan3 = DecoderRow(
     },
     bias=ATTENTION_BIAS,
     mlp_bias=MLP_BIAS,
-    more=_hunyuan3,
+    read_arguments=_hunyuan3,
     stored=StoredNames(
         {
             r"\.mlp\.gate\.": ".mlp.router.gate.",
@@ -456,22 +462,24 @@ HunYuan3 = DecoderRow(
 
 def _flint_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
-    at = f"model.layers.{layer}.mlp"
+    prefix = f"model.layers.{layer}.mlp"
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
-    add_mixture(b, s, at, h, x, renormalize=s.parts["renormalize"], score="sigmoid")
-    gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)
+    add_mixture(b, s, prefix, h, x, renormalize=s.parts["renormalize"], score="sigmoid")
+    gated_mlp(b, s, f"{prefix}.shared_expert", h, s.parts["shared_width"], to=x)
 
 
 def _flint(config: Config) -> dict[str, Any]:
-    last = read_int(config, "num_hidden_layers", high=4096) - 1
+    last_layer = read_int(config, "num_hidden_layers", high=4096) - 1
     window = read_int(config, "sliding_window", 513)
     renormalize = read_bool(config, "norm_topk_prob", True)
     return {
         "parts": {
             **read_shared_experts(config, renormalize=renormalize),
-            **read_roped_windows(config, window, lambda i: i >= 2 and i % 4 != 1 and i != last),
+            **read_roped_windows(
+                config, window, lambda i: i >= 2 and i % 4 != 1 and i != last_layer
+            ),
         }
     }
 
@@ -495,7 +503,7 @@ Flint = DecoderRow(
         "mlp_only_layers": [0, 1],
     },
     bias=ATTENTION_BIAS,
-    more=_flint,
+    read_arguments=_flint,
     stored=StoredNames(published={r"\.self_attn\.softmax_offset": ".self_attn.sinks"}),
 )
 
@@ -512,20 +520,20 @@ def _afmoe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | N
     """Return the layer's experts of h plus the shared expert; a plain MLP in the first layers."""
     if layer in s.parts["dense_layers"]:
         return plain_mlp(b, s, layer, h, to)
-    at = f"model.layers.{layer}.mlp"
-    total = _biased_experts(b, s, at, h, to)
-    shared = s.parts["shared"] * s.parts["expert_width"]
-    if shared:
-        gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=total)
+    prefix = f"model.layers.{layer}.mlp"
+    total = _biased_experts(b, s, prefix, h, to)
+    shared_width = s.parts["shared"] * s.parts["expert_width"]
+    if shared_width:
+        gated_mlp(b, s, f"{prefix}.shared_experts", h, shared_width, to=total)
     return total
 
 
 def _afmoe(config: Config) -> dict[str, Any]:
-    every = read_int(config, "global_attn_every_n_layers", 4)
+    interval = read_int(config, "global_attn_every_n_layers", 4)
     window = read_int(config, "sliding_window", 1024)
     return {
         "parts": {
-            **read_roped_windows(config, window, lambda i: (i + 1) % every > 0),
+            **read_roped_windows(config, window, lambda i: (i + 1) % interval > 0),
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "num_shared_experts", low=0),
             "dense_layers": tuple(range(min(read_int(config, "num_dense_layers", low=0), 4096))),
@@ -535,8 +543,8 @@ def _afmoe(config: Config) -> dict[str, Any]:
 
 
 def _afmoe_scale(spec: ModelSpec, config: Config) -> ModelSpec:
-    scaled = read_bool(config, "mup_enabled", False)
-    return replace(spec, embed_scale=float(spec.width**0.5) if scaled else 1.0)
+    has_scale = read_bool(config, "mup_enabled", False)
+    return replace(spec, embed_scale=float(spec.width**0.5) if has_scale else 1.0)
 
 
 Afmoe = DecoderRow(
@@ -556,25 +564,25 @@ Afmoe = DecoderRow(
     prepare=with_head_dim(128),
     defaults={"rms_norm_eps": 1e-5},
     bias=ATTENTION_BIAS,
-    more=_afmoe,
+    read_arguments=_afmoe,
     finish=_afmoe_scale,
 )
 
 
 def _aria_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the chosen and the shared experts of h to x."""
-    at = f"model.layers.{layer}.mlp"
-    add_mixture(b, s, at, h, x, router="router", renormalize=False, score="chosen_softmax")
-    gated_mlp(b, s, f"{at}.shared_experts", h, s.parts["shared"] * s.intermediate, to=x)
+    prefix = f"model.layers.{layer}.mlp"
+    add_mixture(b, s, prefix, h, x, router="router", renormalize=False, score="chosen_softmax")
+    gated_mlp(b, s, f"{prefix}.shared_experts", h, s.parts["shared"] * s.intermediate, to=x)
 
 
 def _aria(config: Config) -> dict[str, Any]:
-    counted = {
+    expert_config = {
         "moe_num_experts": read_int(config, "moe_num_experts", 8, high=4096),
         "num_experts_per_tok": read_int(config, "moe_topk", 2),
         "intermediate_size": config.get("intermediate_size"),
     }
-    parts = read_experts(counted, count="moe_num_experts", width="intermediate_size")
+    parts = read_experts(expert_config, count="moe_num_experts", width="intermediate_size")
     return {"parts": {**parts, "shared": read_int(config, "moe_num_shared_experts", 2)}}
 
 
@@ -584,7 +592,7 @@ AriaText = DecoderRow(
     layers=partial(build_decoder, mlp=_aria_mlp),
     bias=ATTENTION_BIAS,
     mlp_bias=MLP_BIAS,
-    more=_aria,
+    read_arguments=_aria,
     stored=StoredNames(
         published={
             r"\.mlp\.experts\.fc1\.weight": ".mlp.experts.gate_up_proj",
@@ -609,9 +617,9 @@ def _phimoe_keys(config: Config) -> Config:
 
 def _phimoe_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x."""
-    at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    prefix, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
     near = s.parts["near"]
-    add_mixture(b, s, at, h, x, parts=parts, renormalize=False, score="near_softmax", near=near)
+    add_mixture(b, s, prefix, h, x, parts=parts, renormalize=False, score="near_softmax", near=near)
 
 
 def _phimoe(config: Config) -> dict[str, Any]:
@@ -641,7 +649,7 @@ PhiMoe = DecoderRow(
         "num_experts_per_tok": 2,
     },
     bias=ATTENTION_BIAS,
-    more=_phimoe,
+    read_arguments=_phimoe,
     stored=StoredNames(
         {
             **experts_by_number("mlp", "block_sparse_moe"),
@@ -668,9 +676,9 @@ def _laguna_keys(config: Config) -> Config:
     head_dim = read_int(config, "head_dim", 128)
     if not config.get("rope_parameters"):
         config = {**config, "rope_parameters": _LAGUNA_ROPES}
-    plain, local = split_ropes(config, head_dim, 131072, theta=5e5, local_theta=1e4)
-    own = {"num_attention_heads": max(heads), "head_dim": head_dim}
-    return {**plain, **own, "heads": heads, "local_rope": local}
+    full_config, local_rope = split_ropes(config, head_dim, 131072, theta=5e5, local_theta=1e4)
+    head_sizes = {"num_attention_heads": max(heads), "head_dim": head_dim}
+    return {**full_config, **head_sizes, "heads": heads, "local_rope": local_rope}
 
 
 def _laguna(config: Config) -> dict[str, Any]:
@@ -692,17 +700,17 @@ def _laguna(config: Config) -> dict[str, Any]:
 def _laguna_heads(config: Config, layers: int) -> tuple[int, ...]:
     """Return the number of query heads of each layer."""
     key = "num_attention_heads_per_layer"
-    every, heads = config.get(key), read_int(config, "num_attention_heads", high=65536)
-    if every is None:
+    heads_by_layer, heads = config.get(key), read_int(config, "num_attention_heads", high=65536)
+    if heads_by_layer is None:
         return (heads,) * layers
     kv_heads = read_int(config, "num_key_value_heads", high=65536)
     if (
-        not isinstance(every, list)
-        or len(every) != layers
-        or any(type(n) is not int or not 0 < n <= 65536 or n % kv_heads for n in every)
+        not isinstance(heads_by_layer, list)
+        or len(heads_by_layer) != layers
+        or any(type(n) is not int or not 0 < n <= 65536 or n % kv_heads for n in heads_by_layer)
     ):
-        refuse(key, every, f"{layers} multiples of num_key_value_heads, {kv_heads}")
-    return tuple(every)
+        refuse(key, heads_by_layer, f"{layers} multiples of num_key_value_heads, {kv_heads}")
+    return tuple(heads_by_layer)
 
 
 def _laguna_gates(config: Config) -> bool:
@@ -719,17 +727,17 @@ def _laguna_gates(config: Config) -> bool:
 
 def _laguna_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x; softplus(linear(h)) multiplies its heads or columns."""
-    at, d = f"model.layers.{layer}.self_attn", s.head_dim
+    prefix, d = f"model.layers.{layer}.self_attn", s.head_dim
     heads = s.parts["heads"][layer]
-    qkv = heads_of(b, s, at, h, (heads, s.kv_heads))
-    q_norm, k_norm = f"{at}.q_norm", f"{at}.k_norm"
+    qkv = heads_of(b, s, prefix, h, (heads, s.kv_heads))
+    q_norm, k_norm = f"{prefix}.q_norm", f"{prefix}.k_norm"
     b.rope_store_kv(
         qkv, layer=layer, rope=layer_rope(s, layer), q_norm=q_norm, k_norm=k_norm, q_heads=heads
     )
     a = b.attention(qkv, layer=layer, window=layer_window(s, layer), q_heads=heads)
-    gates = b.linear(h, f"{at}.g_proj", features=heads * (1 if s.parts["gate_per_head"] else d))
+    gates = b.linear(h, f"{prefix}.g_proj", features=heads * (1 if s.parts["gate_per_head"] else d))
     b.soft_gate(gates, to=a)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.linear(a, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _laguna_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -737,9 +745,9 @@ def _laguna_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
-    at = f"model.layers.{layer}.mlp"
-    _biased_experts(b, s, at, h, x, "experts.e_score_correction_bias", "gate")
-    gated_mlp(b, s, f"{at}.shared_expert", h, s.parts["shared_width"], to=x)
+    prefix = f"model.layers.{layer}.mlp"
+    _biased_experts(b, s, prefix, h, x, "experts.e_score_correction_bias", "gate")
+    gated_mlp(b, s, f"{prefix}.shared_expert", h, s.parts["shared_width"], to=x)
 
 
 Laguna = DecoderRow(
@@ -748,7 +756,7 @@ Laguna = DecoderRow(
     layers=partial(build_decoder, attention=_laguna_attention, mlp=_laguna_mlp),
     prepare=_laguna_keys,
     bias=ATTENTION_BIAS,
-    more=_laguna,
+    read_arguments=_laguna,
     stored=StoredNames(
         {
             r"\.mlp\.gate\.e_score_": ".mlp.experts.e_score_",
@@ -812,15 +820,15 @@ def _dbrx(config: Config) -> dict[str, Any]:
 def _dbrx_layers(b: Builder, s: ModelSpec) -> None:
     x, features = b.embed("transformer.wte"), (s.q_heads + 2 * s.kv_heads) * s.head_dim
     for i in range(s.layers):
-        at = f"transformer.blocks.{i}"
-        h = b.layer_norm(x, f"{at}.norm_attn_norm.norm_1", bias=False)
-        qkv = b.linear(h, f"{at}.norm_attn_norm.attn.Wqkv", features=features)
+        prefix = f"transformer.blocks.{i}"
+        h = b.layer_norm(x, f"{prefix}.norm_attn_norm.norm_1", bias=False)
+        qkv = b.linear(h, f"{prefix}.norm_attn_norm.attn.Wqkv", features=features)
         clip_values(b, s, qkv)
         b.rope_store_kv(qkv, layer=i, rope=s.rope)
-        b.linear(b.attention(qkv, layer=i), f"{at}.norm_attn_norm.attn.out_proj", add_to=x)
-        h = b.layer_norm(x, f"{at}.norm_attn_norm.norm_2", bias=False)
+        b.linear(b.attention(qkv, layer=i), f"{prefix}.norm_attn_norm.attn.out_proj", add_to=x)
+        h = b.layer_norm(x, f"{prefix}.norm_attn_norm.norm_2", bias=False)
         renormalize = s.parts["renormalize"]
-        add_mixture(b, s, f"{at}.ffn", h, x, router="router.layer", renormalize=renormalize)
+        add_mixture(b, s, f"{prefix}.ffn", h, x, router="router.layer", renormalize=renormalize)
     h = b.layer_norm(x, "transformer.norm_f", bias=False)
     finish_decoder(b, s, h, embedding="transformer.wte")
 
@@ -831,9 +839,9 @@ Dbrx = DecoderRow(
     layers=_dbrx_layers,
     prepare=_dbrx_keys,
     defaults={"layer_norm_epsilon": 1e-5},
-    fixed={"head_dim": None, "hidden_act": "silu"},
+    overrides={"head_dim": None, "hidden_act": "silu"},
     eps="layer_norm_epsilon",
-    more=_dbrx,
+    read_arguments=_dbrx,
     stored=StoredNames(published={r"(\.experts\.mlp\.(?:w[12]|v1))$": r"\1.weight"}),
     built=_dbrx_built,
 )

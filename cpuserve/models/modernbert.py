@@ -49,7 +49,7 @@ class ModernBert:
         config = {key: value for key, value in config.items() if key != "rope_theta"}
         config, local_rope = split_ropes(config, width // heads, 8192, **theta)
         rope, positions = read_rope(config, width // heads, 8192)
-        every = read_int(config, "global_attn_every_n_layers", 3)
+        interval = read_int(config, "global_attn_every_n_layers", 3)
         # `window` counts one side and the token itself.
         window = read_local_attention(config) + 1
         bias = read_bool(config, "attention_bias", False)
@@ -73,7 +73,7 @@ class ModernBert:
             pooled=True,
             encoder=True,
             parts={
-                "windows": read_windows(config, window, default=lambda i: i % every > 0),
+                "windows": read_windows(config, window, default=lambda i: i % interval > 0),
                 "local_rope": local_rope,
                 "norm_bias": read_bool(config, "norm_bias", False),
             },
@@ -87,12 +87,12 @@ class ModernBert:
             b.embed("model.embeddings.tok_embeddings"), "model.embeddings.norm", bias=bias
         )
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias) if i else x
-            qkv = b.linear(h, f"{at}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
+            prefix = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{prefix}.attn_norm", bias=bias) if i else x
+            qkv = b.linear(h, f"{prefix}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
             a = b.attend_both_sides(qkv, rope=layer_rope(s, i), window=layer_window(s, i))
-            b.linear(a, f"{at}.attn.Wo", bias=s.out_bias, add_to=x)
-            _add_mlp(b, s, at, x)
+            b.linear(a, f"{prefix}.attn.Wo", bias=s.out_bias, add_to=x)
+            _add_mlp(b, s, prefix, x)
         leave_linears(b, "head.dense", "head.norm", "classifier", "model.decoder", *GGUF_HEAD)
         b.hidden(b.layer_norm(x, "model.final_norm", bias=bias))
 
@@ -102,8 +102,8 @@ def read_local_attention(config: Mapping[str, Any]) -> int:
 
     local_attention counts tokens on both sides; sliding_window, on one side, goes before.
     """
-    both = read_int(config, "local_attention", 128, low=2)
-    return read_int(config, "sliding_window", both // 2)
+    width_of_both_sides = read_int(config, "local_attention", 128, low=2)
+    return read_int(config, "sliding_window", width_of_both_sides // 2)
 
 
 class ModernBertDecoder:
@@ -120,7 +120,7 @@ class ModernBertDecoder:
         spec = ModernBert.spec(config)
         window = read_local_attention(config)
         windows = spec.parts["windows"]
-        then = read_choice(config, "classifier_activation", "gelu", ACTIVATIONS)
+        activation = read_choice(config, "classifier_activation", "gelu", ACTIVATIONS)
         return replace(
             spec,
             pooled=False,
@@ -131,7 +131,7 @@ class ModernBertDecoder:
             parts={
                 **spec.parts,
                 "windows": tuple(window if keys else 0 for keys in windows),
-                "head": (then, read_bool(config, "classifier_bias", False)),
+                "head": (activation, read_bool(config, "classifier_bias", False)),
                 "decoder_bias": read_bool(config, "decoder_bias", True),
             },
         )
@@ -142,30 +142,30 @@ class ModernBertDecoder:
         bias, words = s.parts["norm_bias"], "model.embeddings.tok_embeddings"
         x = b.layer_norm(b.embed(words), "model.embeddings.norm", bias=bias)
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias) if i else x
-            names = [f"{at}.attn.{part}_proj" for part in "qkv"]
+            prefix = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{prefix}.attn_norm", bias=bias) if i else x
+            names = [f"{prefix}.attn.{part}_proj" for part in "qkv"]
             qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias, use="qkv")
             b.rope_store_kv(qkv, layer=i, rope=layer_rope(s, i))
             a = b.attention(qkv, layer=i, window=layer_window(s, i))
-            b.linear(a, f"{at}.attn.Wo", bias=s.out_bias, add_to=x)
-            _add_mlp(b, s, at, x)
+            b.linear(a, f"{prefix}.attn.Wo", bias=s.out_bias, add_to=x)
+            _add_mlp(b, s, prefix, x)
         h = b.layer_norm(x, "model.final_norm", bias=bias)
         if s.pooled:
             b.leave(["model.decoder.weight"])
             b.hidden(h)
             return
-        then, dense_bias = s.parts["head"]
-        h = b.linear(h, "lm_head.dense", features=s.width, bias=dense_bias, then=then)
+        activation, dense_bias = s.parts["head"]
+        h = b.linear(h, "lm_head.dense", features=s.width, bias=dense_bias, then=activation)
         h = b.layer_norm(h, "lm_head.norm", bias=bias)
         tied_to, shift = words if s.tied else None, s.parts["decoder_bias"]
         b.logits(h, "model.decoder", tied_to=tied_to, bias=shift)
 
 
-def _add_mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> None:
-    """Add the gated MLP of layer `at` to x."""
-    h = b.layer_norm(x, f"{at}.mlp_norm", bias=s.parts["norm_bias"])
-    wide = [rows(f"{at}.mlp.Wi", n * s.intermediate, s.intermediate) for n in (0, 1)]
-    then = s.activation
-    g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.mlp.Wo", bias=s.mlp_bias, add_to=x)
+def _add_mlp(b: Builder, s: ModelSpec, prefix: str, x: ValueId) -> None:
+    """Add the gated MLP of layer `prefix` to x."""
+    h = b.layer_norm(x, f"{prefix}.mlp_norm", bias=s.parts["norm_bias"])
+    gate_up = [rows(f"{prefix}.mlp.Wi", n * s.intermediate, s.intermediate) for n in (0, 1)]
+    activation = s.activation
+    g = b.linear(h, gate_up, features=s.intermediate, bias=s.mlp_bias, then=activation)
+    b.linear(g, f"{prefix}.mlp.Wo", bias=s.mlp_bias, add_to=x)

@@ -60,40 +60,43 @@ class Molmo2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in the config of the text part of a Molmo 2."""
         older = {"attention_bias": "qkv_bias", "rms_norm_eps": "layer_norm_eps"}
-        given = without_nulls(config)
-        given = {**given, **{a: given[b] for a, b in older.items() if b in given}}
-        given["head_dim"] = read_int(given, "head_dim", 128)
+        settings = without_nulls(config)
+        settings = {**settings, **{a: settings[b] for a, b in older.items() if b in settings}}
+        settings["head_dim"] = read_int(settings, "head_dim", 128)
         norms = {"qwen3": "", "olmo": "wide"}
         parts: SpecParts = {
-            "after": read_bool(given, "norm_after", False),
-            "wide": bool(read_choice(given, "qk_norm_type", "qwen3", norms)),
-            "pictures": read_int(given, "additional_vocab_size", 128, low=0),
+            "after": read_bool(settings, "norm_after", False),
+            "wide": bool(read_choice(settings, "qk_norm_type", "qwen3", norms)),
+            "pictures": read_int(settings, "additional_vocab_size", 128, low=0),
         }
         spec = read_decoder(
-            given,
+            settings,
             positions=36864,
-            qkv_bias=read_bool(given, "attention_bias", False),
+            qkv_bias=read_bool(settings, "attention_bias", False),
             parts=parts,
         )
-        every = tuple(range(spec.layers))
-        scaled = read_layers(given, "rope_scaling_layers", every, spec.layers)
-        if len(scaled) == spec.layers:
+        all_layers = tuple(range(spec.layers))
+        scaled_layers = read_layers(settings, "rope_scaling_layers", all_layers, spec.layers)
+        if len(scaled_layers) == spec.layers:
             return spec
-        ropes = {**read_object(given, "rope_scaling"), **read_object(given, "rope_parameters")}
-        plain = {"rope_theta": ropes.get("rope_theta", given.get("rope_theta"))}
-        rope, _ = read_rope(plain, spec.head_dim, spec.max_position)
-        by_layer = tuple(spec.rope if layer in scaled else rope for layer in every)
+        ropes = {
+            **read_object(settings, "rope_scaling"),
+            **read_object(settings, "rope_parameters"),
+        }
+        plain_rope = {"rope_theta": ropes.get("rope_theta", settings.get("rope_theta"))}
+        rope, _ = read_rope(plain_rope, spec.head_dim, spec.max_position)
+        by_layer = tuple(spec.rope if layer in scaled_layers else rope for layer in all_layers)
         return replace(spec, parts={**spec.parts, "ropes": by_layer})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         b.leave([f"{WORDS}{_PICTURES}.weight"])
-        x, after = b.embed(WORDS), s.parts["after"]
+        x, norm_after = b.embed(WORDS), s.parts["after"]
         for layer in range(s.layers):
-            at = f"model.transformer.blocks.{layer}"
-            for norm, part in ((f"{at}.attn_norm", _attention), (f"{at}.ff_norm", _mlp)):
-                if after:
+            prefix = f"model.transformer.blocks.{layer}"
+            for norm, part in ((f"{prefix}.attn_norm", _attention), (f"{prefix}.ff_norm", _mlp)):
+                if norm_after:
                     b.add(b.rms_norm(part(b, s, layer, x, None), norm), to=x)
                 else:
                     part(b, s, layer, b.rms_norm(x, norm), x)
@@ -102,24 +105,26 @@ class Molmo2:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     """Return `to` plus the attention of h; only the attention if `to` is None."""
-    at, d = f"model.transformer.blocks.{layer}.self_attn", s.head_dim
+    prefix, d = f"model.transformer.blocks.{layer}.self_attn", s.head_dim
     q, k = s.q_heads * d, s.kv_heads * d
     features = (q, k, k)
-    begins = zip((0, q, q + k), features, strict=True)
-    parts = [rows(f"{at}.att_proj", begin, n) for begin, n in begins]
+    sections = zip((0, q, q + k), features, strict=True)
+    parts = [rows(f"{prefix}.att_proj", begin, n) for begin, n in sections]
     qkv = b.linear(h, parts, features=list(features), bias=s.qkv_bias)
-    norms: tuple[str | None, str | None] = f"{at}.q_norm", f"{at}.k_norm"
+    norms: tuple[str | None, str | None] = f"{prefix}.q_norm", f"{prefix}.k_norm"
     if s.parts["wide"]:
         b.part_norm(qkv, norms[0], width=q)
         b.part_norm(qkv, norms[1], width=k, column=q)
         norms = None, None
     b.rope_store_kv(qkv, layer=layer, rope=layer_rope(s, layer), q_norm=norms[0], k_norm=norms[1])
-    return b.linear(b.attention(qkv, layer=layer), f"{at}.attn_out", features=s.width, add_to=to)
+    return b.linear(
+        b.attention(qkv, layer=layer), f"{prefix}.attn_out", features=s.width, add_to=to
+    )
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     """Return `to` plus the MLP of h; only the MLP if `to` is None."""
-    at, n = f"model.transformer.blocks.{layer}.mlp", s.intermediate
-    both = [rows(f"{at}.ff_proj", begin, n) for begin in (n, 0)]  # the gate is stored last
-    g = b.linear(h, both, features=n, then=s.gated_activation)
-    return b.linear(g, f"{at}.ff_out", features=s.width, add_to=to)
+    prefix, n = f"model.transformer.blocks.{layer}.mlp", s.intermediate
+    gate_up = [rows(f"{prefix}.ff_proj", begin, n) for begin in (n, 0)]  # the gate is stored last
+    g = b.linear(h, gate_up, features=n, then=s.gated_activation)
+    return b.linear(g, f"{prefix}.ff_out", features=s.width, add_to=to)

@@ -49,7 +49,7 @@ class NemotronH:
         """Return the hyperparameters in a Nemotron H config."""
         blocks = _read_blocks(config)
         if blocks:
-            config = {**config, "layers_block_type": [each.get("block_type") for each in blocks]}
+            config = {**config, "layers_block_type": [block.get("block_type") for block in blocks]}
         kinds = _read_kinds(config)
         config = {**config, "num_hidden_layers": len(kinds)}
         read_choice(config, "mlp_hidden_act", "relu2", {"relu2": "relu2"})
@@ -88,16 +88,16 @@ class NemotronH:
         else:
             x = b.embed(table, scale=s.embed_scale)
         for i, kind in enumerate(kinds):
-            at = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{at}.norm")
+            prefix = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{prefix}.norm")
             if kind == "mamba":
-                add_mamba2(b, s.parts["mamba2"], f"{at}.mixer", h, x)
+                add_mamba2(b, s.parts["mamba2"], f"{prefix}.mixer", h, x)
             elif kind == "attention":
                 cache = kinds[:i].count("attention")
                 a = attend(b, s, i, h, cache=cache, name="mixer")
-                b.linear(a, f"{at}.mixer.o_proj", bias=s.out_bias, add_to=x, use="output")
+                b.linear(a, f"{prefix}.mixer.o_proj", bias=s.out_bias, add_to=x, use="output")
             elif kind == "mlp":
-                squared_mlp(b, s, f"{at}.mixer", h, s.intermediate, x)
+                squared_mlp(b, s, f"{prefix}.mixer", h, s.intermediate, x)
             else:
                 _add_experts(b, s, i, h, x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding=table)
@@ -106,7 +106,7 @@ class NemotronH:
 def _read_blocks(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the settings of each layer of a Puzzle model; [] for other models."""
     blocks = config.get("block_configs") or []
-    if not isinstance(blocks, list) or not all(isinstance(each, Mapping) for each in blocks):
+    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         refuse("block_configs", blocks, "a list with an object for each layer")
     return blocks
 
@@ -121,8 +121,10 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(_LETTERS[letter] for letter in pattern)
     if not isinstance(names, list) or not names:
         refuse("layers_block_type", names, f"a list of {', '.join(_NAMES)}")
-    counted = {"num_hidden_layers": len(names), "layers_block_type": names}
-    return tuple(_NAMES[n] for n in read_kinds(counted, "layers_block_type", tuple(_NAMES), str))
+    kind_config = {"num_hidden_layers": len(names), "layers_block_type": names}
+    return tuple(
+        _NAMES[n] for n in read_kinds(kind_config, "layers_block_type", tuple(_NAMES), str)
+    )
 
 
 def _read_head(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -168,8 +170,14 @@ def _read_mixture(
     keys = {"count": "n_routed_experts", "width": "moe_intermediate_size"}
     sizes: SpecParts
     if blocks:
-        own = {i: {**config, **blocks[i]} for i, kind in enumerate(kinds) if kind == "moe"}
-        sizes = {"sizes": {i: read_experts(each, **keys) for i, each in own.items()}}
+        layer_configs = {
+            i: {**config, **blocks[i]} for i, kind in enumerate(kinds) if kind == "moe"
+        }
+        sizes = {
+            "sizes": {
+                i: read_experts(layer_config, **keys) for i, layer_config in layer_configs.items()
+            }
+        }
     else:
         sizes = read_experts(config, **keys)
     return {
@@ -184,15 +192,17 @@ def _read_mixture(
 
 def _add_experts(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h plus the shared expert; experts may work in a smaller width."""
-    at = f"model.layers.{layer}.mixer"
+    prefix = f"model.layers.{layer}.mixer"
     sizes = s.parts.get("sizes", {}).get(layer, s.parts)
     latent = s.parts["latent"]
-    low = b.linear(h, f"{at}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
+    low = (
+        b.linear(h, f"{prefix}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
+    )
     total = b.mixture(
         low,
-        f"{at}.gate",
+        f"{prefix}.gate",
         [
-            [f"{at}.experts.{e}.up_proj", f"{at}.experts.{e}.down_proj"]
+            [f"{prefix}.experts.{e}.up_proj", f"{prefix}.experts.{e}.down_proj"]
             for e in range(sizes["experts"])
         ],
         features=sizes["expert_width"],
@@ -202,10 +212,10 @@ def _add_experts(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -
         score="sigmoid",
         renormalize=s.parts["renormalize"],
         scale=s.parts["expert_scale"],
-        bias=f"{at}.gate.e_score_correction_bias",
+        bias=f"{prefix}.gate.e_score_correction_bias",
         groups=s.parts["groups"],
         routed_by=h,
     )
     if latent:
-        b.linear(total, f"{at}.fc2_latent_proj", bias=s.mlp_bias, add_to=x)
-    squared_mlp(b, s, f"{at}.shared_experts", h, s.parts["shared_width"], x)
+        b.linear(total, f"{prefix}.fc2_latent_proj", bias=s.mlp_bias, add_to=x)
+    squared_mlp(b, s, f"{prefix}.shared_experts", h, s.parts["shared_width"], x)

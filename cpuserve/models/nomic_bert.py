@@ -87,9 +87,9 @@ class NomicBert:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a config of transformers or in a published one."""
-        for key, only in FIXED.items():
-            if config.get(key, only) not in (only, None):
-                refuse(key, config[key], f"{only}: others are not supported")
+        for key, required in FIXED.items():
+            if config.get(key, required) not in (required, None):
+                refuse(key, config[key], f"{required}: others are not supported")
         config = {**{KEYS[k]: v for k, v in config.items() if k in KEYS and v}, **config}
         sizes = encoder_sizes(config)
         theta = {"rope_theta": config.get("rope_theta") or 1000.0}
@@ -117,36 +117,36 @@ class NomicBert:
         b.position_embed(x, None, rows=s.max_position, types=types)
         x = b.layer_norm(x, "emb_ln")
         for i in range(s.layers):
-            at = f"encoder.layers.{i}"
-            qkv = b.linear(x, f"{at}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
+            prefix = f"encoder.layers.{i}"
+            qkv = b.linear(x, f"{prefix}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
             a = b.attend_both_sides(qkv, rope=s.rope)
-            b.linear(a, f"{at}.attn.out_proj", bias=s.qkv_bias, add_to=x)
-            every = s.parts.get("every", 0)
-            mlp = _experts if every and i % every == 1 else _mlp
-            x = b.layer_norm(mlp(b, s, at, x), f"{at}.norm2")
+            b.linear(a, f"{prefix}.attn.out_proj", bias=s.qkv_bias, add_to=x)
+            interval = s.parts.get("every", 0)
+            mlp = _experts if interval and i % interval == 1 else _mlp
+            x = b.layer_norm(mlp(b, s, prefix, x), f"{prefix}.norm2")
         b.hidden(x)
 
 
-def _mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+def _mlp(b: Builder, s: ModelSpec, prefix: str, x: ValueId) -> ValueId:
     """Return h + mlp(h), where h is the first norm of x."""
-    h = b.layer_norm(x, f"{at}.norm1")
+    h = b.layer_norm(x, f"{prefix}.norm1")
     if s.activation == "silu":
-        names, then = [f"{at}.mlp.fc12", f"{at}.mlp.fc11"], "silu_mul"
+        names, activation = [f"{prefix}.mlp.fc12", f"{prefix}.mlp.fc11"], "silu_mul"
     else:
-        names, then = [f"{at}.mlp.fc1"], s.activation
-    g = b.linear(h, names, features=s.intermediate, bias=s.mlp_bias, then=cast("Then", then))
-    return b.linear(g, f"{at}.mlp.fc2", bias=s.mlp_bias, add_to=h, use="down")
+        names, activation = [f"{prefix}.mlp.fc1"], s.activation
+    g = b.linear(h, names, features=s.intermediate, bias=s.mlp_bias, then=cast("Then", activation))
+    return b.linear(g, f"{prefix}.mlp.fc2", bias=s.mlp_bias, add_to=h, use="down")
 
 
-def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+def _experts(b: Builder, s: ModelSpec, prefix: str, x: ValueId) -> ValueId:
     """Return h + common bias of the experts + experts of h, where h is the first norm of x."""
-    h = b.layer_norm(x, f"{at}.norm1")
-    total = b.layer_norm(x, f"{at}.{SHIFTED}" if s.parts["shifted"] else f"{at}.norm1")
+    h = b.layer_norm(x, f"{prefix}.norm1")
+    total = b.layer_norm(x, f"{prefix}.{SHIFTED}" if s.parts["shifted"] else f"{prefix}.norm1")
     experts = range(s.parts["experts"])
-    names = [[f"{at}.mlp.experts.{e}.{part}_proj" for part in ("up", "down")] for e in experts]
+    names = [[f"{prefix}.mlp.experts.{e}.{part}_proj" for part in ("up", "down")] for e in experts]
     return b.mixture(
         h,
-        f"{at}.mlp.router.layer",
+        f"{prefix}.mlp.router.layer",
         names,
         features=s.intermediate,
         chosen=s.parts["chosen"],

@@ -35,9 +35,9 @@ Olmo = DecoderRow(
     "OLMo 1: Llama with layer norms that have no weights. Source: transformers modeling_olmo.",
     positions=2048,
     layers=partial(build_decoder, norm=_plain_norm),
-    fixed={"rms_norm_eps": 1e-5},
+    overrides={"rms_norm_eps": 1e-5},
     bias=ATTENTION_BIAS,
-    more=lambda config: {"parts": {"clip": read_clip(config)}},
+    read_arguments=lambda config: {"parts": {"clip": read_clip(config)}},
 )
 
 _wide_attention = partial(attend, wide_norm=True)
@@ -57,8 +57,10 @@ def _olmo3_ropes(config: Config) -> Config:
         refuse("sliding_window", None, "the number of keys that layers with a window see")
     _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
     local_theta = config.get("rope_theta") or THETA3
-    plain, local_rope = split_ropes(config, head_dim, 2048, theta=THETA3, local_theta=local_theta)
-    return {**plain, "local_rope": local_rope}
+    full_config, local_rope = split_ropes(
+        config, head_dim, 2048, theta=THETA3, local_theta=local_theta
+    )
+    return {**full_config, "local_rope": local_rope}
 
 
 def _olmo3(config: Config) -> dict[str, Any]:
@@ -72,7 +74,7 @@ Olmo3 = replace(
     about="OLMo 2 with a window and an unscaled RoPE in three of four layers."
     " Source: transformers modeling_olmo3.",
     prepare=_olmo3_ropes,
-    more=_olmo3,
+    read_arguments=_olmo3,
 )
 
 
@@ -91,7 +93,7 @@ Olmoe = DecoderRow(
     layers=partial(build_decoder, attention=partial(self_attention, wide_norm=True), mlp=qwen_mlp),
     defaults={"rms_norm_eps": 1e-5},
     bias=ATTENTION_BIAS,
-    more=lambda config: {"parts": {**_experts(config), "clip": read_clip(config)}},
+    read_arguments=lambda config: {"parts": {**_experts(config), "clip": read_clip(config)}},
 )
 
 
@@ -106,7 +108,7 @@ FlexOlmo = DecoderRow(
     positions=4096,
     layers=partial(build_sandwich, attention=_wide_attention, norms=NORMS, mlp=_mixture),
     defaults={"rms_norm_eps": 1e-6, "rope_theta": THETA3, "num_experts": 7},
-    usual={"num_experts_per_tok": 5},
+    null_defaults={"num_experts_per_tok": 5},
     bias=ATTENTION_BIAS,
-    more=lambda config: {"parts": _experts(config)},
+    read_arguments=lambda config: {"parts": _experts(config)},
 )

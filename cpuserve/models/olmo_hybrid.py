@@ -82,18 +82,20 @@ class OlmoHybrid:
         attends = s.parts["attends"]
         x = b.embed("model.embed_tokens")
         for i, attention in enumerate(attends):
-            at = f"model.layers.{i}"
+            prefix = f"model.layers.{i}"
             if attention:
                 a = attend(b, s, i, x, wide_norm=True, cache=sum(attends[:i]))
                 o = b.linear(
-                    a, f"{at}.self_attn.o_proj", features=s.width, bias=s.out_bias, use="output"
+                    a, f"{prefix}.self_attn.o_proj", features=s.width, bias=s.out_bias, use="output"
                 )
-                b.add(b.rms_norm(o, f"{at}.post_attention_layernorm"), to=x)
+                b.add(b.rms_norm(o, f"{prefix}.post_attention_layernorm"), to=x)
                 o = plain_mlp(b, s, i, x, None)
-                b.add(b.rms_norm(o, f"{at}.post_feedforward_layernorm"), to=x)
+                b.add(b.rms_norm(o, f"{prefix}.post_feedforward_layernorm"), to=x)
             else:
-                _add_delta(b, s, f"{at}.linear_attn", b.rms_norm(x, f"{at}.input_layernorm"), x)
-                dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+                _add_delta(
+                    b, s, f"{prefix}.linear_attn", b.rms_norm(x, f"{prefix}.input_layernorm"), x
+                )
+                dense_mlp(b, s, i, b.rms_norm(x, f"{prefix}.post_attention_layernorm"), x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
@@ -109,27 +111,27 @@ def _read_delta(config: Mapping[str, Any]) -> DeltaSizes:
     )
 
 
-def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the gated delta net `at` (the name of its module) of h to x."""
+def _add_delta(b: Builder, s: ModelSpec, prefix: str, h: ValueId, x: ValueId) -> None:
+    """Add the gated delta net `prefix` (the name of its module) of h to x."""
     sizes = s.parts["delta"]
     keys = sizes["key_heads"] * sizes["key_width"]
     values = sizes["value_heads"] * sizes["value_width"]
     inputs = b.linear(
         h,
-        [f"{at}.{n}_proj" for n in "qkvg"],
+        [f"{prefix}.{n}_proj" for n in "qkvg"],
         features=[keys, keys, values, values],
         use=("linear", "linear", "values", "linear"),
     )
-    gates = b.linear(h, [f"{at}.{n}_proj" for n in "ba"], features=sizes["value_heads"])
+    gates = b.linear(h, [f"{prefix}.{n}_proj" for n in "ba"], features=sizes["value_heads"])
     # The epsilon of the gated norm is always 1e-5, even if the config has another one.
     out = b.gated_delta(
         inputs,
         gates,
-        at,
+        prefix,
         **sizes,
         split_conv=True,
         norm="o_norm",
         beta=s.parts["beta_factor"],
         eps=1e-5,
     )
-    b.linear(out, f"{at}.o_proj", add_to=x, use="output")
+    b.linear(out, f"{prefix}.o_proj", add_to=x, use="output")

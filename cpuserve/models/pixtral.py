@@ -22,8 +22,8 @@ from cpuserve.models.towers import TURNED, read_sizes, read_theta, read_tower
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 
-_AT, _JOIN = "vision_tower", "multi_modal_projector"
-_PATCHES, _MERGE = f"{_AT}.patch_conv", f"{_JOIN}.patch_merger.merging_layer"
+_PREFIX, _JOIN = "vision_tower", "multi_modal_projector"
+_PATCHES, _MERGE = f"{_PREFIX}.patch_conv", f"{_JOIN}.patch_merger.merging_layer"
 _NORM_EPS = 1e-5  # the config has no key for it
 
 
@@ -61,23 +61,23 @@ def pixtral_spec(
     width: the width of the text part. merge: patches of a side of what becomes a row.
     merge_weight: TowerSpec.merge_weight. bias: whether matrices of the projector have biases.
     """
-    own, text = read_object(config, "vision_config"), read_object(config, "text_config")
+    vision, text = read_object(config, "vision_config"), read_object(config, "text_config")
     if config.get("vision_feature_layer", -1) != -1:
         refuse("vision_feature_layer", config["vision_feature_layer"], "-1")
     return read_tower(
         config,
         pictures,
         width,
-        **read_sizes(own, (1024, 16, 24, 4096), TURNED),
+        **read_sizes(vision, (1024, 16, 24, 4096), TURNED),
         norm_eps=_NORM_EPS,
-        activation=read_choice(own, "hidden_act", "gelu", GATED),
+        activation=read_choice(vision, "hidden_act", "gelu", GATED),
         gated=True,
-        usual_patch=16,
+        default_patch=16,
         merge=merge,
         patch_weight=_PATCHES,
         merge_weight=merge_weight,
-        names=(f"{_AT}.", f"{_JOIN}."),
-        theta=read_theta(own),
+        names=(f"{_PREFIX}.", f"{_JOIN}."),
+        theta=read_theta(vision),
         family={
             "join_eps": read_float(text, "rms_norm_eps", 1e-5),
             "joined_by": read_choice(config, "projector_hidden_act", "gelu", ACTIVATIONS),
@@ -89,25 +89,25 @@ def pixtral_spec(
 def pixtral(b: Builder, s: TowerSpec) -> ValueId:
     """Append the layers of a Pixtral to its builder `b`; return the patches after them."""
     x = b.linear(b.patches(s.patch_width), _PATCHES, features=s.width, bias=True)
-    x = b.rms_norm(x, f"{_AT}.ln_pre")
+    x = b.rms_norm(x, f"{_PREFIX}.ln_pre")
     rope = _rope(s.head_dim, s.theta)
     for i in range(s.layers):
-        at = f"{_AT}.transformer.layers.{i}"
-        h, names = b.rms_norm(x, f"{at}.attention_norm"), [f"{n}_proj" for n in "qkv"]
-        qkv = b.linear(h, [f"{at}.attention.{name}" for name in names], features=s.width)
-        b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.attention.o_proj", add_to=x)
-        h, both = b.rms_norm(x, f"{at}.ffn_norm"), ("gate_proj", "up_proj")
-        then = s.activation
-        names = [f"{at}.feed_forward.{name}" for name in both]
-        g = b.linear(h, names, features=s.intermediate, then=then)
-        b.linear(g, f"{at}.feed_forward.down_proj", add_to=x)
+        prefix = f"{_PREFIX}.transformer.layers.{i}"
+        h, names = b.rms_norm(x, f"{prefix}.attention_norm"), [f"{n}_proj" for n in "qkv"]
+        qkv = b.linear(h, [f"{prefix}.attention.{name}" for name in names], features=s.width)
+        b.linear(b.attend_both_sides(qkv, rope=rope), f"{prefix}.attention.o_proj", add_to=x)
+        h, gate_up = b.rms_norm(x, f"{prefix}.ffn_norm"), ("gate_proj", "up_proj")
+        activation = s.activation
+        names = [f"{prefix}.feed_forward.{name}" for name in gate_up]
+        g = b.linear(h, names, features=s.intermediate, then=activation)
+        b.linear(g, f"{prefix}.feed_forward.down_proj", add_to=x)
     return x
 
 
 def project(b: Builder, s: TowerSpec, x: ValueId) -> None:
     """Append the projector, which makes rows of x, to the builder `b`."""
-    bias, then = s.family["join_bias"], s.family["joined_by"]
-    h = b.linear(x, f"{_JOIN}.linear_1", features=s.out_width, bias=bias, then=then)
+    bias, activation = s.family["join_bias"], s.family["joined_by"]
+    h = b.linear(x, f"{_JOIN}.linear_1", features=s.out_width, bias=bias, then=activation)
     b.hidden(b.linear(h, f"{_JOIN}.linear_2", features=s.out_width, bias=bias))
 
 

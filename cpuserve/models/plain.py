@@ -120,8 +120,8 @@ Gpt2 = FamilyRow(
 def _gpt_bigcode(config: Config) -> ModelSpec:
     if not read_bool(config, "multi_query", True):
         refuse("multi_query", False, "true: a KV head for each query head is not supported")
-    usual = {"activation_function": "gelu_pytorch_tanh", **config}
-    return replace(_gpt2({**usual, "conv1d_transposed": True}), kv_heads=1)
+    settings = {"activation_function": "gelu_pytorch_tanh", **config}
+    return replace(_gpt2({**settings, "conv1d_transposed": True}), kv_heads=1)
 
 
 GptBigCode = FamilyRow(
@@ -132,9 +132,9 @@ GptBigCode = FamilyRow(
 def _openai_gpt(config: Config) -> ModelSpec:
     """Return the hyperparameters in an OpenAI GPT config, where "gelu" is the one with tanh."""
     name, places = config.get("afn") or "gelu", config.get("n_positions")
-    fixed = ("n_inner", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+    ignored_keys = ("n_inner", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
     keys = {
-        **dict.fromkeys((*fixed, "conv1d_transposed")),
+        **dict.fromkeys((*ignored_keys, "conv1d_transposed")),
         "n_positions": 512 if places is None else places,
         "activation_function": "gelu_new" if name == "gelu" else name,
     }
@@ -157,10 +157,10 @@ OpenAiGpt = FamilyRow(
 
 def _ctrl(config: Config) -> ModelSpec:
     """Return the hyperparameters in a CTRL config; the epsilon of norms in layers is fixed."""
-    usual = {"layer_norm_epsilon": 1e-6, "n_positions": 256, **without_nulls(config)}
-    fixed = {"scale_attn_weights": None, "scale_attn_by_inverse_layer_idx": None}
-    own = {"n_inner": read_int(config, "dff", high=1 << 24), "activation_function": "relu"}
-    spec = _gpt2({**usual, **fixed, **own})
+    defaults = {"layer_norm_epsilon": 1e-6, "n_positions": 256, **without_nulls(config)}
+    overrides = {"scale_attn_weights": None, "scale_attn_by_inverse_layer_idx": None}
+    renamed = {"n_inner": read_int(config, "dff", high=1 << 24), "activation_function": "relu"}
+    spec = _gpt2({**defaults, **overrides, **renamed})
     if spec.width % 2:
         refuse("n_embd", spec.width, "even: half of the columns of a place are sines")
     return replace(spec, embed_scale=spec.width**0.5)
@@ -206,8 +206,10 @@ def _windows(config: Config, layers: int) -> tuple[int, ...]:
     """
     window = read_int(config, "window_size", 256)
     if config.get("attention_layers") is not None:
-        counted = {**config, "num_hidden_layers": layers}
-        kinds = read_kinds(counted, "attention_layers", ("global", "local"), lambda _: "global")
+        layer_config = {**config, "num_hidden_layers": layers}
+        kinds = read_kinds(
+            layer_config, "attention_layers", ("global", "local"), lambda _: "global"
+        )
         return tuple(window if kind == "local" else 0 for kind in kinds)
     types = config.get("attention_types")
     if types is None:
@@ -245,21 +247,21 @@ def _biogpt(config: Config, activation: str = "hidden_act", positions: int = 102
     activation: the key of the activation. positions: their default.
     """
     tied = read_bool(config, "tie_word_embeddings", True)
-    fixed = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu"}
+    overrides = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu"}
     spec = read_decoder(
-        {**config, **fixed, "tie_word_embeddings": tied, "rms_norm_eps": NORM_EPS},
+        {**config, **overrides, "tie_word_embeddings": tied, "rms_norm_eps": NORM_EPS},
         positions=positions,
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
     )
-    chosen = {"activation": config.get(activation)}  # the name in messages
-    scaled = read_bool(config, "scale_embedding", True)
+    activation_config = {"activation": config.get(activation)}  # the name in messages
+    has_scale = read_bool(config, "scale_embedding", True)
     return replace(
         spec,
         rope=None,
-        activation=read_choice(chosen, "activation", "gelu", ACTIVATIONS),
-        embed_scale=spec.width**0.5 if scaled else 1.0,
+        activation=read_choice(activation_config, "activation", "gelu", ACTIVATIONS),
+        embed_scale=spec.width**0.5 if has_scale else 1.0,
     )
 
 
@@ -323,13 +325,13 @@ def _opt(config: Config) -> ModelSpec:
         msg = "config.json: layer_norm_elementwise_affine false is not supported, only true"
         raise ModelError(msg)
     activation = config.get("activation_function")
-    own = {
+    renamed = {
         "layer_norm_epsilon": NORM_EPS,
         "ffn_dim": read_int(config, "ffn_dim", high=1 << 24),
         "activation_function": "relu" if activation is None else activation,
     }
     spec = _read_gpt(
-        {**config, **own},
+        {**config, **renamed},
         width="hidden_size",
         heads="num_attention_heads",
         layers="num_hidden_layers",
@@ -352,8 +354,8 @@ def _opt(config: Config) -> ModelSpec:
 
 
 def _opt_norms(layers: PlainLayers, s: ModelSpec) -> PlainLayers:
-    last = layers.last if s.parts["final_norm"] else ""
-    return replace(layers, after=not s.parts["norm_first"], last=last)
+    final_norm = layers.last if s.parts["final_norm"] else ""
+    return replace(layers, after=not s.parts["norm_first"], last=final_norm)
 
 
 Opt = FamilyRow(
@@ -399,12 +401,12 @@ Phi = DecoderRow(
     ),
     prepare=_phi_keys,
     defaults={"layer_norm_eps": 1e-5},
-    usual={"partial_rotary_factor": 0.5},
-    fixed={"hidden_act": "silu"},
+    null_defaults={"partial_rotary_factor": 0.5},
+    overrides={"hidden_act": "silu"},
     bias=True,
     mlp_bias=True,
     eps="layer_norm_eps",
-    more=lambda config: {"parts": _activation(config, "hidden_act", "gelu_new")},
+    read_arguments=lambda config: {"parts": _activation(config, "hidden_act", "gelu_new")},
 )
 
 
@@ -412,10 +414,14 @@ def _gpt_neox_keys(config: Config) -> Config:
     width, heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
     if config.get("head_dim") not in (None, width // heads):  # it would change the RoPE only
         refuse("head_dim", config["head_dim"], f"{width // heads}, or absent")
-    own = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+    spellings = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     return {
         **config,
-        **{new: config[old] for old, new in own.items() if config.get(old) is not None},
+        **{
+            new_key: config[old_key]
+            for old_key, new_key in spellings.items()
+            if config.get(old_key) is not None
+        },
     }
 
 
@@ -444,11 +450,11 @@ GptNeoX = DecoderRow(
     layers=_GPT_NEOX,
     prepare=_gpt_neox_keys,
     defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
-    fixed={"hidden_act": "silu", "head_dim": None},
+    overrides={"hidden_act": "silu", "head_dim": None},
     bias=("attention_bias", True),
     mlp_bias=True,
     eps="layer_norm_eps",
-    more=_gpt_neox,
+    read_arguments=_gpt_neox,
     stored=StoredNames({r"^lm_head\.": "embed_out."}),
 )
 
@@ -482,12 +488,12 @@ Persimmon = DecoderRow(
         out_use="linear",
     ),
     defaults={"layer_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
-    usual={"partial_rotary_factor": 0.5},
-    fixed=_UNREAD,
+    null_defaults={"partial_rotary_factor": 0.5},
+    overrides=_UNREAD,
     bias=True,
     mlp_bias=True,
     eps="layer_norm_eps",
-    more=_persimmon,
+    read_arguments=_persimmon,
 )
 
 
@@ -504,8 +510,8 @@ def _bloom_keys(config: Config) -> Config:
         key = "apply_residual_connection_post_layernorm"
         refuse(key, True, "false: norms are added to nothing else")
     width, heads, layers = (
-        old if config.get(old) is not None else new
-        for old, new in (
+        old_key if config.get(old_key) is not None else new_key
+        for old_key, new_key in (
             ("n_embed", "hidden_size"),
             ("n_head", "num_attention_heads"),
             ("n_layer", "num_hidden_layers"),
@@ -540,12 +546,12 @@ Bloom = DecoderRow(
     layers=_BLOOM,
     prepare=_bloom_keys,
     defaults={"layer_norm_epsilon": 1e-5},
-    usual={"tie_word_embeddings": True},
-    fixed=_UNREAD,
+    null_defaults={"tie_word_embeddings": True},
+    overrides=_UNREAD,
     bias=True,
     mlp_bias=True,
     eps="layer_norm_epsilon",
-    more=lambda _config: {"parts": {"activation": "gelu_tanh"}},
+    read_arguments=lambda _config: {"parts": {"activation": "gelu_tanh"}},
     finish=_without_rope,
 )
 
@@ -560,8 +566,12 @@ def _falcon_keys(config: Config) -> Config:
         "num_attention_heads": "n_head",
         "num_kv_heads": "n_head_kv",
     }
-    first = {new: config[old] for new, old in spellings.items() if config.get(old) is not None}
-    config = {**first, "new_decoder_architecture": "num_kv_heads" in first, **config}
+    renamed = {
+        new_key: config[old_key]
+        for new_key, old_key in spellings.items()
+        if config.get(old_key) is not None
+    }
+    config = {**renamed, "new_decoder_architecture": "num_kv_heads" in renamed, **config}
     if read_bool(config, "alibi", False):
         refuse("alibi", True, "false: only Falcon models with RoPE are supported")
     width = read_int(config, "hidden_size", high=1 << 20)
@@ -602,12 +612,12 @@ Falcon = DecoderRow(
     layers=replace(_BLOOM, words_norm="", alibi=False, fit=_falcon_norms),
     prepare=_falcon_keys,
     defaults={"layer_norm_epsilon": 1e-5},
-    usual={"tie_word_embeddings": True},
-    fixed={"hidden_act": "silu"},
+    null_defaults={"tie_word_embeddings": True},
+    overrides={"hidden_act": "silu"},
     bias=("bias", False),
     mlp_bias=("bias", False),
     eps="layer_norm_epsilon",
-    more=_falcon,
+    read_arguments=_falcon,
 )
 
 
@@ -617,8 +627,8 @@ def _mpt_keys(config: Config) -> Config:
     # transformers reads neither key: all of its models have ALiBi, and no norms of q and k.
     if not read_bool(attention, "alibi", True) or read_bool(attention, "qk_ln", False):
         refuse("attn_config", attention, "with alibi and without qk_ln")
-    if (most := read_int(attention, "alibi_bias_max", 8)) != 8:
-        refuse("attn_config.alibi_bias_max", most, "8")
+    if (bias_max := read_int(attention, "alibi_bias_max", 8)) != 8:
+        refuse("attn_config.alibi_bias_max", bias_max, "8")
     width = read_int(config, "d_model", high=1 << 20)
     return {
         **config,
@@ -654,10 +664,12 @@ Mpt = DecoderRow(
     ),
     prepare=_mpt_keys,
     defaults={"layer_norm_epsilon": 1e-5},
-    usual={"tie_word_embeddings": True},
-    fixed=_UNREAD,
+    null_defaults={"tie_word_embeddings": True},
+    overrides=_UNREAD,
     eps="layer_norm_epsilon",
-    more=lambda config: {"parts": {"clip": read_clip(read_object(config, "attn_config"))}},
+    read_arguments=lambda config: {
+        "parts": {"clip": read_clip(read_object(config, "attn_config"))}
+    },
     finish=_mpt_scale,
 )
 
@@ -680,13 +692,13 @@ def _gptj_keys(config: Config) -> Config:
     }
 
 
-def _unpaired_queries(s: ModelSpec, at: str) -> dict[str, int]:
+def _unpaired_queries(s: ModelSpec, prefix: str) -> dict[str, int]:
     """Return the parts of matrices for q, k and v."""
     rotary = s.rope.rotary if s.rope else 0
     return {
-        **unpaired(f"{at}.attn.q_proj", s.q_heads, s.head_dim, rotary),
-        **unpaired(f"{at}.attn.k_proj", s.kv_heads, s.head_dim, rotary),
-        f"{at}.attn.v_proj": s.kv_heads * s.head_dim,
+        **unpaired(f"{prefix}.attn.q_proj", s.q_heads, s.head_dim, rotary),
+        **unpaired(f"{prefix}.attn.k_proj", s.kv_heads, s.head_dim, rotary),
+        f"{prefix}.attn.v_proj": s.kv_heads * s.head_dim,
     }
 
 
@@ -710,10 +722,10 @@ GptJ = DecoderRow(
     layers=_GPTJ,
     prepare=_gptj_keys,
     defaults={"layer_norm_epsilon": 1e-5},
-    fixed={"hidden_act": "silu", "head_dim": None},  # transformers does not read head_dim
+    overrides={"hidden_act": "silu", "head_dim": None},  # transformers does not read head_dim
     mlp_bias=True,
     eps="layer_norm_epsilon",
-    more=lambda config: {"parts": _activation(config, "activation_function", "gelu_new")},
+    read_arguments=lambda config: {"parts": _activation(config, "activation_function", "gelu_new")},
 )
 
 _SHARDS = 4  # CodeGen was trained on four devices, and its matrices have their parts in turn
@@ -726,19 +738,19 @@ def _codegen_keys(config: Config) -> Config:
     return _gptj_keys(config)
 
 
-def _sharded_queries(s: ModelSpec, at: str) -> dict[str, int]:
+def _sharded_queries(s: ModelSpec, prefix: str) -> dict[str, int]:
     """Return the parts of one matrix, which has q, v and k of the heads of each shard in turn."""
-    name, width = f"{at}.attn.qkv_proj", s.width // _SHARDS
+    name, width = f"{prefix}.attn.qkv_proj", s.width // _SHARDS
     rotary = s.rope.rotary if s.rope else 0
     parts: dict[str, int] = {}
-    for place, turned in ((0, True), (2, True), (1, False)):
+    for place, is_turned in ((0, True), (2, True), (1, False)):
         for shard in range(_SHARDS):
-            first = (3 * shard + place) * width
-            if turned:
+            row = (3 * shard + place) * width
+            if is_turned:
                 heads = s.q_heads // _SHARDS
-                parts |= unpaired(name, heads, s.head_dim, rotary, begin=first)
+                parts |= unpaired(name, heads, s.head_dim, rotary, begin=row)
             else:
-                parts[rows(name, first, width)] = width
+                parts[rows(name, row, width)] = width
     return parts
 
 

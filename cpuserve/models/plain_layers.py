@@ -22,11 +22,11 @@ Queries = Callable[[ModelSpec, str], dict[str, int]]
 def matrices(*names: str) -> Queries:
     """Return the queries of layers with a matrix for each of q, k and v, or with one for all."""
 
-    def parts(s: ModelSpec, at: str) -> dict[str, int]:
+    def parts(s: ModelSpec, prefix: str) -> dict[str, int]:
         counts = [n * s.head_dim for n in (s.q_heads, s.kv_heads, s.kv_heads)]
         if len(names) == 1:
-            return {f"{at}.{names[0]}": sum(counts)}
-        return {f"{at}.{name}": count for name, count in zip(names, counts, strict=True)}
+            return {f"{prefix}.{names[0]}": sum(counts)}
+        return {f"{prefix}.{name}": count for name, count in zip(names, counts, strict=True)}
 
     return parts
 
@@ -38,13 +38,13 @@ def by_group(name: str) -> Queries:
     next KV head.
     """
 
-    def parts(s: ModelSpec, at: str) -> dict[str, int]:
+    def parts(s: ModelSpec, prefix: str) -> dict[str, int]:
         d, queries = s.head_dim, s.q_heads // s.kv_heads
         shares = {}
-        for first, count in ((0, queries), (queries, 1), (queries + 1, 1)):
+        for head, count in ((0, queries), (queries, 1), (queries + 1, 1)):
             for group in range(s.kv_heads):
-                begin = (group * (queries + 2) + first) * d
-                shares[rows(f"{at}.{name}", begin, count * d)] = count * d
+                begin = (group * (queries + 2) + head) * d
+                shares[rows(f"{prefix}.{name}", begin, count * d)] = count * d
         return shares
 
     return parts
@@ -132,8 +132,8 @@ class PlainLayers:
 
     def _add_layer(self, b: Builder, s: ModelSpec, layer: int, x: ValueId) -> ValueId:
         """Return the stream after a layer."""
-        at = f"{self.layers}.{layer}"
-        attention_norm, *mlp_norm = (f"{at}.{norm}" for norm in self.norms)
+        prefix = f"{self.layers}.{layer}"
+        attention_norm, *mlp_norm = (f"{prefix}.{norm}" for norm in self.norms)
         h = x if self.after else self._norm(b, x, attention_norm)
         mlp_input = None if mlp_norm else h
         if s.parts.get("parallel") and mlp_norm:
@@ -143,22 +143,22 @@ class PlainLayers:
             mlp_input = x = self._norm(b, x, attention_norm)
         if mlp_input is None:
             mlp_input = self._norm(b, x, *mlp_norm)
-        up = self._matrix(s, f"{at}.{self.up}", s.intermediate)
-        then = s.parts.get("activation", s.activation)
-        g = b.linear(mlp_input, up, features=s.intermediate, bias=s.mlp_bias, then=then)
-        down = self._matrix(s, f"{at}.{self.down}", s.width)
-        b.linear(g, down, bias=s.mlp_bias, add_to=x, use=self.down_use)
+        up = self._matrix(s, f"{prefix}.{self.up}", s.intermediate)
+        activation = s.parts.get("activation", s.activation)
+        g = b.linear(mlp_input, up, features=s.intermediate, bias=s.mlp_bias, then=activation)
+        down_matrix = self._matrix(s, f"{prefix}.{self.down}", s.width)
+        b.linear(g, down_matrix, bias=s.mlp_bias, add_to=x, use=self.down_use)
         return self._norm(b, x, *mlp_norm) if self.after else x
 
     def _add_attention(self, b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         """Add the layer's attention of h to x."""
-        at = f"{self.layers}.{layer}"
-        parts = {self._matrix(s, name, n): n for name, n in self.qkv(s, at).items()}
+        prefix = f"{self.layers}.{layer}"
+        parts = {self._matrix(s, name, n): n for name, n in self.qkv(s, prefix).items()}
         qkv = b.linear(
             h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use=self.qkv_use
         )
         if s.parts.get("head_norm"):
-            q, k = (f"{at}.{norm}" for norm in self.head_norms)
+            q, k = (f"{prefix}.{norm}" for norm in self.head_norms)
             norm_heads(b, s, qkv, (q,) * s.q_heads, (k,) * s.kv_heads, bias=True)
         clip_values(b, s, qkv)
         b.rope_store_kv(qkv, layer=layer, rope=s.rope)
@@ -167,7 +167,7 @@ class PlainLayers:
             scale /= layer + 1
         window = layer_window(s, layer)
         a = b.attention(qkv, layer=layer, window=window, scale=scale, alibi=self.alibi)
-        out = self._matrix(s, f"{at}.{self.out}", s.width)
+        out = self._matrix(s, f"{prefix}.{self.out}", s.width)
         b.linear(a, out, bias=s.out_bias, add_to=x, use=self.out_use)
 
     def _norm(self, b: Builder, x: ValueId, name: str) -> ValueId:

@@ -25,7 +25,7 @@ from cpuserve.models.towers import QWEN_KEYS, TURNED, read_sizes, read_theta, re
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
-_AT = "model.visual"
+_PREFIX = "model.visual"
 _SECTIONS = (16, 24, 24)
 
 
@@ -37,17 +37,17 @@ class Qwen2VLTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        hidden = read_int(own, "embed_dim", 1280, high=1 << 20)
-        hidden *= read_int(own, "mlp_ratio", 4, high=1 << 10)
-        sizes = {**own, "intermediate_size": hidden}
+        vision = read_object(config, "vision_config")
+        hidden = read_int(vision, "embed_dim", 1280, high=1 << 20)
+        hidden *= read_int(vision, "mlp_ratio", 4, high=1 << 10)
+        sizes = {**vision, "intermediate_size": hidden}
         return read_tower(
             config,
             pictures,
-            check_width(own, "hidden_size", width),
+            check_width(vision, "hidden_size", width),
             **read_sizes(sizes, (1280, 16, 32, 1), TURNED, width="embed_dim", **QWEN_KEYS),
-            **_shared(config, own),
-            activation=read_choice(own, "hidden_act", "quick_gelu", ACTIVATIONS),
+            **_shared(config, vision),
+            activation=read_choice(vision, "hidden_act", "quick_gelu", ACTIVATIONS),
         )
 
     @staticmethod
@@ -55,13 +55,15 @@ class Qwen2VLTower:
         """Append the operations of the tower to its builder `b`."""
         x = _patches(b, s)
         for i in range(s.layers):
-            at = f"{_AT}.blocks.{i}"
-            tower_attention(b, s, at, x, b.layer_norm(x, f"{at}.norm1"))
-            h = b.layer_norm(x, f"{at}.norm2")
-            then = s.activation
-            g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-            b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)
-        _merge(b, s, b.layer_norm(x, f"{_AT}.merger.ln_q"))
+            prefix = f"{_PREFIX}.blocks.{i}"
+            tower_attention(b, s, prefix, x, b.layer_norm(x, f"{prefix}.norm1"))
+            h = b.layer_norm(x, f"{prefix}.norm2")
+            activation = s.activation
+            g = b.linear(
+                h, f"{prefix}.mlp.fc1", features=s.intermediate, bias=True, then=activation
+            )
+            b.linear(g, f"{prefix}.mlp.fc2", bias=True, add_to=x)
+        _merge(b, s, b.layer_norm(x, f"{_PREFIX}.merger.ln_q"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,55 +78,57 @@ class WindowTower:
 
     def spec(self, config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        sizes = read_sizes(own, (3584, 16, 32, 3420), TURNED, **QWEN_KEYS)
+        vision = read_object(config, "vision_config")
+        sizes = read_sizes(vision, (3584, 16, 32, 3420), TURNED, **QWEN_KEYS)
         spec = read_tower(
             config,
             pictures,
-            check_width(own, "out_hidden_size", width),
+            check_width(vision, "out_hidden_size", width),
             **sizes,
-            **_shared(config, own),
-            activation=read_choice(own, "hidden_act", "silu", GATED),
+            **_shared(config, vision),
+            activation=read_choice(vision, "hidden_act", "silu", GATED),
             gated=True,
-            whole_layers=_whole_layers(own, sizes["layers"]),
+            whole_layers=_whole_layers(vision, sizes["layers"]),
             family={"apart": True} if self.apart else {},
         )
-        side, least = read_int(own, "window_size", 112), spec.merge * spec.patch
-        if side < least:
-            refuse("vision_config.window_size", side, f"at least {least}, a block of patches")
-        return replace(spec, window=side // least)
+        side, min_side = read_int(vision, "window_size", 112), spec.merge * spec.patch
+        if side < min_side:
+            refuse("vision_config.window_size", side, f"at least {min_side}, a block of patches")
+        return replace(spec, window=side // min_side)
 
     def build(self, b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         x = _patches(b, s)
         for i in range(s.layers):
-            at = f"{_AT}.blocks.{i}"
-            h = b.rms_norm(x, f"{at}.norm1")
-            tower_attention(b, s, at, x, h, windowed=i not in s.whole_layers)
-            gated_mlp(b, s, f"{at}.mlp", b.rms_norm(x, f"{at}.norm2"), x)
-        _merge(b, s, b.rms_norm(x, f"{_AT}.merger.ln_q"))
+            prefix = f"{_PREFIX}.blocks.{i}"
+            h = b.rms_norm(x, f"{prefix}.norm1")
+            tower_attention(b, s, prefix, x, h, windowed=i not in s.whole_layers)
+            gated_mlp(b, s, f"{prefix}.mlp", b.rms_norm(x, f"{prefix}.norm2"), x)
+        _merge(b, s, b.rms_norm(x, f"{_PREFIX}.merger.ln_q"))
 
 
 QWEN2_5_VL = WindowTower()
 QWEN2_5_OMNI = WindowTower(apart=True, stored=AS_PROGRAM)
 
 
-def _shared(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of TowerSpec that both towers have. own: the tower's config."""
+def _shared(config: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of TowerSpec that both towers have. vision: the tower's config."""
     return {
         "norm_eps": NORM_EPS,
-        "patch_weight": f"{_AT}.patch_embed.proj",
-        "names": (f"{_AT}.",),
+        "patch_weight": f"{_PREFIX}.patch_embed.proj",
+        "names": (f"{_PREFIX}.",),
         "sections": read_sections(config, _SECTIONS),
-        "theta": read_theta(own),
+        "theta": read_theta(vision),
     }
 
 
-def _whole_layers(own: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    found = own.get("fullatt_block_indexes", (7, 15, 23, 31))
-    if not isinstance(found, list | tuple) or not all(type(i) is int for i in found):
-        refuse("vision_config.fullatt_block_indexes", found, "a list of layers")
-    return tuple(sorted({i for i in found if 0 <= i < layers}))
+def _whole_layers(vision: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    layers_of_key = vision.get("fullatt_block_indexes", (7, 15, 23, 31))
+    if not isinstance(layers_of_key, list | tuple) or not all(
+        type(i) is int for i in layers_of_key
+    ):
+        refuse("vision_config.fullatt_block_indexes", layers_of_key, "a list of layers")
+    return tuple(sorted({i for i in layers_of_key if 0 <= i < layers}))
 
 
 def _patches(b: Builder, s: TowerSpec) -> ValueId:
@@ -133,6 +137,6 @@ def _patches(b: Builder, s: TowerSpec) -> ValueId:
 
 def _merge(b: Builder, s: TowerSpec, x: ValueId) -> None:
     """Append the merger of the normalized patches x, and the end of the program."""
-    at, width = f"{_AT}.merger.mlp", s.merge**2 * s.width
-    x = b.linear(b.fold(x, s.merge**2), f"{at}.0", features=width, bias=True, then="gelu")
-    b.hidden(b.linear(x, f"{at}.2", features=s.out_width, bias=True))
+    prefix, width = f"{_PREFIX}.merger.mlp", s.merge**2 * s.width
+    x = b.linear(b.fold(x, s.merge**2), f"{prefix}.0", features=width, bias=True, then="gelu")
+    b.hidden(b.linear(x, f"{prefix}.2", features=s.out_width, bias=True))

@@ -40,9 +40,9 @@ def _tables(s: ModelSpec) -> dict[str, dict[str, int]]:
     """Return the stored parts of each table of n-grams, which is one in transformers' modules."""
     n, tables = s.parts["ngrams"], {}
     for table, layer in enumerate(n["layers"]):
-        at = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
+        prefix = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
         parts = part_rows(sum(prime_sizes(n["least"], n["heads"], table)), n["unit"], n["parts"])
-        tables[at] = {f"{at}.shard_{i}": rows for i, rows in enumerate(parts)}
+        tables[prefix] = {f"{prefix}.shard_{i}": rows for i, rows in enumerate(parts)}
     return tables
 
 
@@ -107,7 +107,7 @@ class Qwen4Exp:
         x = embed_streams(b, s)
         for layer in range(s.layers):
             _layer(b, s, layer, x)
-        h, _ = _enter(b, s, "model.hyper_connection_mixer", x, last=True)
+        h, _ = _enter(b, s, "model.hyper_connection_mixer", x, is_last=True)
         finish_decoder(b, s, h)
 
 
@@ -118,13 +118,15 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, ...]) -> Ngrams:
     """Return the tables of n-grams in a config."""
-    listed = config.get("ple_layer_ids") or []
-    known = range(1, spec.layers + 1)
-    if not isinstance(listed, list) or any(type(i) is not int or i not in known for i in listed):
-        refuse("ple_layer_ids", listed, f"a list of layer numbers from 1 to {spec.layers}")
-    layers = tuple(i - 1 for i in sorted(set(listed)))
+    layer_ids = config.get("ple_layer_ids") or []
+    layer_range = range(1, spec.layers + 1)
+    if not isinstance(layer_ids, list) or any(
+        type(i) is not int or i not in layer_range for i in layer_ids
+    ):
+        refuse("ple_layer_ids", layer_ids, f"a list of layer numbers from 1 to {spec.layers}")
+    layers = tuple(i - 1 for i in sorted(set(layer_ids)))
     if any(kinds[i] != "linear_attention" for i in layers):
-        refuse("ple_layer_ids", listed, "a list of layers with linear_attention")
+        refuse("ple_layer_ids", layer_ids, "a list of layers with linear_attention")
     if layers and not spec.eos_ids:
         refuse("eos_token_id", config.get("eos_token_id"), "a token id, which separates n-grams")
     longest = read_int(config, "ngram_size", 3, low=2, high=8)
@@ -158,16 +160,16 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     if all(config.get(key) is None for key in INDEXER_KEYS):
         return spec
     numbers = {key: read_int(config, key) for key in INDEXER_KEYS}
-    most, block = numbers["indexer_budget"], numbers["indexer_compress_ratio"]
-    every = selects_all(spec, most, block, ("indexer_budget", "indexer_compress_ratio"))
+    top_k, block = numbers["indexer_budget"], numbers["indexer_compress_ratio"]
+    selects_every = selects_all(spec, top_k, block, ("indexer_budget", "indexer_compress_ratio"))
     if numbers["indexer_kv_heads"] != 1:
         refuse("indexer_kv_heads", numbers["indexer_kv_heads"], "1")
-    if every:
+    if selects_every:
         return spec
     indexer = Indexer(
         heads=numbers["indexer_n_heads"],
         width=numbers["indexer_head_dim"],
-        keep=most // block,
+        keep=top_k // block,
         pool=block,
     )
     return replace(spec, parts={**spec.parts, "indexer": indexer})
@@ -175,54 +177,56 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Append a layer, which adds its results to all residual streams of x."""
-    at, ngrams = f"model.layers.{layer}", s.parts["ngrams"]
+    prefix, ngrams = f"model.layers.{layer}", s.parts["ngrams"]
     if layer in ngrams["layers"]:
-        _add_ngrams(b, s, f"{at}.ple", ngrams["layers"].index(layer), x)
-    h, weights = _enter(b, s, f"{at}.attn_hyper_connection", x)
+        _add_ngrams(b, s, f"{prefix}.ple", ngrams["layers"].index(layer), x)
+    h, weights = _enter(b, s, f"{prefix}.attn_hyper_connection", x)
     b.spread_streams(_mix(b, s, layer, h), weights, to=x)
-    h, weights = _enter(b, s, f"{at}.mlp_hyper_connection", x)
-    b.spread_streams(_mlp(b, s, f"{at}.mlp", h), weights, to=x)
+    h, weights = _enter(b, s, f"{prefix}.mlp_hyper_connection", x)
+    b.spread_streams(_mlp(b, s, f"{prefix}.mlp", h), weights, to=x)
 
 
 def _enter(
-    b: Builder, s: ModelSpec, at: str, x: ValueId, *, last: bool = False
+    b: Builder, s: ModelSpec, prefix: str, x: ValueId, *, is_last: bool = False
 ) -> tuple[ValueId, ValueId]:
     """Return the input of a part of a layer, and the weights of the part's output in the streams.
 
     To get the input, the streams are normalized, gated by two small matrices, and averaged.
 
-    last: whether the part has no output; the returned weights are then the gates of the input.
+    is_last: whether the part has no output; the returned weights are then the gates of the input.
     """
     streams, rank = s.parts["streams"], s.parts["stream_rank"]
     # The mean of the streams needs the factor 1 / streams, and the arguments of both activations
     # (silu and sigmoid) need this factor as well.
-    n = b.rms_norm(x, f"{at}.hc_norm", plus_one=True, groups=streams, scale=1 / streams)
-    low = b.linear(n, f"{at}.input_mix_weight_down", features=rank, then="silu")
-    gates = b.linear(low, f"{at}.input_mix_weight_up", features=streams * s.width)
-    weights = gates if last else b.linear(n, f"{at}.block_inject_weight", features=streams)
+    n = b.rms_norm(x, f"{prefix}.hc_norm", plus_one=True, groups=streams, scale=1 / streams)
+    low = b.linear(n, f"{prefix}.input_mix_weight_down", features=rank, then="silu")
+    gates = b.linear(low, f"{prefix}.input_mix_weight_up", features=streams * s.width)
+    weights = gates if is_last else b.linear(n, f"{prefix}.block_inject_weight", features=streams)
     b.gate(gates, to=n)
     return b.merge_streams(n, s.width), weights
 
 
-def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> None:
+def _add_ngrams(b: Builder, s: ModelSpec, prefix: str, table: int, x: ValueId) -> None:
     """Add embeddings of n-grams to all residual streams of x; each stream has its own gate."""
     n, streams = s.parts["ngrams"], s.parts["streams"]
     sizes = prime_sizes(n["least"], n["heads"], table)
     e = b.ngram_embed(
-        f"{at}.ple_embedding.ngram_embedding",
+        f"{prefix}.ple_embedding.ngram_embedding",
         width=n["width"] // n["heads"],
         rows=part_rows(sum(sizes), n["unit"], n["parts"]),
         sizes=sizes,
         multipliers=hash_multipliers(s.vocab, n["longest"], table, n["seed"]),
         end=n["end"],
     )
-    keys = b.linear(e, f"{at}.key_proj", features=streams * s.width)
-    values = b.linear(e, f"{at}.value_proj", features=s.width)
-    keys = b.rms_norm(keys, f"{at}.norm_key", plus_one=True, groups=streams)
-    queries = b.rms_norm(x, f"{at}.norm_query", plus_one=True, groups=streams)
+    keys = b.linear(e, f"{prefix}.key_proj", features=streams * s.width)
+    values = b.linear(e, f"{prefix}.value_proj", features=s.width)
+    keys = b.rms_norm(keys, f"{prefix}.norm_key", plus_one=True, groups=streams)
+    queries = b.rms_norm(x, f"{prefix}.norm_query", plus_one=True, groups=streams)
     gated = b.gate_streams(keys, queries, values)
-    normed = b.rms_norm(gated, f"{at}.norm_conv", plus_one=True, groups=streams)
-    mixed = b.short_conv(normed, f"{at}.conv1d", taps=n["taps"], dilation=n["longest"], silu=True)
+    normed = b.rms_norm(gated, f"{prefix}.norm_conv", plus_one=True, groups=streams)
+    mixed = b.short_conv(
+        normed, f"{prefix}.conv1d", taps=n["taps"], dilation=n["longest"], silu=True
+    )
     b.add(gated, to=x)
     b.add(mixed, to=x)
 
@@ -231,27 +235,27 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     """Return the attention or the gated delta net of h, whichever the layer has."""
     attends = s.parts["attends"]
     if attends[layer]:
-        at = f"model.layers.{layer}.self_attn"
+        prefix = f"model.layers.{layer}.self_attn"
         cache, selection = sum(attends[:layer]), None
         if "indexer" in s.parts:
-            selection = select_blocks(b, s, at, h)
+            selection = select_blocks(b, s, prefix, h)
             cache = 3 * cache + 2  # after two layers of index keys
         else:
-            leave_indexer(b, at, INDEXER)
-        a = gated_attention(b, s, at, cache, h, selection=selection)
-        return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, use="output")
-    at, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
-    inputs, gates = project_parts(b, sizes, at, h)
+            leave_indexer(b, prefix, INDEXER)
+        a = gated_attention(b, s, prefix, cache, h, selection=selection)
+        return b.linear(a, f"{prefix}.o_proj", features=s.width, bias=s.out_bias, use="output")
+    prefix, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
+    inputs, gates = project_parts(b, sizes, prefix, h)
     sigmoid, tiled = s.parts["sigmoid"], s.parts["tiled"]
-    out = b.gated_delta(inputs, gates, at, sigmoid=sigmoid, tiled=tiled, **sizes)
-    return b.linear(out, f"{at}.out_proj", features=s.width)
+    out = b.gated_delta(inputs, gates, prefix, sigmoid=sigmoid, tiled=tiled, **sizes)
+    return b.linear(out, f"{prefix}.out_proj", features=s.width)
 
 
-def _mlp(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+def _mlp(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:
     """Return the experts of h plus the expert that all tokens share."""
     renormalize = s.parts["renormalize"]
-    out = add_mixture(b, s, at, h, None, renormalize=renormalize)
-    add_shared_expert(b, s, at, h, out)
+    out = add_mixture(b, s, prefix, h, None, renormalize=renormalize)
+    add_shared_expert(b, s, prefix, h, out)
     return out
 
 
@@ -280,12 +284,12 @@ def _split_mix(value: int) -> int:
     return z ^ (z >> 31)
 
 
-def prime_sizes(least: int, heads: int, table: int) -> tuple[int, ...]:
-    """Return the number of rows of each head of a table: primes that are at least `least`.
+def prime_sizes(minimum: int, heads: int, table: int) -> tuple[int, ...]:
+    """Return the number of rows of each head of a table: primes that are at least `minimum`.
 
     Each table uses `heads` primes; they follow the primes of the table before it.
     """
-    primes = (n for n in count(least) if _is_prime(n))
+    primes = (n for n in count(minimum) if _is_prime(n))
     return tuple(islice(primes, table * heads, (table + 1) * heads))
 
 
@@ -299,5 +303,5 @@ def part_rows(rows: int, unit: int, parts: int) -> tuple[int, ...]:
     There are at most `parts` parts. All except the last one have the same number of rows.
     """
     total = -(-rows // unit) * unit
-    each = -(-total // parts)
-    return tuple(min(each, total - first) for first in range(0, total, each))
+    part_size = -(-total // parts)
+    return tuple(min(part_size, total - begin) for begin in range(0, total, part_size))

@@ -25,9 +25,9 @@ from cpuserve.models.towers import QWEN_KEYS, TURNED, read_sizes, read_theta, re
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 
-_AT = "model.visual"
-PATCHES = f"{_AT}.patch_embed.proj"
-MLX_NAMES = StoredNames({r"^vision_tower\.": f"{_AT}."})  # what mlx-vlm calls the tensors
+_PREFIX = "model.visual"
+PATCHES = f"{_PREFIX}.patch_embed.proj"
+MLX_NAMES = StoredNames({r"^vision_tower\.": f"{_PREFIX}."})  # what mlx-vlm calls the tensors
 NORM_EPS = 1e-6  # their configs have no key for it
 
 
@@ -42,52 +42,52 @@ class QwenTower:
 
     sections: tuple[int, int, int] = (24, 20, 20)
     level_layers: tuple[int, ...] | None = (8, 16, 24)
-    levels: str = f"{_AT}.deepstack_merger_list"
+    levels: str = f"{_PREFIX}.deepstack_merger_list"
     merger: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2")
     stored: StoredNames = MLX_NAMES
 
     def spec(self, config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        places = read_int(own, "num_position_embeddings", 2304, high=1 << 24)
+        vision = read_object(config, "vision_config")
+        places = read_int(vision, "num_position_embeddings", 2304, high=1 << 24)
         if isqrt(places) ** 2 != places:
             refuse("vision_config.num_position_embeddings", places, "a square")
-        sizes = read_sizes(own, (1152, 16, 27, 4304), TURNED, **QWEN_KEYS)
+        sizes = read_sizes(vision, (1152, 16, 27, 4304), TURNED, **QWEN_KEYS)
         layers = self.level_layers
         if layers is not None:
-            layers = read_layers(own, "deepstack_visual_indexes", layers, sizes["layers"])
+            layers = read_layers(vision, "deepstack_visual_indexes", layers, sizes["layers"])
         return read_tower(
             config,
             pictures,
-            check_width(own, "out_hidden_size", width),
-            usual_patch=16,
+            check_width(vision, "out_hidden_size", width),
+            default_patch=16,
             **sizes,
             norm_eps=NORM_EPS,
-            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            activation=read_choice(vision, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
             table=isqrt(places),
             patch_weight=PATCHES,
-            names=(f"{_AT}.",),
+            names=(f"{_PREFIX}.",),
             level_layers=layers or (),
             sections=read_sections(config, self.sections),
             interleaved=True,
-            theta=read_theta(own),
+            theta=read_theta(vision),
         )
 
     def build(self, b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
         norm = self.merger[0]
         x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
-        b.grid_embed(x, f"{_AT}.pos_embed", side=s.table)
+        b.grid_embed(x, f"{_PREFIX}.pos_embed", side=s.table)
         levels = list[ValueId]()
         for i in range(s.layers):
-            tower_layer(b, s, f"{_AT}.blocks.{i}", x)
+            tower_layer(b, s, f"{_PREFIX}.blocks.{i}", x)
             if i in s.level_layers:
-                at = f"{self.levels}.{s.level_layers.index(i)}"
-                folded = b.layer_norm(b.fold(x, s.merge**2), f"{at}.{norm}")
-                levels.append(_merged(b, s, at, folded, self.merger))
-        at = f"{_AT}.merger"
-        x = b.fold(b.layer_norm(x, f"{at}.{norm}"), s.merge**2)
-        rows = _merged(b, s, at, x, self.merger)
+                prefix = f"{self.levels}.{s.level_layers.index(i)}"
+                folded = b.layer_norm(b.fold(x, s.merge**2), f"{prefix}.{norm}")
+                levels.append(_merged(b, s, prefix, folded, self.merger))
+        prefix = f"{_PREFIX}.merger"
+        x = b.fold(b.layer_norm(x, f"{prefix}.{norm}"), s.merge**2)
+        rows = _merged(b, s, prefix, x, self.merger)
         for count, level in enumerate(levels, 1):
             rows = b.columns(rows, s.out_width * count, more=level)
         b.hidden(rows)
@@ -96,29 +96,29 @@ class QwenTower:
 QWEN3_VL = QwenTower()
 # With other tensors of the mergers.
 QWEN3_OMNI = QwenTower(
-    levels=f"{_AT}.merger_list", merger=("ln_q", "mlp.0", "mlp.2"), stored=AS_PROGRAM
+    levels=f"{_PREFIX}.merger_list", merger=("ln_q", "mlp.0", "mlp.2"), stored=AS_PROGRAM
 )
 
 
-def check_width(own: Mapping[str, Any], key: str, width: int) -> int:
-    """Return the width of the text part; ModelError if the tower's config `own` has another."""
-    if read_int(own, key, width, high=1 << 20) != width:
-        refuse(f"vision_config.{key}", own[key], f"the text's width {width}")
+def check_width(vision: Mapping[str, Any], key: str, width: int) -> int:
+    """Return the width of the text part; ModelError if the tower's config `vision` has another."""
+    if read_int(vision, key, width, high=1 << 20) != width:
+        refuse(f"vision_config.{key}", vision[key], f"the text's width {width}")
     return width
 
 
 def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
     """Return mrope_section of the text part: how many frequencies of its RoPE each axis has."""
-    inner = next((own for key in KEYS if (own := read_object(config, key))), config)
-    found: object = default
+    text_config = next((text for key in KEYS if (text := read_object(config, key))), config)
+    sections: object = default
     for key in ("rope_scaling", "rope_parameters"):
-        found = read_object(inner, key).get("mrope_section", found)
-    listed = found if isinstance(found, list | tuple) else ()
-    if len(listed) != 3 or not all(type(n) is int and 0 <= n < 4096 for n in listed):
-        refuse("mrope_section", found, "a list of three numbers")
-    if not listed[2]:
-        refuse("mrope_section", found, "three numbers, and the last above 0")
-    return tuple(listed)
+        sections = read_object(text_config, key).get("mrope_section", sections)
+    section_list = sections if isinstance(sections, list | tuple) else ()
+    if len(section_list) != 3 or not all(type(n) is int and 0 <= n < 4096 for n in section_list):
+        refuse("mrope_section", sections, "a list of three numbers")
+    if not section_list[2]:
+        refuse("mrope_section", sections, "three numbers, and the last above 0")
+    return tuple(section_list)
 
 
 def axial_rope(head_dim: int, theta: float = 10000.0) -> Rope:
@@ -129,38 +129,49 @@ def axial_rope(head_dim: int, theta: float = 10000.0) -> Rope:
 
 
 def tower_attention(
-    b: Builder, s: TowerSpec, at: str, x: ValueId, h: ValueId, *, bias: bool = True, **how: Any
+    b: Builder,
+    s: TowerSpec,
+    prefix: str,
+    x: ValueId,
+    h: ValueId,
+    *,
+    bias: bool = True,
+    **options: Any,
 ) -> None:
-    """Add to x the attention of the normalized rows h. how: arguments of attend_both_sides.
+    """Add to x the attention of the normalized rows h. options: arguments of attend_both_sides.
 
     Key of family: apart, whether queries, keys and values have matrices of their own.
     """
     if s.family.get("apart"):
-        names = [f"{at}.attn.{part}" for part in "qkv"]
+        names = [f"{prefix}.attn.{part}" for part in "qkv"]
         qkv = b.linear(h, names, features=s.width, bias=bias)
     else:
-        qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=bias)
-    out = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim, s.theta), **how)
-    b.linear(out, f"{at}.attn.proj", bias=bias, add_to=x)
+        qkv = b.linear(h, f"{prefix}.attn.qkv", features=3 * s.width, bias=bias)
+    out = b.attend_both_sides(qkv, rope=axial_rope(s.head_dim, s.theta), **options)
+    b.linear(out, f"{prefix}.attn.proj", bias=bias, add_to=x)
 
 
-def tower_layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+def tower_layer(b: Builder, s: TowerSpec, prefix: str, x: ValueId) -> None:
     """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
-    tower_attention(b, s, at, x, b.layer_norm(x, f"{at}.norm1"))
-    h = b.layer_norm(x, f"{at}.norm2")
-    then = s.activation
-    g = b.linear(h, f"{at}.mlp.linear_fc1", features=s.intermediate, bias=True, then=then)
-    b.linear(g, f"{at}.mlp.linear_fc2", bias=True, add_to=x)
+    tower_attention(b, s, prefix, x, b.layer_norm(x, f"{prefix}.norm1"))
+    h = b.layer_norm(x, f"{prefix}.norm2")
+    activation = s.activation
+    g = b.linear(h, f"{prefix}.mlp.linear_fc1", features=s.intermediate, bias=True, then=activation)
+    b.linear(g, f"{prefix}.mlp.linear_fc2", bias=True, add_to=x)
 
 
-def gated_mlp(b: Builder, s: TowerSpec, at: str, h: ValueId, x: ValueId, bias: bool = True) -> None:
+def gated_mlp(
+    b: Builder, s: TowerSpec, prefix: str, h: ValueId, x: ValueId, bias: bool = True
+) -> None:
     """Add to x the MLP of h, which has a gate."""
-    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], s.activation
-    g = b.linear(h, both, features=s.intermediate, bias=bias, then=then)
-    b.linear(g, f"{at}.down_proj", bias=bias, add_to=x)
+    gate_up, activation = [f"{prefix}.gate_proj", f"{prefix}.up_proj"], s.activation
+    g = b.linear(h, gate_up, features=s.intermediate, bias=bias, then=activation)
+    b.linear(g, f"{prefix}.down_proj", bias=bias, add_to=x)
 
 
-def _merged(b: Builder, s: TowerSpec, at: str, x: ValueId, parts: tuple[str, str, str]) -> ValueId:
-    width, (_, first, last) = s.merge**2 * s.width, parts
-    g = b.linear(x, f"{at}.{first}", features=width, bias=True, then="gelu")
-    return b.linear(g, f"{at}.{last}", features=s.out_width, bias=True)
+def _merged(
+    b: Builder, s: TowerSpec, prefix: str, x: ValueId, parts: tuple[str, str, str]
+) -> ValueId:
+    width, (_, first_linear, last_linear) = s.merge**2 * s.width, parts
+    g = b.linear(x, f"{prefix}.{first_linear}", features=width, bias=True, then="gelu")
+    return b.linear(g, f"{prefix}.{last_linear}", features=s.out_width, bias=True)

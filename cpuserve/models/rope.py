@@ -38,16 +38,21 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
     theta = read_float(params, "rope_theta", 10000.0, low=1.0)
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
     kind = params.get("rope_type", params.get("type", "default"))
-    turned = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded in the config
+    rotated_columns = int(
+        head_dim * share + 1e-6
+    )  # 1e-6: a share such as 1/3 is rounded in the config
     # A proportional RoPE pairs dims i and i + head_dim / 2, and rotates only the first pairs.
-    rotary = head_dim if kind == "proportional" else turned
+    rotary = head_dim if kind == "proportional" else rotated_columns
     if rotary < 2 or rotary % 2:
         want = f"a share of head_dim {head_dim} that gives an even number of dimensions"
         refuse("partial_rotary_factor", share, want)
     max_position = read_int(config, "max_position_embeddings", default_positions)
     if not isinstance(kind, str) or kind not in _SCALINGS:
         refuse("rope_scaling type", kind, f"one of {', '.join(sorted(_SCALINGS))}")
-    base = [theta ** (-2.0 * i / rotary) if i < turned // 2 else 0.0 for i in range(rotary // 2)]
+    base = [
+        theta ** (-2.0 * i / rotary) if i < rotated_columns // 2 else 0.0
+        for i in range(rotary // 2)
+    ]
     return _SCALINGS[kind](params, base, max_position)
 
 
@@ -63,15 +68,15 @@ def split_ropes(
     rope_theta and rope_scaling in the config are for full attention.
     """
     by_kind = read_object(config, "rope_parameters")
-    full = {
+    full_rope = {
         "rope_theta": config.get("rope_theta", theta),
         **read_object(config, "rope_scaling"),
         **read_object(by_kind, "full_attention"),
     }
     local = {"rope_theta": local_theta, **read_object(by_kind, "sliding_attention")}
-    plain = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
-    rope, _ = read_rope({**plain, "rope_parameters": local}, head_dim, positions)
-    return {**plain, "rope_parameters": full}, rope
+    rest_of_config = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
+    rope, _ = read_rope({**rest_of_config, "rope_parameters": local}, head_dim, positions)
+    return {**rest_of_config, "rope_parameters": full_rope}, rope
 
 
 def axes_of(sections: tuple[int, ...], count: int, *, interleaved: bool) -> tuple[int, ...]:
@@ -118,17 +123,17 @@ def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
     the number outside of rope_parameters has priority.
     """
     outside = ("rope_theta", "partial_rotary_factor", ORIGINAL)
-    merged = {key: config[key] for key in outside if config.get(key) is not None}
+    params_of_config = {key: config[key] for key in outside if config.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
         if value is None:
             continue
         if not isinstance(value, Mapping) or any(isinstance(v, Mapping) for v in value.values()):
             refuse(key, value, "null or one set of rope parameters for all layers")
-        merged.update(value)
+        params_of_config.update(value)
     if config.get(ORIGINAL) is not None:
-        merged[ORIGINAL] = config[ORIGINAL]
-    return merged
+        params_of_config[ORIGINAL] = config[ORIGINAL]
+    return params_of_config
 
 
 def _rope(freqs: list[float], factor: float = 1.0) -> Rope:
@@ -210,8 +215,8 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
     factors = params.get(key)
     if not isinstance(factors, list | tuple) or len(factors) != len(base):
         refuse(key, factors, f"a list of {len(base)} numbers")
-    each = [read_float({key: f}, key) for f in factors]
-    return tuple(b / f for b, f in zip(base, each, strict=True))
+    divisors = [read_float({key: f}, key) for f in factors]
+    return tuple(b / f for b, f in zip(base, divisors, strict=True))
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:

@@ -30,12 +30,12 @@ CONVOLUTIONS = {".self_attn.conv1d": {f".self_attn.{n}_conv1d": 1 for n in "qkv"
 
 def with_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the keys of DeepSeek; ModelError for a wrong or missing number."""
-    given = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
-    both = {**config, **given}
+    renamed = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
+    merged_config = {**config, **renamed}
     for key in ("num_experts", "num_experts_per_token", "num_shared_experts"):
-        if key in config or _KEYS[key] not in both:
+        if key in config or _KEYS[key] not in merged_config:
             read_int(config, key, high=4096)
-    return both
+    return merged_config
 
 
 def read_row_delta(config: Mapping[str, Any]) -> RowDelta:
@@ -43,8 +43,8 @@ def read_row_delta(config: Mapping[str, Any]) -> RowDelta:
     nested = read_object(config, "linear_attn_config")
     names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
     names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
-    own = {ours: nested[k] for k, ours in names.items() if nested.get(k) is not None}
-    sizes = {**config, **own}
+    nested_sizes = {ours: nested[k] for k, ours in names.items() if nested.get(k) is not None}
+    sizes = {**config, **nested_sizes}
     return {
         "heads": read_int(sizes, "linear_num_heads", 32, high=65536),
         "width": read_int(sizes, "linear_head_dim", 128, high=65536),
@@ -53,37 +53,38 @@ def read_row_delta(config: Mapping[str, Any]) -> RowDelta:
 
 
 def row_delta(
-    b: Builder, s: ModelSpec, at: str, h: ValueId, *, rates: tuple[int, ...], bound: float = 0.0
+    b: Builder, s: ModelSpec, prefix: str, h: ValueId, *, rates: tuple[int, ...], bound: float = 0.0
 ) -> ValueId:
-    """Return the delta net `at` of h. Two small matrices make the gates, and two make the decays.
+    """Return the delta net `prefix` of h. Two small matrices make the gates, and two the decays.
 
     rates: the shape of A_log.
     bound: the lower bound of the logarithms of decays, as in `GatedDelta`.
     """
     sizes = s.parts["row_delta"]
     heads, width = sizes["heads"], sizes["width"]
-    wide = heads * width
-    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=[wide] * 3, use="qkv")
-    low = [b.linear(h, f"{at}.{n}_a_proj", features=width) for n in "gf"]
+    qkv_width = heads * width
+    qkv = b.linear(h, [f"{prefix}.{n}_proj" for n in "qkv"], features=[qkv_width] * 3, use="qkv")
+    low = [b.linear(h, f"{prefix}.{n}_a_proj", features=width) for n in "gf"]
     z, decays = (
-        b.linear(y, f"{at}.{n}_b_proj", features=wide) for n, y in zip("gf", low, strict=True)
+        b.linear(y, f"{prefix}.{n}_b_proj", features=qkv_width)
+        for n, y in zip("gf", low, strict=True)
     )
-    betas = b.linear(h, f"{at}.b_proj", features=heads)
-    qkvz, gates = b.columns(qkv, 3 * wide, more=z), b.columns(betas, heads, more=decays)
-    return gated_rows(b, s, at, qkvz, gates, bound=bound, rates=rates)
+    betas = b.linear(h, f"{prefix}.b_proj", features=heads)
+    qkvz, gates = b.columns(qkv, 3 * qkv_width, more=z), b.columns(betas, heads, more=decays)
+    return gated_rows(b, s, prefix, qkvz, gates, bound=bound, rates=rates)
 
 
 def gated_rows(
     b: Builder,
     s: ModelSpec,
-    at: str,
+    prefix: str,
     qkvz: ValueId,
     gates: ValueId,
     *,
     bound: float,
     rates: tuple[int, ...] = (),
 ) -> ValueId:
-    """Return the delta net `at` over the columns q, k, v and z, with one decay for each row.
+    """Return the delta net `prefix` over the columns q, k, v and z, with one decay for each row.
 
     gates: the columns of the betas and of the decays. bound, rates: as in `row_delta`.
     """
@@ -92,7 +93,7 @@ def gated_rows(
     return b.gated_delta(
         qkvz,
         gates,
-        at,
+        prefix,
         key_heads=heads,
         value_heads=heads,
         key_width=width,

@@ -34,13 +34,13 @@ def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[in
     A layer reads its own cache, but the last num_kv_shared_layers layers read the cache
     of the last layer before them with the same window.
     """
-    first = first_shared(config)
-    last = {window: layer for layer, window in enumerate(windows[:first])}
-    if missing := {*windows} - {*last}:
-        kind = "a window" if missing.pop() else "full attention"
-        shared = config.get("num_kv_shared_layers")
-        refuse("num_kv_shared_layers", shared, f"fewer: no layer before them has {kind}")
-    return (*range(first), *(last[window] for window in windows[first:]))
+    first_sharing = first_shared(config)
+    last_by_window = {window: layer for layer, window in enumerate(windows[:first_sharing])}
+    if missing_windows := {*windows} - {*last_by_window}:
+        kind = "a window" if missing_windows.pop() else "full attention"
+        sharing_count = config.get("num_kv_shared_layers")
+        refuse("num_kv_shared_layers", sharing_count, f"fewer: no layer before them has {kind}")
+    return (*range(first_sharing), *(last_by_window[window] for window in windows[first_sharing:]))
 
 
 def read_shared_decoder(config: Mapping[str, Any], parts: SpecParts, positions: int) -> ModelSpec:
@@ -68,32 +68,32 @@ def read_shared_decoder(config: Mapping[str, Any], parts: SpecParts, positions: 
 
 def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add norm(the layer's attention of h) to x."""
-    at, window = f"model.layers.{layer}", layer_window(s, layer)
+    prefix, window = f"model.layers.{layer}", layer_window(s, layer)
     kv_heads, d = s.kv_heads, s.head_dim
     if window:
         kv_heads, d = s.parts["local_heads"]
-    q, k, v, o = (f"{at}.self_attn.{part}_proj" for part in "qkvo")
+    q, k, v, o = (f"{prefix}.self_attn.{part}_proj" for part in "qkvo")
     cache = s.parts["caches"][layer]
-    own = cache == layer and not s.guesses
+    has_cache = cache == layer and not s.guesses
     names, sizes = [q], [s.q_heads * d]
-    if own:
+    if has_cache:
         # With one_kv, values of global layers are the keys before their norm: k is used twice.
         names += [k, k if s.parts["one_kv"] and not window else v]
         sizes += [kv_heads * d] * 2
     else:
-        b.leave(f"{at}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
+        b.leave(f"{prefix}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
     qkv = b.linear(h, names, features=sizes, bias=s.qkv_bias, use="qkv" if v in names else "linear")
-    if own:
+    if has_cache:
         b.part_norm(qkv, None, width=d, column=(s.q_heads + kv_heads) * d, parts=kv_heads)
     b.rope_store_kv(
         qkv,
         layer=cache,
         rope=layer_rope(s, layer),
-        q_norm=f"{at}.self_attn.q_norm",
-        k_norm=f"{at}.self_attn.k_norm" if own else None,
+        q_norm=f"{prefix}.self_attn.q_norm",
+        k_norm=f"{prefix}.self_attn.k_norm" if has_cache else None,
         heads=(kv_heads, d),
-        stores=own,
+        stores=has_cache,
     )
     a = b.attention(qkv, layer=cache, window=window, scale=s.attention_scale)
     out = b.linear(a, o, features=s.width, bias=s.out_bias, use="output")
-    b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
+    b.add(b.rms_norm(out, f"{prefix}.post_attention_layernorm"), to=x)

@@ -27,8 +27,8 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import columns
 
-SIGLIP_AT = "model.vision_model"
-PATCHES = f"{SIGLIP_AT}.embeddings.patch_embedding"
+SIGLIP_PREFIX = "model.vision_model"
+PATCHES = f"{SIGLIP_PREFIX}.embeddings.patch_embedding"
 _GEMMA3, _PROJECTOR = "vision_tower", "multi_modal_projector"
 # The pooling of SigLIP, which Gemma 3 does not use.
 HEAD = (
@@ -50,9 +50,9 @@ class Idefics3Tower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        patch = read_int(own, "patch_size", 32, high=1024)
-        image = read_int(own, "image_size", 224, high=1 << 14)
+        vision = read_object(config, "vision_config")
+        patch = read_int(vision, "patch_size", 32, high=1024)
+        image = read_int(vision, "image_size", 224, high=1 << 14)
         merge = read_int(config, "scale_factor", 2, high=64)
         size = read_object(pictures, "max_image_size")
         side = read_int(size, "longest_edge", image, high=1 << 14) // patch
@@ -62,19 +62,19 @@ class Idefics3Tower:
             config,
             pictures,
             width,
-            **read_siglip({"hidden_size": 1152, "num_attention_heads": 16, **own}),
+            **read_siglip({"hidden_size": 1152, "num_attention_heads": 16, **vision}),
             patch=patch,
             merge=merge,
             side=side,
             table=image // patch,
             patch_weight=PATCHES,
-            names=(f"{SIGLIP_AT}.", "model.connector."),
+            names=(f"{SIGLIP_PREFIX}.", "model.connector."),
         )
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.fold(encoded(b, s, SIGLIP_AT), s.merge**2)
+        x = b.fold(encoded(b, s, SIGLIP_PREFIX), s.merge**2)
         b.hidden(b.linear(x, "model.connector.modality_projection.proj", features=s.out_width))
 
 
@@ -84,12 +84,12 @@ class Gemma3Tower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        patch = read_int(own, "patch_size", 16, high=1024)
-        image = read_int(own, "image_size", 224, high=1 << 14)
+        vision = read_object(config, "vision_config")
+        patch = read_int(vision, "patch_size", 16, high=1024)
+        image = read_int(vision, "image_size", 224, high=1 << 14)
         side, rows = image // patch, read_int(config, "mm_tokens_per_image", 256, high=1 << 20)
-        across = math.isqrt(rows)
-        if across**2 != rows or side < 1 or side % across:
+        table_side = math.isqrt(rows)
+        if table_side**2 != rows or side < 1 or side % table_side:
             refuse("mm_tokens_per_image", rows, f"a square that divides {side} x {side} patches")
         if not read_bool(pictures, "do_resize", True):
             refuse("do_resize", False, f"true: a picture must have {image} x {image} pixels")
@@ -97,9 +97,9 @@ class Gemma3Tower:
             config,
             pictures,
             width,
-            **read_siglip({**SIGLIP_USUAL, **own}),
+            **read_siglip({**SIGLIP_USUAL, **vision}),
             patch=patch,
-            merge=side // across,
+            merge=side // table_side,
             mean=True,
             spans="all",
             side=side,
@@ -126,37 +126,37 @@ class PaddleOcrTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        patch = read_int(own, "patch_size", 14, high=1024)
-        at = f"{_PADDLE}.embeddings"
+        vision = read_object(config, "vision_config")
+        patch = read_int(vision, "patch_size", 14, high=1024)
+        prefix = f"{_PADDLE}.embeddings"
         return read_tower(
             config,
             pictures,
             width,
-            **read_sizes(own, (1152, 16, 27, 4304), TURNED),
-            norm_eps=read_float(own, "layer_norm_eps", 1e-6),
-            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            **read_sizes(vision, (1152, 16, 27, 4304), TURNED),
+            norm_eps=read_float(vision, "layer_norm_eps", 1e-6),
+            activation=read_choice(vision, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
             patch=patch,
-            table=read_int(own, "image_size", 384, high=1 << 14) // patch,
-            patch_weight=f"{at}.patch_embedding",
+            table=read_int(vision, "image_size", 384, high=1 << 14) // patch,
+            patch_weight=f"{prefix}.patch_embedding",
             # Published files have a head and a second table of places, which nothing reads.
             names=(
-                f"{at}.patch_embedding.",
-                f"{at}.position_embedding.",
+                f"{prefix}.patch_embedding.",
+                f"{prefix}.position_embedding.",
                 f"{_PADDLE}.encoder.",
                 f"{_PADDLE}.post_layernorm.",
                 "mlp_AR.",
             ),
             sections=read_sections(config, (16, 24, 24)),
-            theta=read_theta(own),
+            theta=read_theta(vision),
         )
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        at = f"{_PADDLE}.embeddings"
+        prefix = f"{_PADDLE}.embeddings"
         x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
-        b.grid_embed(x, f"{at}.position_embedding", side=s.table, corners=False)
+        b.grid_embed(x, f"{prefix}.position_embedding", side=s.table, corners=False)
         rope = axial_rope(s.head_dim, s.theta)
         for i in range(s.layers):
             siglip_layer(b, s, f"{_PADDLE}.encoder.layers.{i}", x, rope)
@@ -167,12 +167,12 @@ class PaddleOcrTower:
         b.hidden(b.linear(x, "mlp_AR.linear_2", features=s.out_width, bias=True))
 
 
-def read_siglip(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of TowerSpec that the config `own` of a SigLIP has."""
+def read_siglip(vision: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of TowerSpec that the config `vision` of a SigLIP has."""
     return {
-        **read_sizes(own, (None, None, 12, 3072)),
-        "norm_eps": read_float(own, "layer_norm_eps", 1e-6),
-        "activation": read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        **read_sizes(vision, (None, None, 12, 3072)),
+        "norm_eps": read_float(vision, "layer_norm_eps", 1e-6),
+        "activation": read_choice(vision, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
     }
 
 
@@ -181,42 +181,47 @@ def features_of_siglip(config: Mapping[str, Any]) -> dict[str, Any]:
 
     ModelError if it says that they are normed.
     """
-    own = {**SIGLIP_USUAL, **read_object(config, "vision_config")}
-    if own.get("tie_last_hidden_states") not in (None, False):
+    vision = {**SIGLIP_USUAL, **read_object(config, "vision_config")}
+    if vision.get("tie_last_hidden_states") not in (None, False):
         key = "tie_last_hidden_states"
-        refuse(f"vision_config.{key}", own[key], "false: the last norm is not used")
-    return own
+        refuse(f"vision_config.{key}", vision[key], "false: the last norm is not used")
+    return vision
 
 
-def siglip_patches(b: Builder, s: TowerSpec, at: str) -> ValueId:
+def siglip_patches(b: Builder, s: TowerSpec, prefix: str) -> ValueId:
     """Return the rows of all patches of the step before the first layer: [T, width]."""
-    patches = f"{at}.embeddings.patch_embedding"
+    patches = f"{prefix}.embeddings.patch_embedding"
     x = b.linear(b.patches(s.patch_width), patches, features=s.width, bias=True)
-    places = f"{at}.embeddings.position_embedding"
+    places = f"{prefix}.embeddings.position_embedding"
     b.place_embed(x, places, table=s.table, side=s.side, merge=s.merge)
     return x
 
 
-def encoded(b: Builder, s: TowerSpec, at: str, out: str = "out_proj") -> ValueId:
+def encoded(b: Builder, s: TowerSpec, prefix: str, out: str = "out_proj") -> ValueId:
     """Return the rows of all patches of the step: [T, width]. out: see siglip_layer."""
-    x = siglip_patches(b, s, at)
+    x = siglip_patches(b, s, prefix)
     for i in range(s.layers):
-        siglip_layer(b, s, f"{at}.encoder.layers.{i}", x, out=out)
-    return b.layer_norm(x, f"{at}.post_layernorm")
+        siglip_layer(b, s, f"{prefix}.encoder.layers.{i}", x, out=out)
+    return b.layer_norm(x, f"{prefix}.post_layernorm")
 
 
 def siglip_layer(
-    b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope | None = None, out: str = "out_proj"
+    b: Builder,
+    s: TowerSpec,
+    prefix: str,
+    x: ValueId,
+    rope: Rope | None = None,
+    out: str = "out_proj",
 ) -> None:
     """Change x in place: x + attention(norm(x)), then x + mlp(norm(x)).
 
     out: the name of the matrix after the attention.
     """
-    h = b.layer_norm(x, f"{at}.layer_norm1")
-    names = [f"{at}.self_attn.{name}_proj" for name in ("q", "k", "v")]
+    h = b.layer_norm(x, f"{prefix}.layer_norm1")
+    names = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v")]
     qkv = b.linear(h, names, features=s.width, bias=True)
-    b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.self_attn.{out}", bias=True, add_to=x)
-    h = b.layer_norm(x, f"{at}.layer_norm2")
-    then = s.activation
-    g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
-    b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)
+    b.linear(b.attend_both_sides(qkv, rope=rope), f"{prefix}.self_attn.{out}", bias=True, add_to=x)
+    h = b.layer_norm(x, f"{prefix}.layer_norm2")
+    activation = s.activation
+    g = b.linear(h, f"{prefix}.mlp.fc1", features=s.intermediate, bias=True, then=activation)
+    b.linear(g, f"{prefix}.mlp.fc2", bias=True, add_to=x)

@@ -134,16 +134,16 @@ class TowerSpec:
         """Return the additions and multiplications of a tile, in linears and attention."""
         heads = self.head_dim * (self.q_heads + self.kv_heads)
         layer = 2 * self.width * heads + (2 + self.gated) * self.width * self.intermediate
-        seen = self.layers * patches
+        attended = self.layers * patches
         if self.window:
-            whole = len(self.whole_layers)
-            most = min((self.window * self.merge) ** 2, patches)
-            seen = whole * patches + (self.layers - whole) * most
+            num_whole = len(self.whole_layers)
+            window_patches = min((self.window * self.merge) ** 2, patches)
+            attended = num_whole * patches + (self.layers - num_whole) * window_patches
         # Of merge^2 patches, one row is multiplied: their mean, or all of them side by side.
-        last = patches // self.merge**2 if self.mean else patches
-        ends = patches * self.patch_width + last * self.row_width
-        layers = self.layers * layer + 2 * seen * self.q_heads * self.head_dim
-        return 2 * (patches * layers + ends * self.width)
+        rows = patches // self.merge**2 if self.mean else patches
+        ends_cost = patches * self.patch_width + rows * self.row_width
+        layers = self.layers * layer + 2 * attended * self.q_heads * self.head_dim
+        return 2 * (patches * layers + ends_cost * self.width)
 
     @property
     def step_bytes(self) -> int:
@@ -253,8 +253,8 @@ class ModelSpec:
         """
         by_head = 4 if "rank" in self.parts else 2
         attention = (by_head * self.q_heads + 2 * self.kv_heads) * self.head_dim
-        chosen = self.parts.get("chosen", 0)
-        routed = chosen * (2 * self.width + 2 * self.parts.get("expert_width", 0))
+        top_k = self.parts.get("chosen", 0)
+        routed = top_k * (2 * self.width + 2 * self.parts.get("expert_width", 0))
         inputs = 2 * self.layers * self.parts.get("input_width", 0)
         streams = 2 * self.parts.get("streams", 0) * self.width
         if "indexer" in self.parts:

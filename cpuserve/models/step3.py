@@ -75,33 +75,33 @@ class Step35:
 
         Lists of published configs may go on with layers for multi-token prediction.
         """
-        given = without_nulls(config)
-        given = {**_DEFAULTS, **{_SPELLINGS.get(key, key): v for key, v in given.items()}}
-        layers = read_int(given, "num_hidden_layers", high=4096)
-        after = _kind_after(given, layers)
-        for key, value in given.items():
+        settings = without_nulls(config)
+        settings = {**_DEFAULTS, **{_SPELLINGS.get(key, key): v for key, v in settings.items()}}
+        layers = read_int(settings, "num_hidden_layers", high=4096)
+        kind_after = _kind_after(settings, layers)
+        for key, value in settings.items():
             if isinstance(value, list) and key in _BY_LAYER:
-                given[key] = value[:layers]
-        window = read_int(given, "sliding_window", 0, low=0)
-        windows = read_windows(given, window, default=lambda _: False)
-        if not window and "sliding_attention" in given.get("layer_types", ()):
+                settings[key] = value[:layers]
+        window = read_int(settings, "sliding_window", 0, low=0)
+        windows = read_windows(settings, window, default=lambda _: False)
+        if not window and "sliding_attention" in settings.get("layer_types", ()):
             refuse("sliding_window", None, "a number, because layers have a sliding window")
-        heads = read_int(given, "num_attention_heads", high=65536)
-        local = _read_local_heads(given, heads)
+        heads = read_int(settings, "num_attention_heads", high=65536)
+        local = _read_local_heads(settings, heads)
         by_layer = tuple(local if keys else heads for keys in windows)
         parts: SpecParts = {
             "windows": windows,
             "heads": by_layer,
-            **read_experts(given, count="n_routed_experts", width="moe_intermediate_size"),
-            "shared_width": read_int(given, "share_expert_dim", 1280, high=1 << 24),
-            "dense_layers": _read_dense(given, layers),
-            "expert_scale": read_float(given, "moe_router_scaling_factor", 1.0),
+            **read_experts(settings, count="n_routed_experts", width="moe_intermediate_size"),
+            "shared_width": read_int(settings, "share_expert_dim", 1280, high=1 << 24),
+            "dense_layers": _read_dense(settings, layers),
+            "expert_scale": read_float(settings, "moe_router_scaling_factor", 1.0),
             # Only configs of GGUF files have this key.
-            "joined": read_bool(given, "moe_gate_up_joined", False),
-            "limits": read_limits(given, "swiglu_limits", layers),
-            "shared_limits": read_limits(given, "swiglu_limits_shared", layers),
+            "joined": read_bool(settings, "moe_gate_up_joined", False),
+            "limits": read_limits(settings, "swiglu_limits", layers),
+            "shared_limits": read_limits(settings, "swiglu_limits_shared", layers),
         }
-        slides = after == "sliding_attention" and window > 0
+        slides = kind_after == "sliding_attention" and window > 0
         parts["guess"] = {
             "windows": (window if slides else 0,),
             "heads": (local if slides else heads,),
@@ -109,18 +109,21 @@ class Step35:
             "limits": (0.0,),
             "shared_limits": (0.0,),
         }
-        bias, head_dim = read_bool(given, "attention_bias", False), read_int(given, "head_dim")
-        plain, rope = split_ropes(_ropes(given), head_dim, 128000, theta=1e4, local_theta=1e4)
+        bias = read_bool(settings, "attention_bias", False)
+        head_dim = read_int(settings, "head_dim")
+        full_config, rope = split_ropes(
+            _ropes(settings), head_dim, 128000, theta=1e4, local_theta=1e4
+        )
         spec = read_decoder(
             # transformers sets this activation, whatever the config has.
-            {**plain, "num_attention_heads": max(by_layer), "hidden_act": "silu"},
+            {**full_config, "num_attention_heads": max(by_layer), "hidden_act": "silu"},
             positions=128000,
             qkv_bias=bias,
             out_bias=bias,
-            mlp_bias=read_bool(given, "mlp_bias", False),
+            mlp_bias=read_bool(settings, "mlp_bias", False),
             parts={**parts, "local_rope": rope},
         )
-        scalar = read_float(given, "query_pre_attn_scalar", float(head_dim))
+        scalar = read_float(settings, "query_pre_attn_scalar", float(head_dim))
         return replace(spec, attention_scale=scalar**-0.5)
 
     @staticmethod
@@ -128,18 +131,18 @@ class Step35:
         """Append the operations of the model to its builder `b`."""
         x = guess_inputs(b, s, offset_norm) if s.guesses else b.embed("model.embed_tokens")
         for layer in range(s.layers):
-            at = f"model.layers.{layer}"
-            _attention(b, s, layer, offset_norm(b, x, f"{at}.input_layernorm"), x)
-            _feed_forward(b, s, layer, offset_norm(b, x, f"{at}.post_attention_layernorm"), x)
+            prefix = f"model.layers.{layer}"
+            _attention(b, s, layer, offset_norm(b, x, f"{prefix}.input_layernorm"), x)
+            _feed_forward(b, s, layer, offset_norm(b, x, f"{prefix}.post_attention_layernorm"), x)
         # A head reads the stream before the last norm, of the model and of the head itself.
         finish_decoder(b, s, offset_norm(b, x, "model.norm"), kept=x)
 
 
 def _kind_after(config: Mapping[str, Any], layers: int) -> str:
     """Return the kind of the first head, which layer_types has after the model's layers."""
-    own, kinds = config.get("mtp_layer_types"), config.get("layer_types")
-    if isinstance(own, list) and own:
-        return str(own[0])
+    head_kinds, kinds = config.get("mtp_layer_types"), config.get("layer_types")
+    if isinstance(head_kinds, list) and head_kinds:
+        return str(head_kinds[0])
     longer = isinstance(kinds, list) and len(kinds) > layers
     return str(kinds[layers]) if kinds and longer else "sliding_attention"
 
@@ -152,21 +155,21 @@ _BY_LAYER = (
 
 def _read_local_heads(config: Mapping[str, Any], heads: int) -> int:
     """Return the number of query heads of layers with a window."""
-    other = read_object(config, "attention_other_setting")
-    found = {"num_sliding_attention_heads": other.get("num_attention_heads"), **config}
-    local = read_int(found, "num_sliding_attention_heads", heads, high=65536)
+    other_setting = read_object(config, "attention_other_setting")
+    settings = {"num_sliding_attention_heads": other_setting.get("num_attention_heads"), **config}
+    local = read_int(settings, "num_sliding_attention_heads", heads, high=65536)
     read_heads({**config, "num_attention_heads": local}, 1)
     return local
 
 
 def _read_dense(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Return the layers without experts; moe_layers_enum lists the others, as "3,4,5"."""
-    listed = config.get("moe_layers_enum")
-    if listed is None or config.get("mlp_layer_types") is not None:
+    moe_layers = config.get("moe_layers_enum")
+    if moe_layers is None or config.get("mlp_layer_types") is not None:
         return read_dense_layers(config, first=3)
-    names = listed.split(",") if isinstance(listed, str) else listed
+    names = moe_layers.split(",") if isinstance(moe_layers, str) else moe_layers
     if not isinstance(names, list) or not all(str(name).strip().isdecimal() for name in names):
-        refuse("moe_layers_enum", listed, "numbers of layers")
+        refuse("moe_layers_enum", moe_layers, "numbers of layers")
     sparse = {int(name) for name in names}
     return tuple(layer for layer in range(layers) if layer not in sparse)
 
@@ -177,19 +180,19 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Any]:
     Published configs have lists of bases and shares by layer, and a scaling for full attention.
     """
     kinds = config.get("layer_types") or ["full_attention"]
-    given = {"rope_theta": 1e4, "partial_rotary_factors": 1.0, **config}
-    known = read_object(config, "rope_parameters")
+    settings = {"rope_theta": 1e4, "partial_rotary_factors": 1.0, **config}
+    params_by_kind = read_object(config, "rope_parameters")
     ropes: dict[str, Any] = {}
     for kind in ("full_attention", "sliding_attention"):
-        at = kinds.index(kind) if kind in kinds else 0
+        example = kinds.index(kind) if kind in kinds else 0
         theta, share = (
-            _of_layer(given, key, at) for key in ("rope_theta", "partial_rotary_factors")
+            _of_layer(settings, key, example) for key in ("rope_theta", "partial_rotary_factors")
         )
         scaling = read_object(config, "rope_scaling") if kind == "full_attention" else {}
-        made = {"rope_theta": theta, "partial_rotary_factor": share, **scaling}
-        ropes[kind] = {**made, **read_object(known, kind)}
-    mine = ("rope_theta", "partial_rotary_factors", "rope_scaling")
-    return {k: v for k, v in config.items() if k not in mine} | {"rope_parameters": ropes}
+        params = {"rope_theta": theta, "partial_rotary_factor": share, **scaling}
+        ropes[kind] = {**params, **read_object(params_by_kind, kind)}
+    rope_keys = ("rope_theta", "partial_rotary_factors", "rope_scaling")
+    return {k: v for k, v in config.items() if k not in rope_keys} | {"rope_parameters": ropes}
 
 
 def _of_layer(config: Mapping[str, Any], key: str, layer: int) -> object:
@@ -204,28 +207,28 @@ def _of_layer(config: Mapping[str, Any], key: str, layer: int) -> object:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x; the sigmoid of a linear of h multiplies each head."""
-    at, heads = f"model.layers.{layer}.self_attn", s.parts["heads"][layer]
-    qkv = heads_of(b, s, at, h, (heads, s.kv_heads))
+    prefix, heads = f"model.layers.{layer}.self_attn", s.parts["heads"][layer]
+    qkv = heads_of(b, s, prefix, h, (heads, s.kv_heads))
     b.rope_store_kv(
         qkv,
         layer=layer,
         rope=layer_rope(s, layer),
-        q_norm=f"{at}.q_norm",
-        k_norm=f"{at}.k_norm",
+        q_norm=f"{prefix}.q_norm",
+        k_norm=f"{prefix}.k_norm",
         plus_one=True,
         q_heads=heads,
     )
     window, scale = layer_window(s, layer), s.attention_scale
     a = b.attention(qkv, layer=layer, window=window, scale=scale, q_heads=heads)
-    b.gate(b.linear(h, f"{at}.g_proj", features=heads), to=a, heads=heads)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+    b.gate(b.linear(h, f"{prefix}.g_proj", features=heads), to=a, heads=heads)
+    b.linear(a, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
 
 
 def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x the experts of h, chosen and shared, or the plain MLP of h."""
-    at = f"model.layers.{layer}"
+    prefix = f"model.layers.{layer}"
     if layer in s.parts["dense_layers"]:
-        _mlp(b, s, layer, f"{at}.mlp", h, s.intermediate, x)
+        _mlp(b, s, layer, f"{prefix}.mlp", h, s.intermediate, x)
         return
     width, count = s.parts["expert_width"], s.parts["experts"]
     parts = [("gate_proj", 0, width), ("up_proj", 0, width), ("down_proj", 0, s.width)]
@@ -234,24 +237,24 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
     limit = s.parts["limits"][layer]
     b.mixture(
         h,
-        f"{at}.moe.gate",
-        [[rows(f"{at}.moe.{p}", i, n, index=e) for p, i, n in parts] for e in range(count)],
+        f"{prefix}.moe.gate",
+        [[rows(f"{prefix}.moe.{p}", i, n, index=e) for p, i, n in parts] for e in range(count)],
         features=width,
         chosen=s.parts["chosen"],
         to=x,
         score="sigmoid",
         renormalize=True,
         scale=s.parts["expert_scale"],
-        bias=f"{at}.moe.router_bias",
+        bias=f"{prefix}.moe.router_bias",
         limit=limit,
         gate_limit=before_silu(limit),
     )
-    _mlp(b, s, layer, f"{at}.share_expert", h, s.parts["shared_width"], x)
+    _mlp(b, s, layer, f"{prefix}.share_expert", h, s.parts["shared_width"], x)
 
 
 def _mlp(
-    b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId, features: int, x: ValueId
+    b: Builder, s: ModelSpec, layer: int, prefix: str, h: ValueId, features: int, x: ValueId
 ) -> None:
     """Add the gated MLP of h to x; some layers have limits."""
     limit = s.parts["shared_limits"][layer]
-    gated_mlp(b, s, at, h, features, to=x, silu_limit=limit)
+    gated_mlp(b, s, prefix, h, features, to=x, silu_limit=limit)

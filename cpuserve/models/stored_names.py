@@ -61,8 +61,8 @@ class StoredNames:
 
 
 def _replaced(name: str, replacements: Mapping[str, str]) -> str:
-    for theirs, ours in replacements.items():
-        name = re.sub(theirs, ours, name)
+    for pattern, replacement in replacements.items():
+        name = re.sub(pattern, replacement, name)
     return name
 
 
@@ -90,6 +90,8 @@ def experts_by_number(modules: str, block: str) -> dict[str, str]:
 
     modules: the module with the experts in transformers. block: its name in the Program.
     """
-    stored, ours = re.escape(f".{modules}.experts."), f".{block}.experts."
+    stored_pattern, program_name = re.escape(f".{modules}.experts."), f".{block}.experts."
     parts = {"gate_proj": "w1", "up_proj": "w3", "gate_up_proj": "w13", "down_proj": "w2"}
-    return {rf"{stored}(\d+\.|){part}\b": rf"{ours}\1{w}" for part, w in parts.items()}
+    return {
+        rf"{stored_pattern}(\d+\.|){part}\b": rf"{program_name}\1{w}" for part, w in parts.items()
+    }

@@ -10,28 +10,29 @@ from cpuserve.program.ops import ValueId
 
 def embed_streams(b: Builder, s: ModelSpec) -> ValueId:
     """Return parts["streams"] residual streams, which all begin with the embeddings of tokens."""
-    first = x = b.embed("model.embed_tokens")
+    embeddings = x = b.embed("model.embed_tokens")
     for _ in range(s.parts["streams"] - 1):
-        x = b.columns(first, s.width, more=x)
+        x = b.columns(embeddings, s.width, more=x)
     return x
 
 
 def enter_streams(
-    b: Builder, s: ModelSpec, at: str, x: ValueId, *, parts: int = ALL_PARTS
+    b: Builder, s: ModelSpec, prefix: str, x: ValueId, *, parts: int = ALL_PARTS
 ) -> tuple[ValueId, ValueId]:
     """Return the input of a part of a layer, and the weights of its output and of the streams x.
 
-    at: the beginning of the names of the weights. parts: the kinds of weights (`StreamWeights`).
+    prefix: the beginning of the names of the weights.
+    parts: the kinds of weights (`StreamWeights`).
 
     parts has the numbers of `StreamWeights`: "floor", "rounds" (1) and "most" (2).
     """
     n = s.parts["streams"]
-    weights = b.linear(x, f"{at}_fn", features=weight_columns(n, parts), bare=True)
+    weights = b.linear(x, f"{prefix}_fn", features=weight_columns(n, parts), bare=True)
     b.stream_weights(
         x,
         weights,
-        scales=f"{at}_scale",
-        base=f"{at}_base",
+        scales=f"{prefix}_scale",
+        base=f"{prefix}_base",
         rounds=s.parts.get("rounds", 1),
         floor=s.parts["floor"],
         parts=parts,

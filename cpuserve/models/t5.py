@@ -43,8 +43,8 @@ def _read_activation(config: Mapping[str, Any]) -> Then:
     "gated-gelu" is the approximation with tanh, as in transformers.
     """
     kind = read_choice(config, "feed_forward_proj", "relu", {name: name for name in _KINDS})
-    usual = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-    function = read_choice(config, "dense_act_fn", usual, _FUNCTIONS)
+    default = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+    function = read_choice(config, "dense_act_fn", default, _FUNCTIONS)
     if not read_bool(config, "is_gated_act", kind.startswith("gated-")):
         return function
     if function == "relu":
@@ -95,20 +95,22 @@ class T5Encoder:
         x = b.embed("shared")
         distances = s.parts["distances"]
         assert distances is not None, "spec() sets it"
-        inner, then = s.q_heads * s.head_dim, s.activation
+        heads_width, activation = s.q_heads * s.head_dim, s.activation
         for i in range(s.layers):
-            at = f"encoder.block.{i}.layer.0"
-            shared = "encoder.block.0.layer.0" if not s.parts["biases_by_layer"] else at
-            biases = f"{shared}.SelfAttention.relative_attention_bias"
-            h = b.rms_norm(x, f"{at}.layer_norm")
-            qkv = b.linear(h, [f"{at}.SelfAttention.{part}" for part in "qkv"], features=inner)
+            prefix = f"encoder.block.{i}.layer.0"
+            bias_prefix = "encoder.block.0.layer.0" if not s.parts["biases_by_layer"] else prefix
+            biases = f"{bias_prefix}.SelfAttention.relative_attention_bias"
+            h = b.rms_norm(x, f"{prefix}.layer_norm")
+            qkv = b.linear(
+                h, [f"{prefix}.SelfAttention.{part}" for part in "qkv"], features=heads_width
+            )
             a = b.attend_by_distance(qkv, distances, biases=biases, scale=1.0)
-            b.linear(a, f"{at}.SelfAttention.o", add_to=x)
-            at = f"encoder.block.{i}.layer.1"
-            h = b.rms_norm(x, f"{at}.layer_norm")
-            mlp = f"{at}.DenseReluDense"
-            up = [f"{mlp}.wi_0", f"{mlp}.wi_1"] if then.endswith("_mul") else [f"{mlp}.wi"]
-            g = b.linear(h, up, features=s.intermediate, then=then)
+            b.linear(a, f"{prefix}.SelfAttention.o", add_to=x)
+            prefix = f"encoder.block.{i}.layer.1"
+            h = b.rms_norm(x, f"{prefix}.layer_norm")
+            mlp = f"{prefix}.DenseReluDense"
+            up = [f"{mlp}.wi_0", f"{mlp}.wi_1"] if activation.endswith("_mul") else [f"{mlp}.wi"]
+            g = b.linear(h, up, features=s.intermediate, then=activation)
             b.linear(g, f"{mlp}.wo", add_to=x)
         leave_linears(b, "encoder.embed_tokens")
         b.hidden(b.rms_norm(x, "encoder.final_layer_norm"))

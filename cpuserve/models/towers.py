@@ -48,17 +48,17 @@ def read_pixels(pictures: Mapping[str, Any]) -> PixelScale:
 
 
 def _three(pictures: Mapping[str, Any], key: str) -> tuple[float, ...]:
-    found = pictures.get(key)
-    listed = found if isinstance(found, list | tuple) else []
-    numbers = [x for x in listed if isinstance(x, int | float) and not isinstance(x, bool)]
-    if len(listed) != 3 or len(numbers) != 3 or not all(map(isfinite, numbers)):
-        refuse(key, found, "a list of three numbers")
+    value = pictures.get(key)
+    values = value if isinstance(value, list | tuple) else []
+    numbers = [x for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
+    if len(values) != 3 or len(numbers) != 3 or not all(map(isfinite, numbers)):
+        refuse(key, value, "a list of three numbers")
     return tuple(float(x) for x in numbers)
 
 
 def read_sizes(
-    own: Mapping[str, Any],
-    usual: tuple[int | None, int | None, int, int],
+    vision: Mapping[str, Any],
+    defaults: tuple[int | None, int | None, int, int],
     multiple: int = 1,
     *,
     width: str = "hidden_size",
@@ -66,40 +66,40 @@ def read_sizes(
     layers: str = "num_hidden_layers",
     channels: str = "num_channels",
 ) -> dict[str, Any]:
-    """Return the fields of TowerSpec with the sizes of layers, from the tower's config `own`.
+    """Return the fields of TowerSpec with the sizes of layers, from the tower's config `vision`.
 
-    usual: the width, heads, layers and hidden values of an MLP if the config has no such keys;
+    defaults: the width, heads, layers and hidden values of an MLP if the config has no such keys;
       None = it must have the key.
     multiple: what the width of a head must be a multiple of.
     width, heads, layers: the keys. channels: the key of the channels, which must be 3; "" = none.
     """
-    hidden = read_int(own, width, usual[0], high=1 << 20)
-    count = read_int(own, heads, usual[1], high=65536)
+    hidden = read_int(vision, width, defaults[0], high=1 << 20)
+    count = read_int(vision, heads, defaults[1], high=65536)
     if hidden % (multiple * count):
         times = "" if multiple == 1 else f"{multiple} times "
         refuse(f"vision_config.{width}", hidden, f"a multiple of {times}its {count} heads")
-    if channels and read_int(own, channels, 3) != 3:
-        refuse(f"vision_config.{channels}", own[channels], "3")
+    if channels and read_int(vision, channels, 3) != 3:
+        refuse(f"vision_config.{channels}", vision[channels], "3")
     return {
         "width": hidden,
-        "layers": read_int(own, layers, usual[2], high=4096),
+        "layers": read_int(vision, layers, defaults[2], high=4096),
         "q_heads": count,
         "kv_heads": count,
         "head_dim": hidden // count,
-        "intermediate": read_int(own, "intermediate_size", usual[3], high=1 << 24),
+        "intermediate": read_int(vision, "intermediate_size", defaults[3], high=1 << 24),
     }
 
 
-def read_theta(own: Mapping[str, Any], usual: float = 1e4) -> float:
-    """Return the base of the RoPE in a tower's config `own`; ModelError if it is scaled.
+def read_theta(vision: Mapping[str, Any], default: float = 1e4) -> float:
+    """Return the base of the RoPE in a tower's config `vision`; ModelError if it is scaled.
 
-    usual: the base if the config has none.
+    default: the base if the config has none.
     """
-    rope = read_object(own, "rope_scaling") or read_object(own, "rope_parameters")
+    rope = read_object(vision, "rope_scaling") or read_object(vision, "rope_parameters")
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):
         refuse("vision_config.rope_parameters: rope_type", kind, "'axial' or 'default'")
-    return read_float(rope, "rope_theta", read_float(own, "rope_theta", usual))
+    return read_float(rope, "rope_theta", read_float(vision, "rope_theta", default))
 
 
 def read_tower(
@@ -108,12 +108,12 @@ def read_tower(
     width: int,
     /,
     *,
-    usual_patch: int = 14,
+    default_patch: int = 14,
     **fields: Any,
 ) -> TowerSpec:
     """Return the hyperparameters of a tower, by default one of pictures of any size.
 
-    config, pictures, width: see TowerDef.spec. usual_patch: the default of patch_size.
+    config, pictures, width: see TowerDef.spec. default_patch: the default of patch_size.
     fields: those of TowerSpec that are not read here, `read_sizes` among them, and those that are
       read in another way.
 
@@ -121,13 +121,17 @@ def read_tower(
     """
     from cpuserve.models.spec import TowerSpec
 
-    own = read_object(config, "vision_config")
+    vision = read_object(config, "vision_config")
     if "patch" not in fields:
-        fields["patch"] = read_int(own, "patch_size", usual_patch, high=1024)
+        fields["patch"] = read_int(vision, "patch_size", default_patch, high=1024)
     if "merge" not in fields:
-        fields["merge"] = read_int(own, "spatial_merge_size", 2, high=64)
-    shared = {"dtype": read_dtype(config), "pixels": read_pixels(pictures), "out_width": width}
-    return TowerSpec(**{**shared, "side": 0, "table": 0, **fields})
+        fields["merge"] = read_int(vision, "spatial_merge_size", 2, high=64)
+    shared_fields = {
+        "dtype": read_dtype(config),
+        "pixels": read_pixels(pictures),
+        "out_width": width,
+    }
+    return TowerSpec(**{**shared_fields, "side": 0, "table": 0, **fields})
 
 
 class TowerDef(Protocol):
@@ -172,11 +176,11 @@ def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
     family = TOWERS.get(name)
     if family is None or not pictures or config.get("vision_config") is None:
         return None
-    found = family.spec(config, pictures, width)
-    if found is None:
+    spec = family.spec(config, pictures, width)
+    if spec is None:
         return None
-    _check_shared(config, found)
-    return replace(found, architecture=name)
+    _check_shared(config, spec)
+    return replace(spec, architecture=name)
 
 
 def _check_shared(config: Mapping[str, Any], spec: TowerSpec) -> None:
@@ -184,21 +188,21 @@ def _check_shared(config: Mapping[str, Any], spec: TowerSpec) -> None:
 
     Such a key would change the rows of pictures without notice.
     """
-    own = read_object(config, "vision_config")
+    vision = read_object(config, "vision_config")
     # transformers gives what the whole config says to its parts.
-    wholes = config if read_object(config, "text_config") else {}
-    for name, part in (("vision_config.is_causal", own), ("is_causal", wholes)):
+    outer_config = config if read_object(config, "text_config") else {}
+    for name, part in (("vision_config.is_causal", vision), ("is_causal", outer_config)):
         if part.get("is_causal") not in (None, False):
             refuse(name, part["is_causal"], "false: patches see all patches")
     if not spec.layers:
         return
-    for key, known in (("num_attention_heads", spec.q_heads), ("head_dim", spec.head_dim)):
-        if own.get(key) not in (None, known):
-            refuse(f"vision_config.{key}", own[key], f"{known}, as other keys say")
+    for key, required in (("num_attention_heads", spec.q_heads), ("head_dim", spec.head_dim)):
+        if vision.get(key) not in (None, required):
+            refuse(f"vision_config.{key}", vision[key], f"{required}, as other keys say")
     # The second names that Qwen and GLM have for keys.
-    depth, second = own.get("depth"), own.get("num_hidden_layers")
-    if "num_heads" in own and None not in (depth, second) and depth != second:
-        refuse("vision_config.num_hidden_layers", second, f"{depth}, as depth says")
+    depth, other_depth = vision.get("depth"), vision.get("num_hidden_layers")
+    if "num_heads" in vision and None not in (depth, other_depth) and depth != other_depth:
+        refuse("vision_config.num_hidden_layers", other_depth, f"{depth}, as depth says")
 
 
 def build_tower(spec: TowerSpec) -> Program:

@@ -47,8 +47,8 @@ class Zamba:
         """Return the hyperparameters in a Zamba config."""
         width, heads = read_wide_heads(config, 16)
         if config.get("attention_hidden_size") not in (None, 2 * width):
-            given = config["attention_hidden_size"]
-            refuse("attention_hidden_size", given, f"2 x hidden_size ({2 * width})")
+            attention_width = config["attention_hidden_size"]
+            refuse("attention_hidden_size", attention_width, f"2 x hidden_size ({2 * width})")
         head_dim = config.get("attention_head_dim") or config.get("head_dim") or 2 * width // heads
         layers = read_int(config, "num_hidden_layers", 76, high=4096)
         act = {"hidden_act": config.get("hidden_mamba_act") or "silu"}
@@ -84,61 +84,74 @@ class Zamba:
         """Append the operations of the model to its builder `b`."""
         hybrids = s.parts["hybrids"]
         x = b.embed("model.embed_tokens")
-        first = b.columns(x, s.width)
+        embeddings = b.columns(x, s.width)
         for i in range(s.layers):
-            at, h = f"model.layers.{i}", x
+            prefix, h = f"model.layers.{i}", x
             if i in hybrids:
                 use = hybrids.index(i)
                 owner = i if s.parts["own"] else hybrids[0]
-                block = _transform(b, s, f"model.layers.{owner}.shared_transf", x, first, use)
-                h = b.linear(block, f"{at}.linear", features=s.width)
+                block = _transform(b, s, f"model.layers.{owner}.shared_transf", x, embeddings, use)
+                h = b.linear(block, f"{prefix}.linear", features=s.width)
                 b.add(x, to=h)
                 if owner != i:
-                    b.leave(tuple(f"{at}.shared_transf.{name}.weight" for name in BLOCK))
-                at = f"{at}.mamba_decoder"
-            _add_mamba(b, s, f"{at}.mamba", b.rms_norm(h, f"{at}.input_layernorm"), x)
+                    b.leave(tuple(f"{prefix}.shared_transf.{name}.weight" for name in BLOCK))
+                prefix = f"{prefix}.mamba_decoder"
+            _add_mamba(b, s, f"{prefix}.mamba", b.rms_norm(h, f"{prefix}.input_layernorm"), x)
         finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
 
 
-def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, use: int) -> ValueId:
-    """Return use number `use` of the transformer block `at`, of x, with the embeddings `first`."""
-    h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
-    qkv = heads_of(b, s, f"{at}.self_attn", h)
+def _transform(
+    b: Builder, s: ModelSpec, prefix: str, x: ValueId, embeddings: ValueId, use: int
+) -> ValueId:
+    """Return use number `use` of the transformer block `prefix`, of x and the embeddings."""
+    h = b.rms_norm(b.columns(x, s.width, more=embeddings), f"{prefix}.input_layernorm")
+    qkv = heads_of(b, s, f"{prefix}.self_attn", h)
     b.rope_store_kv(qkv, layer=use, rope=None)
     a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
-    h = b.linear(a, f"{at}.self_attn.o_proj", features=s.width, use="output")
-    h = b.rms_norm(h, f"{at}.pre_ff_layernorm")
-    return gated_mlp(b, s, f"{at}.feed_forward", h, s.intermediate)
+    h = b.linear(a, f"{prefix}.self_attn.o_proj", features=s.width, use="output")
+    h = b.rms_norm(h, f"{prefix}.pre_ff_layernorm")
+    return gated_mlp(b, s, f"{prefix}.feed_forward", h, s.intermediate)
 
 
-def _add_mamba(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the Mamba layer `at` of h to x.
+def _add_mamba(b: Builder, s: ModelSpec, prefix: str, h: ValueId, x: ValueId) -> None:
+    """Add the Mamba layer `prefix` of h to x.
 
     Each head has its own steps, B and C. Rows of the channels and of their gates alternate.
     """
     sizes, heads = s.parts["mamba1"], s.parts["mamba_heads"]
-    channels, each = sizes.channels, sizes.channels // heads
-    halves = [rows(f"{at}.in_proj", gate, channels, step=2) for gate in range(2)]
+    channels, head_channels = sizes.channels, sizes.channels // heads
+    halves = [rows(f"{prefix}.in_proj", gate, channels, step=2) for gate in range(2)]
     inputs = b.linear(h, halves, features=channels, bias=sizes.proj_bias)
     mixed = b.short_conv(
-        inputs, f"{at}.conv1d", taps=sizes.taps, channels=channels, bias=sizes.conv_bias, silu=True
+        inputs,
+        f"{prefix}.conv1d",
+        taps=sizes.taps,
+        channels=channels,
+        bias=sizes.conv_bias,
+        silu=True,
     )
     out: ValueId | None = None
     for head in reversed(range(heads)):
-        part = b.columns(mixed, each, column=head * each)
+        part = b.columns(mixed, head_channels, column=head * head_channels)
         low, keys, queries = (
-            b.linear(part, rows(f"{at}.x_proj", begin, width, index=head), features=width)
+            b.linear(part, rows(f"{prefix}.x_proj", begin, width, index=head), features=width)
             for begin, width in (
                 (0, sizes.rank),
                 (sizes.rank, sizes.state),
                 (sizes.rank + sizes.state, sizes.state),
             )
         )
-        steps = b.linear(low, rows(f"{at}.dt_proj", 0, each, index=head), features=each, bias=True)
-        of_head, column = rows(at, 0, each, index=head), channels + head * each
+        steps = b.linear(
+            low,
+            rows(f"{prefix}.dt_proj", 0, head_channels, index=head),
+            features=head_channels,
+            bias=True,
+        )
+        of_head = rows(prefix, 0, head_channels, index=head)
+        column = channels + head * head_channels
         scanned = b.selective_scan(part, steps, keys, queries, inputs, of_head, column=column)
-        out = scanned if out is None else b.columns(scanned, each, more=out)
-    b.linear(cast("ValueId", out), f"{at}.out_proj", bias=sizes.proj_bias, add_to=x)
+        out = scanned if out is None else b.columns(scanned, head_channels, more=out)
+    b.linear(cast("ValueId", out), f"{prefix}.out_proj", bias=sizes.proj_bias, add_to=x)
 
 
 def _read_hybrids(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -147,11 +160,15 @@ def _read_hybrids(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     if kinds is None:
         period = read_int(config, "attn_layer_period", 6)
         offset = read_int(config, "attn_layer_offset", 4, low=0)
-        rest = [HYBRID if i % period == offset else MAMBA[0] for i in range(layers - 3)]
-        kinds = [MAMBA[0], MAMBA[0], HYBRID, *rest]
-    known = (*MAMBA, HYBRID)
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        refuse("layers_block_type", kinds, f"{layers} entries of {' or '.join(known)}")
+        kinds_after = [HYBRID if i % period == offset else MAMBA[0] for i in range(layers - 3)]
+        kinds = [MAMBA[0], MAMBA[0], HYBRID, *kinds_after]
+    block_kinds = (*MAMBA, HYBRID)
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(k not in block_kinds for k in kinds)
+    ):
+        refuse("layers_block_type", kinds, f"{layers} entries of {' or '.join(block_kinds)}")
     hybrids = tuple(i for i, kind in enumerate(kinds) if kind == HYBRID)
     if not hybrids:
         refuse("layers_block_type", kinds, f"a list with at least one {HYBRID}")

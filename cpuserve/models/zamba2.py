@@ -44,7 +44,7 @@ class Zamba2:
         if adapted and kv_heads not in (None, heads):
             refuse("num_key_value_heads", kv_heads, f"{heads}, because keys have adapters")
         bias = read_bool(config, "add_bias_linear", False)
-        far = 16384 if read_bool(config, "use_long_context", False) else None
+        long_context = 16384 if read_bool(config, "use_long_context", False) else None
         layers = read_int(config, "num_hidden_layers", 54, high=4096)
         return read_decoder(
             {
@@ -55,14 +55,14 @@ class Zamba2:
                 "num_hidden_layers": layers,
                 "head_dim": 2 * width // heads,
                 "intermediate_size": config.get("intermediate_size") or 4 * width,
-                "max_position_embeddings": far or config.get("max_position_embeddings"),
+                "max_position_embeddings": long_context or config.get("max_position_embeddings"),
                 "hidden_act": "silu",  # of the Mamba2 layers
             },
             positions=4096,
             mlp_bias=bias,
             parts={
                 "mamba2": _read_mamba(config, bias),
-                "blocks": _read_blocks(config, layers, own=has_own_blocks(config)),
+                "blocks": _read_blocks(config, layers, own_blocks=has_own_blocks(config)),
                 "own": has_own_blocks(config),
                 "rank": read_int(config, "adapter_rank", 128, high=1 << 20),
                 "adapted": adapted,
@@ -77,22 +77,24 @@ class Zamba2:
         sizes = s.parts["mamba2"]
         blocks = s.parts["blocks"]
         x = b.embed("model.embed_tokens")
-        first = b.columns(x, s.width)
+        embeddings = b.columns(x, s.width)
         use, uses = 0, [block for block in blocks if block >= 0]
         for i, block in enumerate(blocks):
-            at, h = f"model.layers.{i}", x
+            prefix, h = f"model.layers.{i}", x
             if block >= 0:
-                shared = f"model.layers.{block}.shared_transformer"
+                block_prefix = f"model.layers.{block}.shared_transformer"
                 if s.parts["own"]:  # each copy of a block has the adapters of its former uses
-                    others = set(range(len(uses))) - {use}
-                    b.leave(name for n in others for name in _adapter_weights(shared, n))
+                    other_uses = set(range(len(uses))) - {use}
+                    b.leave(name for n in other_uses for name in _adapter_weights(block_prefix, n))
                 h = b.linear(
-                    _transform(b, s, shared, x, first, use), f"{at}.linear", features=s.width
+                    _transform(b, s, block_prefix, x, embeddings, use),
+                    f"{prefix}.linear",
+                    features=s.width,
                 )
                 b.add(x, to=h)
-                at, use = f"{at}.mamba_decoder", use + 1
-            h = b.rms_norm(h, f"{at}.input_layernorm")
-            add_mamba2(b, sizes, f"{at}.mamba", h, x)
+                prefix, use = f"{prefix}.mamba_decoder", use + 1
+            h = b.rms_norm(h, f"{prefix}.input_layernorm")
+            add_mamba2(b, sizes, f"{prefix}.mamba", h, x)
         finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
 
 
@@ -121,11 +123,13 @@ def read_wide_heads(config: Mapping[str, Any], heads: int) -> tuple[int, int]:
     return width, heads
 
 
-def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, use: int) -> ValueId:
-    """Return use number `use` of the transformer block `at`, of x beside the embeddings `first`."""
-    h = b.rms_norm(b.columns(x, s.width, more=first), f"{at}.input_layernorm")
+def _transform(
+    b: Builder, s: ModelSpec, prefix: str, x: ValueId, embeddings: ValueId, use: int
+) -> ValueId:
+    """Return use number `use` of the transformer block `prefix`, of x and the embeddings."""
+    h = b.rms_norm(b.columns(x, s.width, more=embeddings), f"{prefix}.input_layernorm")
     widths = s.q_heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2
-    attention = f"{at}.self_attn"
+    attention = f"{prefix}.self_attn"
     qkv = heads_of(b, s, attention, h)
     if s.parts["adapted"]:
         for n, part in enumerate("qkv"):
@@ -134,21 +138,21 @@ def _transform(b: Builder, s: ModelSpec, at: str, x: ValueId, first: ValueId, us
     b.rope_store_kv(qkv, layer=use, rope=s.rope if s.parts["rotated"] else None)
     a = b.attention(qkv, layer=use, scale=(s.head_dim / 2) ** -0.5)
     h = b.linear(a, f"{attention}.o_proj", features=s.width, use="output")
-    h = b.rms_norm(h, f"{at}.pre_ff_layernorm")
-    mlp, wide = f"{at}.feed_forward", 2 * s.intermediate
-    both = b.linear(h, f"{mlp}.gate_up_proj", features=wide, bias=s.mlp_bias)
-    b.add(_adapter(b, s, h, f"{mlp}.gate_up_proj_adapter_list.{use}", wide), to=both)
-    g = b.activation(both, s.parts["act"])
+    h = b.rms_norm(h, f"{prefix}.pre_ff_layernorm")
+    mlp, both_widths = f"{prefix}.feed_forward", 2 * s.intermediate
+    gate_up = b.linear(h, f"{mlp}.gate_up_proj", features=both_widths, bias=s.mlp_bias)
+    b.add(_adapter(b, s, h, f"{mlp}.gate_up_proj_adapter_list.{use}", both_widths), to=gate_up)
+    g = b.activation(gate_up, s.parts["act"])
     return b.linear(g, f"{mlp}.down_proj", features=s.width, bias=s.mlp_bias, use="down")
 
 
-def _adapter(b: Builder, s: ModelSpec, h: ValueId, at: str, features: int) -> ValueId:
-    low = b.linear(h, f"{at}.0", features=s.parts["rank"])
-    return b.linear(low, f"{at}.1", features=features)
+def _adapter(b: Builder, s: ModelSpec, h: ValueId, prefix: str, features: int) -> ValueId:
+    low = b.linear(h, f"{prefix}.0", features=s.parts["rank"])
+    return b.linear(low, f"{prefix}.1", features=features)
 
 
 def _read_mamba(config: Mapping[str, Any], bias: bool) -> Mamba2Sizes:
-    least = read_float(config, "time_step_min", 0.001, low=-1.0)
+    min_step = read_float(config, "time_step_min", 0.001, low=-1.0)
     return read_mamba2(
         {
             **config,
@@ -161,29 +165,33 @@ def _read_mamba(config: Mapping[str, Any], bias: bool) -> Mamba2Sizes:
             "mamba_proj_bias": bias,
             "rms_norm_eps": _EPS,
             "hidden_act": "silu",
-            "time_step_limit": [least, math.inf],
+            "time_step_limit": [min_step, math.inf],
         }
     )
 
 
-def _read_blocks(config: Mapping[str, Any], layers: int, *, own: bool) -> tuple[int, ...]:
+def _read_blocks(config: Mapping[str, Any], layers: int, *, own_blocks: bool) -> tuple[int, ...]:
     """Return for each layer the layer that has the tensors of its transformer block, or -1.
 
-    own: whether each block is used by one layer only.
+    own_blocks: whether each block is used by one layer only.
     """
     kinds = config.get("layers_block_type") or config.get("layer_types")
     if kinds is None:  # as in Zamba2 2.7B
         hybrid = {6, 12, 18, 24, 30, 36, 42, 47, 51}
         kinds = [HYBRID if i in hybrid else MAMBA[0] for i in range(54)]
-    known = (*MAMBA, HYBRID)
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        refuse("layers_block_type", kinds, f"{layers} entries of {' or '.join(known)}")
+    block_kinds = (*MAMBA, HYBRID)
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(k not in block_kinds for k in kinds)
+    ):
+        refuse("layers_block_type", kinds, f"{layers} entries of {' or '.join(block_kinds)}")
     hybrids = [i for i, kind in enumerate(kinds) if kind == HYBRID]
     if not hybrids:
         refuse("layers_block_type", kinds, f"a list with at least one {HYBRID}")
     order = config.get("hybrid_layer_ids")
     if order is not None and order != hybrids:
         refuse("hybrid_layer_ids", order, f"{hybrids}, as in layers_block_type")
-    count = len(hybrids) if own else read_int(config, "num_mem_blocks", 1, high=4096)
+    count = len(hybrids) if own_blocks else read_int(config, "num_mem_blocks", 1, high=4096)
     owners = {i: hybrids[n % count] for n, i in enumerate(hybrids)}
     return tuple(owners.get(i, -1) for i in range(layers))

@@ -33,17 +33,20 @@ class Gemma4Assistant:
         cls, config: Mapping[str, Any], target: ModelSpec, refuse: Callable[[str], NoReturn]
     ) -> tuple[ModelSpec, Program, tuple[int, ...]]:
         """Return the assistant of a model (AssistantDef)."""
-        own = _spec(config, target.architecture)
-        width, kinds = read_int(config, "backbone_hidden_size", cls.width), _kinds(own)
+        spec_alone = _spec(config, target.architecture)
+        width, kinds = read_int(config, "backbone_hidden_size", cls.width), _kinds(spec_alone)
         sizes = {
-            "tokens": (own.vocab, target.vocab),
+            "tokens": (spec_alone.vocab, target.vocab),
             "columns": (width, target.width),
-            "heads of keys and columns of a head": (_heads(own, kinds), _heads(target, kinds)),
+            "heads of keys and columns of a head": (
+                _heads(spec_alone, kinds),
+                _heads(target, kinds),
+            ),
         }
-        for what, (its, of_model) in sizes.items():
+        for size, (its, of_model) in sizes.items():
             if its != of_model:
-                refuse(f"it was made for {its} {what}, and the model has {of_model}")
-        spec, caches = _on_caches(own, target)
+                refuse(f"it was made for {its} {size}, and the model has {of_model}")
+        spec, caches = _on_caches(spec_alone, target)
         return spec, _program(spec, target), caches
 
 
@@ -85,18 +88,22 @@ def _on_caches(s: ModelSpec, target: ModelSpec) -> tuple[ModelSpec, tuple[int, .
     the last token has no keys yet. A window therefore has one key less.
     """
     caches = target.parts["caches"]
-    theirs = target.parts["windows"]
-    last = {bool(theirs[layer]): layer for layer in range(target.layers) if caches[layer] == layer}
-    ours = s.parts["windows"]
-    read = [last[kind] for kind in _kinds(s)]
-    widest = theirs[last[True]] if True in last else 0
+    target_windows = target.parts["windows"]
+    last_layers = {
+        bool(target_windows[layer]): layer
+        for layer in range(target.layers)
+        if caches[layer] == layer
+    }
+    windows = s.parts["windows"]
+    read_caches = [last_layers[kind] for kind in _kinds(s)]
+    widest = target_windows[last_layers[True]] if True in last_layers else 0
     parts: SpecParts = {
         **s.parts,
-        "caches": tuple(read.index(last[bool(window)]) for window in ours),
-        "windows": tuple(max(min(window, widest) - 1, 1) if window else 0 for window in ours),
+        "caches": tuple(read_caches.index(last_layers[bool(window)]) for window in windows),
+        "windows": tuple(max(min(window, widest) - 1, 1) if window else 0 for window in windows),
         "local_rope": _moved(s.parts["local_rope"]),
     }
-    return replace(s, rope=_moved(s.rope), parts=parts), tuple(read)
+    return replace(s, rope=_moved(s.rope), parts=parts), tuple(read_caches)
 
 
 def _moved(rope: Rope | None) -> Rope:
@@ -112,16 +119,16 @@ def _program(s: ModelSpec, target: ModelSpec) -> Program:
     hidden = b.embed(table, vocab=vocab, width=width, scale=0.0)
     b.add_media(hidden, column=0)
     token = b.embed(table, vocab=vocab, width=width, scale=target.embed_scale)
-    both = b.columns(token, width, more=hidden)
-    x = b.linear(both, "pre_projection", features=s.width)
+    token_and_hidden = b.columns(token, width, more=hidden)
+    x = b.linear(token_and_hidden, "pre_projection", features=s.width)
     for heads in _heads(s, _kinds(s)):
         b.read_cache(*heads)
     for i in range(s.layers):
-        at = f"model.layers.{i}"
-        shared_attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
+        prefix = f"model.layers.{i}"
+        shared_attention(b, s, i, b.rms_norm(x, f"{prefix}.input_layernorm"), x)
         feed_forward(b, s, i, x)
-        b.scale(x, f"{at}.layer_scalar")
-    last = b.rms_norm(x, "model.norm")
-    kept = b.linear(last, "post_projection", features=target.width)
-    b.logits(last, "lm_head", kept=kept)
+        b.scale(x, f"{prefix}.layer_scalar")
+    normed = b.rms_norm(x, "model.norm")
+    next_hidden = b.linear(normed, "post_projection", features=target.width)
+    b.logits(normed, "lm_head", kept=next_hidden)
     return b.finish()

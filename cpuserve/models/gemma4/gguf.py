@@ -16,15 +16,15 @@ def _text(keys: Keys) -> dict[str, Any]:
     The factors in rope_freqs.weight apply only to global layers.
     """
     kinds = keys.windows()
-    own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
+    own_kinds, shared_layers = set(kinds), keys.whole("attention.shared_kv_layers")
     if own_kinds != {"full_attention", "sliding_attention"}:
         keys.fail("attention.sliding_window_pattern", own_kinds, "of both kinds of layers")
-    wide = kinds.index("full_attention")
+    full_layer = kinds.index("full_attention")
     widths = keys.raw("feed_forward_length")
     has_double_width = isinstance(widths, list) and widths[-1] == 2 * widths[0]
     factors = keys.numbers("rope_freqs.weight")
     theta = keys.real("rope.freq_base", 1e6)
-    full = {"rope_type": "freq_factors", "freq_factors": factors, "rope_theta": theta}
+    full_rope = {"rope_type": "freq_factors", "freq_factors": factors, "rope_theta": theta}
     local = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", 1e4)}
     settings: dict[str, Any] = {
         "layer_types": kinds,
@@ -33,12 +33,12 @@ def _text(keys: Keys) -> dict[str, Any]:
         "num_key_value_heads": keys.of_layer(
             "attention.head_count_kv", kinds.index("sliding_attention")
         ),
-        "num_global_key_value_heads": keys.of_layer("attention.head_count_kv", wide),
-        "attention_k_eq_v": not keys.has(f"blk.{wide}.attn_v.weight"),
-        "num_kv_shared_layers": shared,
+        "num_global_key_value_heads": keys.of_layer("attention.head_count_kv", full_layer),
+        "attention_k_eq_v": not keys.has(f"blk.{full_layer}.attn_v.weight"),
+        "num_kv_shared_layers": shared_layers,
         "use_double_wide_mlp": has_double_width,
         "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input"),
-        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "rope_parameters": {"full_attention": full_rope, "sliding_attention": local},
         "rope_scaling": None,
         "final_logit_softcapping": keys.raw("final_logit_softcapping"),
     }

@@ -80,12 +80,12 @@ class Gemma4Pictures(OneTile, frozen=True, kw_only=True):
         many blocks as it is times as long, but no more than the budget.
         """
         factor = math.sqrt(self.budget * self.block**2 / (width * height))
-        across, down = (math.floor(factor * side / self.block) for side in (width, height))
-        if down == 0:
-            across, down = min(width // height, self.budget), 1
-        elif across == 0:
-            across, down = 1, min(height // width, self.budget)
-        return across * self.block, down * self.block
+        columns, rows = (math.floor(factor * side / self.block) for side in (width, height))
+        if rows == 0:
+            columns, rows = min(width // height, self.budget), 1
+        elif columns == 0:
+            columns, rows = 1, min(height // width, self.budget)
+        return columns * self.block, rows * self.block
 
 
 def gemma4_unified(files: PictureFiles) -> Gemma4Pictures:
@@ -111,10 +111,10 @@ def gemma4(files: PictureFiles) -> Gemma4Pictures:
     if budget not in BUDGETS:
         msg = f"max_soft_tokens is {budget}, but must be one of {_LISTED}"
         raise ModelError(msg)
-    whole = text.get("use_bidirectional_attention") == "vision"
+    attends_whole = text.get("use_bidirectional_attention") == "vision"
     return Gemma4Pictures(
         budget=budget,
-        limit=budget if whole else BUDGETS[-1],
+        limit=budget if attends_whole else BUDGETS[-1],
         patch=sizes["patch_size"],
         merge=sizes["pooling_kernel_size"],
         resample=read_filter(files.processor, 3),

@@ -41,11 +41,11 @@ def _tower(keys: Keys) -> dict[str, Any]:
         "standardize": keys.has("v.std_bias"),
     }
     # As in llama.cpp: files do not say in which models a token of a picture sees all of it.
-    whole = keys.count("projection_dim") not in _IN_ORDER
+    has_encoder = keys.count("projection_dim") not in _IN_ORDER
     return {
         "model_type": "gemma4",
         "vision_config": vision,
-        "text_config": {"use_bidirectional_attention": "vision" if whole else None},
+        "text_config": {"use_bidirectional_attention": "vision" if has_encoder else None},
         PICTURES: {
             **read_pixels(keys),
             "patch_size": vision["patch_size"],

@@ -42,10 +42,10 @@ class Gemma4:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Gemma 4 text config."""
         if config.get("use_bidirectional_attention") not in (None, False, "vision"):
-            both = config["use_bidirectional_attention"]
-            refuse("use_bidirectional_attention", both, "null or vision: text must be causal")
+            value = config["use_bidirectional_attention"]
+            refuse("use_bidirectional_attention", value, "null or vision: text must be causal")
         windows = _windows(config)
-        heads, wide, one_kv = _heads(config, windows)
+        heads, full_heads, one_kv = _heads(config, windows)
         if not config.get("rope_parameters"):
             config = {**config, "rope_parameters": ROPES}
         full, local_rope = split_ropes(config, heads[1], POSITIONS, theta=1e6, local_theta=1e4)
@@ -63,10 +63,10 @@ class Gemma4:
             "pad": read_int(config, "pad_token_id", 0, low=0),
         }
         if read_bool(config, "enable_moe_block", False):
-            chosen = {"num_experts_per_tok": config.get("top_k_experts")}
+            expert_keys = {"num_experts_per_tok": config.get("top_k_experts")}
             keys = {"count": "num_experts", "width": "moe_intermediate_size"}
-            parts |= read_experts({**config, **chosen}, **keys)
-        full |= dict(zip(("num_key_value_heads", "head_dim"), wide, strict=True))
+            parts |= read_experts({**config, **expert_keys}, **keys)
+        full |= dict(zip(("num_key_value_heads", "head_dim"), full_heads, strict=True))
         return read_shared_decoder(full, parts, POSITIONS)
 
     @staticmethod
@@ -75,12 +75,12 @@ class Gemma4:
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
         inputs = layer_inputs(b, s, x) if s.parts["input_width"] else None
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            shared_attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
+            prefix = f"model.layers.{i}"
+            shared_attention(b, s, i, b.rms_norm(x, f"{prefix}.input_layernorm"), x)
             feed_forward(b, s, i, x)
             if inputs is not None:
                 b.add(gated_input(b, s, i, inputs, x), to=x)
-            b.scale(x, f"{at}.layer_scalar")
+            b.scale(x, f"{prefix}.layer_scalar")
         softcap = s.parts["logit_softcap"]
         finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=softcap)
 
@@ -94,10 +94,10 @@ class Gemma4Unified(Gemma4):
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Gemma 4 Unified text config."""
-        given = {key: value for key, value in config.items() if value is not None}
-        usual = {"max_position_embeddings": 262144, "sliding_window": 1024}
+        settings = {key: value for key, value in config.items() if value is not None}
+        defaults = {"max_position_embeddings": 262144, "sliding_window": 1024}
         absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
-        return Gemma4.spec({**usual, **given, **absent})
+        return Gemma4.spec({**defaults, **settings, **absent})
 
 
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -119,50 +119,50 @@ def _heads(
     width = read_int(config, "hidden_size", high=1 << 20)
     local = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
     one_kv = read_bool(config, "attention_k_eq_v", False)
-    wide = {**local, "head_dim": read_int(config, "global_head_dim", 512, high=1024)}
+    full_heads = {**local, "head_dim": read_int(config, "global_head_dim", 512, high=1024)}
     if one_kv and config.get("num_global_key_value_heads") is not None:
-        wide["num_key_value_heads"] = config["num_global_key_value_heads"]
+        full_heads["num_key_value_heads"] = config["num_global_key_value_heads"]
     by_layer = config.get("per_layer_config")
-    own = by_layer.get(str(windows.index(0))) if isinstance(by_layer, Mapping) else None
-    wide |= own if isinstance(own, Mapping) else {}
+    layer_heads = by_layer.get(str(windows.index(0))) if isinstance(by_layer, Mapping) else None
+    full_heads |= layer_heads if isinstance(layer_heads, Mapping) else {}
     _, kv, head_dim = read_heads(local, width)
-    _, wide_kv, wide_dim = read_heads(wide, width)
+    _, wide_kv, wide_dim = read_heads(full_heads, width)
     return (kv, head_dim), (wide_kv, wide_dim), one_kv
 
 
 def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the width of each layer's MLP; layers that share caches may be twice as wide."""
-    layers, first = read_int(config, "num_hidden_layers", high=4096), first_shared(config)
+    layers, first_sharing = read_int(config, "num_hidden_layers", high=4096), first_shared(config)
     width = read_int(config, "intermediate_size", high=1 << 23)
-    twice = width * (2 if read_bool(config, "use_double_wide_mlp", False) else 1)
-    return (width,) * first + (twice,) * (layers - first)
+    sharing_width = width * (2 if read_bool(config, "use_double_wide_mlp", False) else 1)
+    return (width,) * first_sharing + (sharing_width,) * (layers - first_sharing)
 
 
 def feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
     """Add norm(the layer's MLP of x, and its experts if there are any) to x."""
-    at, width = f"model.layers.{layer}", s.parts["mlp_widths"][layer]
-    h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
-    out = gated_mlp(b, s, f"{at}.mlp", h, width)
+    prefix, width = f"model.layers.{layer}", s.parts["mlp_widths"][layer]
+    h = b.rms_norm(x, f"{prefix}.pre_feedforward_layernorm")
+    out = gated_mlp(b, s, f"{prefix}.mlp", h, width)
     if "experts" in s.parts:
-        out = b.rms_norm(out, f"{at}.post_feedforward_layernorm_1")
-        b.add(_experts(b, s, at, x), to=out)
-    b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm"), to=x)
+        out = b.rms_norm(out, f"{prefix}.post_feedforward_layernorm_1")
+        b.add(_experts(b, s, prefix, x), to=out)
+    b.add(b.rms_norm(out, f"{prefix}.post_feedforward_layernorm"), to=x)
 
 
-def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+def _experts(b: Builder, s: ModelSpec, prefix: str, x: ValueId) -> ValueId:
     """Return norm(mixture of experts of x); the router of the mixture has a norm of its own."""
     parts = ("gate_proj", "up_proj", "down_proj")
     experts = range(s.parts["experts"])
     mixed = b.mixture(
-        b.rms_norm(x, f"{at}.pre_feedforward_layernorm_2"),
-        f"{at}.router.proj",
-        [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
+        b.rms_norm(x, f"{prefix}.pre_feedforward_layernorm_2"),
+        f"{prefix}.router.proj",
+        [[f"{prefix}.experts.{e}.{part}" for part in parts] for e in experts],
         features=s.parts["expert_width"],
         chosen=s.parts["chosen"],
         to=None,
         then=s.gated_activation,
         renormalize=True,
-        routed_by=b.rms_norm(x, f"{at}.router.scale", bare=True, scale=s.width**-0.5),
-        factors=f"{at}.router.per_expert_scale",
+        routed_by=b.rms_norm(x, f"{prefix}.router.scale", bare=True, scale=s.width**-0.5),
+        factors=f"{prefix}.router.per_expert_scale",
     )
-    return b.rms_norm(mixed, f"{at}.post_feedforward_layernorm_2")
+    return b.rms_norm(mixed, f"{prefix}.post_feedforward_layernorm_2")

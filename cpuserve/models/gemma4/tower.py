@@ -30,8 +30,8 @@ from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
-_AT, _JOIN = "vision_tower", "model.embed_vision"
-_EMBEDDER = f"{_AT}.patch_embedder"
+_PREFIX, _JOIN = "vision_tower", "model.embed_vision"
+_EMBEDDER = f"{_PREFIX}.patch_embedder"
 _UNIFIED = "model.vision_embedder"
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config of Gemma 4 Unified has no key for it
 
@@ -48,51 +48,51 @@ class Gemma4Tower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        merge, most = read_int(own, "pooling_kernel_size", 3, high=64), BUDGETS[-1]
-        whole = read_object(config, "text_config").get("use_bidirectional_attention") == "vision"
-        if whole:  # a step has whole pictures, so requests cannot ask for more tokens
-            most = read_int(pictures, "max_soft_tokens", 280, high=most)
-        heads = read_int(own, "num_attention_heads", 12, high=65536)
-        kv_heads = read_int(own, "num_key_value_heads", 12, high=65536)
-        head_dim = read_int(own, "head_dim", 64, high=1024)
-        hidden = read_int(own, "hidden_size", 768, high=1 << 20)
-        _check_joined(own, hidden)
+        vision = read_object(config, "vision_config")
+        merge, rows = read_int(vision, "pooling_kernel_size", 3, high=64), BUDGETS[-1]
+        is_whole = read_object(config, "text_config").get("use_bidirectional_attention") == "vision"
+        if is_whole:  # a step has whole pictures, so requests cannot ask for more tokens
+            rows = read_int(pictures, "max_soft_tokens", 280, high=rows)
+        heads = read_int(vision, "num_attention_heads", 12, high=65536)
+        kv_heads = read_int(vision, "num_key_value_heads", 12, high=65536)
+        head_dim = read_int(vision, "head_dim", 64, high=1024)
+        hidden = read_int(vision, "hidden_size", 768, high=1 << 20)
+        _check_joined(vision, hidden)
         if heads % kv_heads:
             refuse("vision_config.num_key_value_heads", kv_heads, f"a divisor of {heads}")
         if head_dim % 4:
             refuse("vision_config.head_dim", head_dim, "a multiple of 4")
-        table = read_int(own, "position_embedding_size", 10240, high=1 << 20)
-        if table < most * merge:
-            least = f"at least {most * merge}, the patches of the longest side of a picture"
-            refuse("vision_config.position_embedding_size", table, least)
+        table = read_int(vision, "position_embedding_size", 10240, high=1 << 20)
+        if table < rows * merge:
+            want = f"at least {rows * merge}, the patches of the longest side of a picture"
+            refuse("vision_config.position_embedding_size", table, want)
         return read_tower(
             config,
             pictures,
             width,
             width=hidden,
-            layers=read_int(own, "num_hidden_layers", 16, high=4096),
+            layers=read_int(vision, "num_hidden_layers", 16, high=4096),
             q_heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
-            norm_eps=read_float(own, "rms_norm_eps", 1e-6),
-            activation=read_choice(own, "hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
-            usual_patch=16,
+            intermediate=read_int(vision, "intermediate_size", 3072, high=1 << 24),
+            norm_eps=read_float(vision, "rms_norm_eps", 1e-6),
+            activation=read_choice(vision, "hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
+            default_patch=16,
             merge=merge,
             mean=True,
-            spans="sliding" if whole else "",
-            most=most * merge**2,
+            spans="sliding" if is_whole else "",
+            most=rows * merge**2,
             table=table,
             pixels=_twice(read_pixels(pictures)),
             patch_weight=f"{_EMBEDDER}.input_proj",
             patch_axes="yxc",
-            names=(f"{_AT}.", f"{_JOIN}."),
+            names=(f"{_PREFIX}.", f"{_JOIN}."),
             gated=True,
-            theta=read_theta(own, 100.0),
+            theta=read_theta(vision, 100.0),
             family={
-                "clips_linears": read_bool(own, "use_clipped_linears", False),
-                "standardized": read_bool(own, "standardize", False),
+                "clips_linears": read_bool(vision, "use_clipped_linears", False),
+                "standardized": read_bool(vision, "standardize", False),
             },
         )
 
@@ -104,13 +104,13 @@ class Gemma4Tower:
             name = rows(f"{_EMBEDDER}.position_embedding_table", 0, s.table, index=index)
             b.place_row(x, name, axis=axis, rows=s.most // s.merge, stored=s.table)
         for i in range(s.layers):
-            at = f"{_AT}.encoder.layers.{i}"
-            _attention(b, s, at, x)
-            _mlp(b, s, at, x)
+            prefix = f"{_PREFIX}.encoder.layers.{i}"
+            _attention(b, s, prefix, x)
+            _mlp(b, s, prefix, x)
         x = b.fold(x, s.merge**2, mean=True)
         b.multiply_by(x, float(s.width**0.5))
         if s.family["standardized"]:
-            b.scale(x, f"{_AT}.std_scale", by_column=True, less=f"{_AT}.std_bias")
+            b.scale(x, f"{_PREFIX}.std_scale", by_column=True, less=f"{_PREFIX}.std_bias")
         x = b.rms_norm(x, f"{_JOIN}.embedding_pre_projection_norm", weightless=True)
         b.hidden(b.linear(x, f"{_JOIN}.embedding_projection", features=s.out_width))
 
@@ -131,22 +131,26 @@ class Gemma4UnifiedTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own, most = read_object(config, "vision_config"), BUDGETS[-1]
-        both = read_object(config, "text_config").get("use_bidirectional_attention", "vision")
-        if both == "vision":  # a step has whole pictures, so requests cannot ask for more tokens
-            most = read_int(pictures, "max_soft_tokens", 280, high=most)
-        hidden = read_int(own, "mm_embed_dim", 3840, high=1 << 20)
-        _check_joined(own, hidden)
-        table = read_int(own, "mm_posemb_size", 1120, high=1 << 20)
-        if table < most:
-            least = f"at least {most}, the patches of the longest side of a picture"
-            refuse("vision_config.mm_posemb_size", table, least)
+        vision, rows = read_object(config, "vision_config"), BUDGETS[-1]
+        bidirectional = read_object(config, "text_config").get(
+            "use_bidirectional_attention", "vision"
+        )
+        if (
+            bidirectional == "vision"
+        ):  # a step has whole pictures, so requests cannot ask for more tokens
+            rows = read_int(pictures, "max_soft_tokens", 280, high=rows)
+        hidden = read_int(vision, "mm_embed_dim", 3840, high=1 << 20)
+        _check_joined(vision, hidden)
+        table = read_int(vision, "mm_posemb_size", 1120, high=1 << 20)
+        if table < rows:
+            want = f"at least {rows}, the patches of the longest side of a picture"
+            refuse("vision_config.mm_posemb_size", table, want)
         pixels = read_pixels(pictures)
         if len({*pixels.mean}) > 1 or len({*pixels.deviation}) > 1:
             # Then the norm of a patch would not be the norm of its bytes.
             refuse("image_mean", list(pixels.mean), "three equal numbers, as in image_std")
-        patch = read_int(own, "patch_size", 16, high=1024)
-        patch *= read_int(own, "pooling_kernel_size", 3, high=64)
+        patch = read_int(vision, "patch_size", 16, high=1024)
+        patch *= read_int(vision, "pooling_kernel_size", 3, high=64)
         return read_tower(
             config,
             pictures,
@@ -157,12 +161,12 @@ class Gemma4UnifiedTower:
             kv_heads=1,
             head_dim=16,
             intermediate=0,
-            norm_eps=read_float(own, "rms_norm_eps", 1e-6),
+            norm_eps=read_float(vision, "rms_norm_eps", 1e-6),
             activation="gelu_tanh",
             patch=patch,
             merge=1,
-            spans="sliding" if both == "vision" else "",
-            most=most,
+            spans="sliding" if bidirectional == "vision" else "",
+            most=rows,
             table=table,
             pixels=pixels,
             patch_weight="",
@@ -185,10 +189,10 @@ class Gemma4UnifiedTower:
         b.hidden(b.linear(x, f"{_JOIN}.embedding_projection", features=s.out_width))
 
 
-def _check_joined(own: Mapping[str, Any], hidden: int) -> None:
+def _check_joined(vision: Mapping[str, Any], hidden: int) -> None:
     """Raise ModelError if the projector does not take rows as wide as the tower's."""
-    if read_int(own, "output_proj_dims", hidden) != hidden:
-        refuse("vision_config.output_proj_dims", own["output_proj_dims"], f"{hidden}")
+    if read_int(vision, "output_proj_dims", hidden) != hidden:
+        refuse("vision_config.output_proj_dims", vision["output_proj_dims"], f"{hidden}")
 
 
 def _twice(pixels: PixelScale) -> PixelScale:
@@ -198,21 +202,21 @@ def _twice(pixels: PixelScale) -> PixelScale:
     return replace(pixels, mean=mean, deviation=tuple(0.5 * d for d in pixels.deviation))
 
 
-def _attention(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+def _attention(b: Builder, s: TowerSpec, prefix: str, x: ValueId) -> None:
     """Add norm(attention(norm(x))) to x."""
-    d, own = s.head_dim, f"{at}.self_attn"
+    d, vision = s.head_dim, f"{prefix}.self_attn"
     parts = {
-        f"{own}.q_proj": _turned(f"{own}.q_proj.linear", s.q_heads, d),
-        f"{own}.k_proj": _turned(f"{own}.k_proj.linear", s.kv_heads, d),
-        f"{own}.v_proj": {f"{own}.v_proj.linear": s.kv_heads * d},
+        f"{vision}.q_proj": _turned(f"{vision}.q_proj.linear", s.q_heads, d),
+        f"{vision}.k_proj": _turned(f"{vision}.k_proj.linear", s.kv_heads, d),
+        f"{vision}.v_proj": {f"{vision}.v_proj.linear": s.kv_heads * d},
     }
-    qkv = _side_by_side(b, s, b.rms_norm(x, f"{at}.input_layernorm"), parts)
+    qkv = _side_by_side(b, s, b.rms_norm(x, f"{prefix}.input_layernorm"), parts)
     b.part_norm(qkv, None, width=d, column=(s.q_heads + s.kv_heads) * d, parts=s.kv_heads)
-    q_norm, k_norm = (tuple(_turned(f"{own}.{n}_norm", 1, d)) for n in "qk")
+    q_norm, k_norm = (tuple(_turned(f"{vision}.{n}_norm", 1, d)) for n in "qk")
     rope = axial_rope(d, s.theta)
     a = b.attend_both_sides(qkv, rope=rope, scale=1.0, q_norm=q_norm, k_norm=k_norm)
-    out = _product(b, s, a, f"{own}.o_proj", s.width)
-    b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
+    out = _product(b, s, a, f"{vision}.o_proj", s.width)
+    b.add(b.rms_norm(out, f"{prefix}.post_attention_layernorm"), to=x)
 
 
 def _turned(name: str, heads: int, head_dim: int) -> dict[str, int]:
@@ -224,21 +228,21 @@ def _turned(name: str, heads: int, head_dim: int) -> dict[str, int]:
     """
     part = head_dim // 4
     firsts = [head * head_dim + k * part for head in range(heads) for k in (2, 0, 3, 1)]
-    return {rows(name, first, part): part for first in firsts}
+    return {rows(name, row, part): part for row in firsts}
 
 
-def _mlp(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+def _mlp(b: Builder, s: TowerSpec, prefix: str, x: ValueId) -> None:
     """Add norm(mlp(norm(x))) to x."""
-    h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
-    gate, up = (f"{at}.mlp.{name}_proj" for name in ("gate", "up"))
+    h = b.rms_norm(x, f"{prefix}.pre_feedforward_layernorm")
+    gate, up = (f"{prefix}.mlp.{name}_proj" for name in ("gate", "up"))
     if s.family["clips_linears"]:
         g = b.activation(_product(b, s, h, gate, s.intermediate), s.activation)
         b.multiply(_product(b, s, h, up, s.intermediate), to=g)
     else:
         names = [f"{name}.linear" for name in (gate, up)]
         g = b.linear(h, names, features=s.intermediate, then=cast("Then", f"{s.activation}_mul"))
-    out = _product(b, s, g, f"{at}.mlp.down_proj", s.width)
-    b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm"), to=x)
+    out = _product(b, s, g, f"{prefix}.mlp.down_proj", s.width)
+    b.add(b.rms_norm(out, f"{prefix}.post_feedforward_layernorm"), to=x)
 
 
 def _side_by_side(
@@ -249,8 +253,12 @@ def _side_by_side(
     modules: {name of a part of its matrix: number of rows} for each module.
     """
     if not s.family["clips_linears"]:
-        every = {name: count for each in modules.values() for name, count in each.items()}
-        return b.linear(x, list(every), features=list(every.values()))
+        all_parts = {
+            name: count
+            for parts_of_module in modules.values()
+            for name, count in parts_of_module.items()
+        }
+        return b.linear(x, list(all_parts), features=list(all_parts.values()))
     out: ValueId | None = None
     for module, parts in reversed(list(modules.items())):
         y = _product(b, s, x, module, parts)

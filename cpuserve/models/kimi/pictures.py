@@ -63,8 +63,8 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
 
     def framed(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in pixels with the border up to whole blocks."""
-        across, down = (-(-length // self.block) * self.block for length in (width, height))
-        return across, down
+        columns, rows = (-(-length // self.block) * self.block for length in (width, height))
+        return columns, rows
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family."""
@@ -72,8 +72,8 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
         from PIL.Image import Resampling
 
         size = self.scaled(*image.size)
-        across, down = self.framed(*size)
-        framed = np.zeros((1, down, across, 3), np.uint8)
+        columns, rows = self.framed(*size)
+        framed = np.zeros((1, rows, columns, 3), np.uint8)
         framed[0, : size[1], : size[0]] = np.asarray(image.resize(size, Resampling(self.resample)))
         return in_merge_order(framed, self.patch, self.merge)
 
@@ -100,10 +100,12 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
         patches = max(1, width // self.patch) * max(1, height // self.patch)
         while True:
             scale = min(1.0, math.sqrt(limit / patches), longest / height, longest / width)
-            across, down = (min(max(1, int(side * scale)), longest) for side in (width, height))
-            rows = -(-across // self.block) * -(-down // self.block)
+            scaled_width, scaled_height = (
+                min(max(1, int(side * scale)), longest) for side in (width, height)
+            )
+            rows = -(-scaled_width // self.block) * -(-scaled_height // self.block)
             if rows <= self.most_rows:
-                return across, down
+                return scaled_width, scaled_height
             if limit > 1:
                 limit -= limit // 64 or 1
             else:  # a long and narrow picture
@@ -138,22 +140,24 @@ def kimi_vl(files: PictureFiles) -> KimiPictures:
 
 def kimi_k25(files: PictureFiles) -> KimiPictures:
     """Return the family of Kimi K2.5 (FamilyReader); see kimi_vl."""
-    inner = files.processor.get(
+    media_config = files.processor.get(
         "media_proc_cfg"
     )  # of published files, which have keys of their own
-    published = isinstance(inner, Mapping)
-    own: Mapping[str, Any] = inner if isinstance(inner, Mapping) else files.processor
-    merge = own.get("merge_kernel_size" if published else "merge_size", 2)
+    published = isinstance(media_config, Mapping)
+    settings: Mapping[str, Any] = (
+        media_config if isinstance(media_config, Mapping) else files.processor
+    )
+    merge = settings.get("merge_kernel_size" if published else "merge_size", 2)
     merge = merge[0] if isinstance(merge, list) and merge else merge
-    if own.get("fixed_output_tokens") is not None:
+    if settings.get("fixed_output_tokens") is not None:
         msg = "fixed_output_tokens must be null: a picture has as many tokens as its size needs"
         raise ModelError(msg)
-    side = own.get("patch_limit_on_one_side")
-    side = side if published else part_of(own, "size").get("max_height")
+    side = settings.get("patch_limit_on_one_side")
+    side = side if published else part_of(settings, "size").get("max_height")
     name = "in_patch_limit" if published else "max_patches"
-    limit = read_number(own.get(name, 16384), name)
-    changed = {"pad_input": True, "merge_kernel_size": [merge] * 2, "in_token_limit": limit}
-    return kimi_vl(replace(files, processor={**own, **changed})).replaced(
+    limit = read_number(settings.get(name, 16384), name)
+    renamed = {"pad_input": True, "merge_kernel_size": [merge] * 2, "in_token_limit": limit}
+    return kimi_vl(replace(files, processor={**settings, **renamed})).replaced(
         begin="<|media_begin|>",
         limit_name=name,
         most_side=read_number(_MOST_SIDE if side is None else side, "the most patches of a side"),

@@ -51,11 +51,11 @@ def _vl(keys: Keys) -> dict[str, Any]:
 
 def _k25(keys: Keys) -> dict[str, Any]:
     vision, merge = read_vision(keys), keys.count("projector.scale_factor", 2)
-    high, wide, _ = shape_of(keys, "v.position_embd.weight", 3)
+    rows, columns, _ = shape_of(keys, "v.position_embd.weight", 3)
     vision |= {
         "merge_kernel_size": [merge, merge],
-        "init_pos_emb_height": high,
-        "init_pos_emb_width": wide,
+        "init_pos_emb_height": rows,
+        "init_pos_emb_width": columns,
         "projector_ln_eps": vision["layer_norm_eps"],
     }
     pictures = {

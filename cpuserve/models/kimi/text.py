@@ -77,14 +77,14 @@ class KimiLinear:
 
 def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kind of each layer; linear_attn_config may list layers, counted from 1."""
-    listed = read_object(config, "linear_attn_config").get("full_attn_layers")
-    if listed is not None and (
-        not isinstance(listed, list) or any(type(i) is not int for i in listed)
+    full_layers = read_object(config, "linear_attn_config").get("full_attn_layers")
+    if full_layers is not None and (
+        not isinstance(full_layers, list) or any(type(i) is not int for i in full_layers)
     ):
-        refuse("full_attn_layers", listed, "a list of layer numbers")
+        refuse("full_attn_layers", full_layers, "a list of layer numbers")
 
     def default(layer: int) -> str:
-        attends = layer > 0 and layer % 4 == 0 if listed is None else layer + 1 in listed
+        attends = layer > 0 and layer % 4 == 0 if full_layers is None else layer + 1 in full_layers
         return KINDS[attends]
 
     return read_kinds(config, "layer_types", KINDS, default)
@@ -96,10 +96,10 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     if attends[layer]:
         add_latent(b, s, layer, h, x)
     else:
-        at = f"model.layers.{layer}.self_attn"
+        prefix = f"model.layers.{layer}.self_attn"
         heads = s.parts["row_delta"]["heads"]
-        out = row_delta(b, s, at, h, rates=(1, 1, heads, 1))
-        b.linear(out, f"{at}.o_proj", add_to=x, use="output")
+        out = row_delta(b, s, prefix, h, rates=(1, 1, heads, 1))
+        b.linear(out, f"{prefix}.o_proj", add_to=x, use="output")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -107,5 +107,5 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     if layer in s.parts["dense_layers"]:
         dense_mlp(b, s, layer, h, x)
         return
-    at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
-    add_shared_mixture(b, s, at, h, x, score="sigmoid", parts=parts)
+    prefix, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    add_shared_mixture(b, s, prefix, h, x, score="sigmoid", parts=parts)

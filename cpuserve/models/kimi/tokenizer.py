@@ -32,5 +32,5 @@ def read_tokenizer(path: Path, settings: Mapping[str, Any]) -> Core:
             "split texts as Kimi does. Add a tokenizer.json of the model"
         )
         raise ModelError(msg)
-    data, named = read_lines(path, "vocabulary"), dict(control_tokens(settings))
-    return guarded(str(path), lambda: by_rank(read_ranks(data), named, SPLITS))
+    data, control_ids = read_lines(path, "vocabulary"), dict(control_tokens(settings))
+    return guarded(str(path), lambda: by_rank(read_ranks(data), control_ids, SPLITS))

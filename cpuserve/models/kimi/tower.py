@@ -24,12 +24,12 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, ValueId
 from cpuserve.program.parts import rows
 
-_AT, _JOIN = "vision_tower", "multi_modal_projector"
-_PATCHES, _PLACES = f"{_AT}.patch_embed.proj", f"{_AT}.patch_embed.pos_emb"
+_PREFIX, _JOIN = "vision_tower", "multi_modal_projector"
+_PATCHES, _PLACES = f"{_PREFIX}.patch_embed.proj", f"{_PREFIX}.patch_embed.pos_emb"
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for it
 _K25_JOIN = "mm_projector"
 # The place of a frame in a video, which follows from its number; a picture has one frame.
-_FRAMES = f"{_AT}.patch_embed.pos_emb.time_weight"
+_FRAMES = f"{_PREFIX}.patch_embed.pos_emb.time_weight"
 
 
 class KimiVLTower:
@@ -41,30 +41,31 @@ class KimiVLTower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        own = read_object(config, "vision_config")
-        sizes = read_sizes(own, (1152, 16, 27, 4304), TURNED, channels="")
-        merge = own.get("merge_kernel_size", [2, 2])
+        vision = read_object(config, "vision_config")
+        sizes = read_sizes(vision, (1152, 16, 27, 4304), TURNED, channels="")
+        merge = vision.get("merge_kernel_size", [2, 2])
         side = merge[0] if isinstance(merge, list | tuple) and merge else merge
         if type(side) is not int or not 1 <= side <= 64 or merge not in (side, [side] * 2):
             refuse("vision_config.merge_kernel_size", merge, "two equal numbers")
-        high, wide = (
-            read_int(own, f"init_pos_emb_{name}", 64, high=1 << 14) for name in ("height", "width")
+        rows, columns = (
+            read_int(vision, f"init_pos_emb_{name}", 64, high=1 << 14)
+            for name in ("height", "width")
         )
-        if high != wide:
-            refuse("vision_config.init_pos_emb_width", wide, f"{high}, the height")
+        if rows != columns:
+            refuse("vision_config.init_pos_emb_width", columns, f"{rows}, the height")
         return read_tower(
             config,
             pictures,
             width,
             **sizes,
             norm_eps=_EPS,
-            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            activation=read_choice(vision, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
             merge=side,
-            table=high,
+            table=rows,
             patch_weight=_PATCHES,
-            names=(f"{_AT}.", f"{_JOIN}."),
-            theta=read_theta(own),
-            family={"places": (*_table(own, high), sizes["width"])},
+            names=(f"{_PREFIX}.", f"{_JOIN}."),
+            theta=read_theta(vision),
+            family={"places": (*_table(vision, rows), sizes["width"])},
         )
 
     @staticmethod
@@ -83,17 +84,17 @@ class KimiK25Tower:
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
-        given = read_object(config, "vision_config")
+        settings = read_object(config, "vision_config")
         # transformers writes these keys without their beginnings.
-        own = {k.removeprefix("vt_"): v for k, v in given.items()}
-        own |= {f"init_{k}": v for k, v in own.items() if k.startswith("pos_emb_")}
-        inner = read_object(pictures, "media_proc_cfg") or pictures
-        found = KimiVLTower.spec({**config, "vision_config": own}, inner, width)
+        vision = {k.removeprefix("vt_"): v for k, v in settings.items()}
+        vision |= {f"init_{k}": v for k, v in vision.items() if k.startswith("pos_emb_")}
+        media_config = read_object(pictures, "media_proc_cfg") or pictures
+        tower = KimiVLTower.spec({**config, "vision_config": vision}, media_config, width)
         eps = read_float(
-            config, "projection_layer_norm_eps", read_float(given, "projector_ln_eps", _EPS)
+            config, "projection_layer_norm_eps", read_float(settings, "projector_ln_eps", _EPS)
         )
-        names = (f"{_AT}.", f"{_K25_JOIN}.")
-        return replace(found, names=names, family={**found.family, "join_eps": eps})
+        names = (f"{_PREFIX}.", f"{_K25_JOIN}.")
+        return replace(tower, names=names, family={**tower.family, "join_eps": eps})
 
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
@@ -110,33 +111,33 @@ def _encoded(b: Builder, s: TowerSpec) -> ValueId:
     shape = s.family["places"]
     b.grid_embed(x, _PLACES, side=s.table, shape=shape, cubic=True)
     for i in range(s.layers):
-        _layer(b, s, f"{_AT}.encoder.blocks.{i}", x)
-    return b.layer_norm(x, f"{_AT}.encoder.final_layernorm")
+        _layer(b, s, f"{_PREFIX}.encoder.blocks.{i}", x)
+    return b.layer_norm(x, f"{_PREFIX}.encoder.final_layernorm")
 
 
-def _project(b: Builder, s: TowerSpec, x: ValueId, first: str, last: str) -> None:
+def _project(b: Builder, s: TowerSpec, x: ValueId, first_linear: str, last_linear: str) -> None:
     """Append the matrices of the projector of the normed rows x, and the end of the program."""
     folded = s.merge**2 * s.width
-    x = b.linear(b.fold(x, s.merge**2), first, features=folded, bias=True, then="gelu")
-    b.hidden(b.linear(x, last, features=s.out_width, bias=True))
+    x = b.linear(b.fold(x, s.merge**2), first_linear, features=folded, bias=True, then="gelu")
+    b.hidden(b.linear(x, last_linear, features=s.out_width, bias=True))
 
 
-def _table(own: Mapping[str, Any], side: int) -> tuple[int, ...]:
+def _table(vision: Mapping[str, Any], side: int) -> tuple[int, ...]:
     """Return the dimensions of the table of places; GGUF files have one for all places."""
-    return (side**2,) if own.get("flat_places") else (side, side)
+    return (side**2,) if vision.get("flat_places") else (side, side)
 
 
-def _layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+def _layer(b: Builder, s: TowerSpec, prefix: str, x: ValueId) -> None:
     """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
-    h, d, every = b.layer_norm(x, f"{at}.norm0"), s.head_dim, f"{at}.wqkv"
-    parts = {rows(every, 2 * s.width, s.width): s.width}
+    h, d, qkv_name = b.layer_norm(x, f"{prefix}.norm0"), s.head_dim, f"{prefix}.wqkv"
+    parts = {rows(qkv_name, 2 * s.width, s.width): s.width}
     for begin in (s.width, 0):
-        parts = {**unpaired(every, s.q_heads, d, d, begin=begin), **parts}
+        parts = {**unpaired(qkv_name, s.q_heads, d, d, begin=begin), **parts}
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=True)
-    b.linear(b.attend_both_sides(qkv, rope=_rope(d, s.theta)), f"{at}.wo", bias=True, add_to=x)
-    h, then = b.layer_norm(x, f"{at}.norm1"), s.activation
-    g = b.linear(h, f"{at}.mlp.fc0", features=s.intermediate, bias=True, then=then)
-    b.linear(g, f"{at}.mlp.fc1", bias=True, add_to=x)
+    b.linear(b.attend_both_sides(qkv, rope=_rope(d, s.theta)), f"{prefix}.wo", bias=True, add_to=x)
+    h, activation = b.layer_norm(x, f"{prefix}.norm1"), s.activation
+    g = b.linear(h, f"{prefix}.mlp.fc0", features=s.intermediate, bias=True, then=activation)
+    b.linear(g, f"{prefix}.mlp.fc1", bias=True, add_to=x)
 
 
 def _rope(head_dim: int, theta: float) -> Rope:

@@ -68,23 +68,27 @@ class Lfm2Pictures(Family, frozen=True, kw_only=True):
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return the layout of a picture of this size in pixels."""
         fitting = self._fitting(width, height)
-        across, down = fitting._grid(width, height)
-        used = fitting._scaled(width, height)
-        one = used[1] // self.patch, used[0] // self.patch
+        grid_columns, grid_rows = fitting._grid(width, height)
+        scaled_size = fitting._scaled(width, height)
+        scaled_patches = scaled_size[1] // self.patch, scaled_size[0] // self.patch
         side = self.tile // self.patch
-        tiles = ((side, side),) * (down * across)
+        tiles = ((side, side),) * (grid_rows * grid_columns)
         if not tiles or self.thumbnail:
-            tiles = (*tiles, one)
-        if across:
-            used = across * self.tile, down * self.tile
+            tiles = (*tiles, scaled_patches)
+        if grid_columns:
+            scaled_size = grid_columns * self.tile, grid_rows * self.tile
         rows = [rows // self.merge * (columns // self.merge) for rows, columns in tiles]
-        names = [f"<|img_row_{y + 1}_col_{x + 1}|>" for y in range(down) for x in range(across)]
+        names = [
+            f"<|img_row_{y + 1}_col_{x + 1}|>"
+            for y in range(grid_rows)
+            for x in range(grid_columns)
+        ]
         names += [self.whole if names else ""] * (len(rows) - len(names))
         name = names if self.framed else [""] * len(names)
         text = "".join(f"{n}{self.marker * count}" for n, count in zip(name, rows, strict=True))
         if self.framed:
             text = f"{self.before}{text}{self.after}"
-        return PictureLayout(tiles, text, *used, rows=sum(rows))
+        return PictureLayout(tiles, text, *scaled_size, rows=sum(rows))
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family.patches."""
@@ -92,16 +96,16 @@ class Lfm2Pictures(Family, frozen=True, kw_only=True):
         from PIL.Image import Resampling
 
         fitting, filter_ = self._fitting(*image.size), Resampling(self.resample)
-        across, down = fitting._grid(*image.size)
-        found = []
-        if across:
-            large = image.resize((across * self.tile, down * self.tile), filter_)
+        columns, rows = fitting._grid(*image.size)
+        parts = []
+        if columns:
+            large = image.resize((columns * self.tile, rows * self.tile), filter_)
             tiles = cut_tiles(np.asarray(large), self.tile)
-            found.append(in_merge_order(tiles, self.patch, self.merge))
-        if not across or self.thumbnail:
-            one = np.asarray(image.resize(fitting._scaled(*image.size), filter_))
-            found.append(in_merge_order(one[None], self.patch, self.merge))
-        return np.concatenate(found)
+            parts.append(in_merge_order(tiles, self.patch, self.merge))
+        if not columns or self.thumbnail:
+            thumbnail = np.asarray(image.resize(fitting._scaled(*image.size), filter_))
+            parts.append(in_merge_order(thumbnail[None], self.patch, self.merge))
+        return np.concatenate(parts)
 
     def changed(self, settings: Mapping[str, Any]) -> Lfm2Pictures:
         """Return the family with settings; see Family."""
@@ -143,59 +147,61 @@ class Lfm2Pictures(Family, frozen=True, kw_only=True):
         """Return the family with so few tiles, or rows, that `most_rows` has room for a picture."""
         if not self.most_rows:
             return self
-        least, most, limit = (min(n, self.most_rows) for n in (self.least, self.most, self.limit))
-        family = self.replaced(least=least, most=most, limit=limit)
+        min_rows, max_rows, limit = (
+            min(n, self.most_rows) for n in (self.least, self.most, self.limit)
+        )
+        family = self.replaced(least=min_rows, most=max_rows, limit=limit)
         side = self.tile // self.block
-        across, down = self._grid(width, height)
-        rows = across * down * side**2 + self.most * self.thumbnail
+        grid_columns, grid_rows = self._grid(width, height)
+        rows = grid_columns * grid_rows * side**2 + self.most * self.thumbnail
         return family.in_low_detail() if rows > self.most_rows else family
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) of the whole picture, in whole blocks."""
         block, sides = self.block, (width, height)
-        least, most = (rows * block**2 for rows in (self.least, self.most))
-        found = [max(block, round(side / block) * block) for side in sides]
-        if math.prod(found) > most:
-            beta = math.sqrt(height * width / most)
-            found = [max(block, math.floor(side / beta / block) * block) for side in sides]
-        elif math.prod(found) < least:
-            beta = math.sqrt(least / (height * width))
-            found = [math.ceil(side * beta / block) * block for side in sides]
+        min_pixels, max_pixels = (rows * block**2 for rows in (self.least, self.most))
+        scaled_sides = [max(block, round(side / block) * block) for side in sides]
+        if math.prod(scaled_sides) > max_pixels:
+            beta = math.sqrt(height * width / max_pixels)
+            scaled_sides = [max(block, math.floor(side / beta / block) * block) for side in sides]
+        elif math.prod(scaled_sides) < min_pixels:
+            beta = math.sqrt(min_pixels / (height * width))
+            scaled_sides = [math.ceil(side * beta / block) * block for side in sides]
         # A long and narrow picture, which the image processor would leave too large for the tower.
-        longer = found.index(max(found))
-        room = self.limit // (found[1 - longer] // block) * block
-        found[longer] = max(block, min(found[longer], room))
-        return found[0], found[1]
+        longer = scaled_sides.index(max(scaled_sides))
+        room = self.limit // (scaled_sides[1 - longer] // block) * block
+        scaled_sides[longer] = max(block, min(scaled_sides[longer], room))
+        return scaled_sides[0], scaled_sides[1]
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the tiles (across, down) of a picture; (0, 0) if it does not become tiles."""
+        """Return the tiles (columns, rows) of a picture; (0, 0) if it does not become tiles."""
         block = self.block
         pixels = math.prod(max(self.patch, round(side / block) * block) for side in (height, width))
         large = pixels > self.most * block**2 * self.tolerance
         if not self.splits or not large or self.fewest == self.greatest == 1:
             return 0, 0
-        aspect, best, least = width / height, (1, 1), math.inf
-        for across, down in _grids(self.fewest, self.greatest):
-            apart = abs(aspect - across / down)
-            roomy = width * height > 0.5 * self.tile**2 * across * down
-            if apart < least or (apart == least and roomy):
-                best, least = (across, down), apart
+        aspect, best, best_distance = width / height, (1, 1), math.inf
+        for columns, rows in _grids(self.fewest, self.greatest):
+            distance = abs(aspect - columns / rows)
+            roomy = width * height > 0.5 * self.tile**2 * columns * rows
+            if distance < best_distance or (distance == best_distance and roomy):
+                best, best_distance = (columns, rows), distance
         return best
 
 
-def _grids(fewest: int, most: int) -> list[tuple[int, int]]:
-    """Return all (across, down) of `fewest` to `most` tiles, in the order of the image processor.
+def _grids(fewest: int, greatest: int) -> list[tuple[int, int]]:
+    """Return all (columns, rows) of `fewest` to `greatest` tiles, in the image processor's order.
 
     Of grids with equally many tiles, the processor takes those first that its set has first.
     """
-    found = {
-        (across, down)
-        for count in range(fewest, most + 1)
-        for across in range(1, count + 1)
-        for down in range(1, count + 1)
-        if fewest <= across * down <= most
+    grids = {
+        (columns, rows)
+        for count in range(fewest, greatest + 1)
+        for columns in range(1, count + 1)
+        for rows in range(1, count + 1)
+        if fewest <= columns * rows <= greatest
     }
-    return sorted(found, key=math.prod)
+    return sorted(grids, key=math.prod)
 
 
 def lfm2_vl(files: PictureFiles) -> Lfm2Pictures:
@@ -206,38 +212,38 @@ def lfm2_vl(files: PictureFiles) -> Lfm2Pictures:
     config, processor, vision = files.config, files.processor, files.vision
     patch = files.of_processor("encoder_patch_size")
     merge = files.of_processor("downsample_factor")
-    for name, key, given, own in (
+    for name, key, processor_value, model_value in (
         ("encoder_patch_size", "vision_config.patch_size", patch, vision.get("patch_size", patch)),
         ("downsample_factor", "downsample_factor", merge, config.get("downsample_factor", merge)),
     ):
-        if own != given:
-            msg = f"{name} is {given}, but {key} of the model is {own!r:.40}"
+        if model_value != processor_value:
+            msg = f"{name} is {processor_value}, but {key} of the model is {model_value!r:.40}"
             raise ModelError(msg)
     names = ("min_image_tokens", "max_image_tokens", "tile_size", "min_tiles", "max_tiles")
-    least, most, tile, fewest, greatest = (files.of_processor(name) for name in names)
+    min_rows, max_rows, tile, fewest, greatest = (files.of_processor(name) for name in names)
     tolerance = processor.get("max_pixels_tolerance")
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or tolerance < 1:
         msg = f"max_pixels_tolerance is {tolerance!r:.40}: a number of at least 1 is needed"
         raise ModelError(msg)
     if (
-        least > most
+        min_rows > max_rows
         or fewest > greatest
         or tile % (patch * merge)
-        or most * merge**2 > MOST_PATCHES
+        or max_rows * merge**2 > MOST_PATCHES
     ):
-        numbers = f"{least}, {most}, {tile}, {fewest} and {greatest}"
+        numbers = f"{min_rows}, {max_rows}, {tile}, {fewest} and {greatest}"
         msg = f"{', '.join(names)} are {numbers}, which is no way to scale pictures"
         raise ModelError(msg)
     return Lfm2Pictures(
-        least=least,
-        most=most,
+        least=min_rows,
+        most=max_rows,
         tolerance=tolerance,
         tile=tile,
         fewest=fewest,
         greatest=greatest,
         patch=patch,
         merge=merge,
-        limit=max(most, (tile // (patch * merge)) ** 2),
+        limit=max(max_rows, (tile // (patch * merge)) ** 2),
         splits=processor.get("do_image_splitting", True) is not False,
         thumbnail=processor.get("use_thumbnail", True) is not False,
         resample=read_filter(processor, 2),

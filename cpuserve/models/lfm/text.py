@@ -79,9 +79,9 @@ def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
     }
     tied = read_bool(config, "tie_embedding", read_bool(config, "tie_word_embeddings", True))
     # The activation is always SiLU, even if hidden_act has another value.
-    given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
+    settings = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
     return read_decoder(
-        {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
+        {"rope_theta": 1e6, "norm_eps": 1e-5, **settings, "tie_word_embeddings": tied},
         positions=128000,
         eps="norm_eps",
         parts={**parts, **conv},
@@ -90,12 +90,14 @@ def _spec(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kind of each layer; without layer_types, full_attn_idxs lists attention layers."""
-    listed = config.get("full_attn_idxs")
-    if listed is not None and (
-        not isinstance(listed, list) or not all(type(i) is int for i in listed)
+    full_layers = config.get("full_attn_idxs")
+    if full_layers is not None and (
+        not isinstance(full_layers, list) or not all(type(i) is int for i in full_layers)
     ):
-        refuse("full_attn_idxs", listed, "a list of layer numbers or null")
-    return read_kinds(config, "layer_types", KINDS, lambda i: KINDS[listed is None or i in listed])
+        refuse("full_attn_idxs", full_layers, "a list of layer numbers or null")
+    return read_kinds(
+        config, "layer_types", KINDS, lambda i: KINDS[full_layers is None or i in full_layers]
+    )
 
 
 def _adjusted(config: Mapping[str, Any], width: int) -> int:
@@ -113,52 +115,54 @@ def _adjusted(config: Mapping[str, Any], width: int) -> int:
 def _build(b: Builder, s: ModelSpec, mlp: LayerPart) -> None:
     x = b.embed("model.embed_tokens")
     for i in range(s.layers):
-        at = f"model.layers.{i}"
-        _mix(b, s, i, b.rms_norm(x, f"{at}.operator_norm"), x)
-        mlp(b, s, i, b.rms_norm(x, f"{at}.ffn_norm"), x)
+        prefix = f"model.layers.{i}"
+        _mix(b, s, i, b.rms_norm(x, f"{prefix}.operator_norm"), x)
+        mlp(b, s, i, b.rms_norm(x, f"{prefix}.ffn_norm"), x)
     finish_decoder(b, s, b.rms_norm(x, "model.embedding_norm"))
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the attention or the short convolution of h to x, whichever the layer has."""
     attends = s.parts["attends"]
-    at = f"model.layers.{layer}"
+    prefix = f"model.layers.{layer}"
     if attends[layer]:
-        _attention(b, s, f"{at}.self_attn", sum(attends[:layer]), h, x)
+        _attention(b, s, f"{prefix}.self_attn", sum(attends[:layer]), h, x)
     else:
-        short_convolution(b, s, f"{at}.conv", h, x)
+        short_convolution(b, s, f"{prefix}.conv", h, x)
 
 
-def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
+def _attention(b: Builder, s: ModelSpec, prefix: str, layer: int, h: ValueId, x: ValueId) -> None:
     """Add attention of h to x. layer: the number of this layer among the attention layers."""
     d = s.head_dim
     features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
-    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features, use="qkv")
-    q_norm, k_norm = (f"{at}.{n}_layernorm" for n in "qk")
+    qkv = b.linear(h, [f"{prefix}.{n}_proj" for n in "qkv"], features=features, use="qkv")
+    q_norm, k_norm = (f"{prefix}.{n}_layernorm" for n in "qk")
     b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=q_norm, k_norm=k_norm)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.out_proj", add_to=x)
+    b.linear(b.attention(qkv, layer=layer), f"{prefix}.out_proj", add_to=x)
 
 
-def short_convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, to: ValueId | None) -> ValueId:
+def short_convolution(
+    b: Builder, s: ModelSpec, prefix: str, h: ValueId, to: ValueId | None
+) -> ValueId:
     """Return out_proj(C * conv(B * v)); if `to` is not None, add it to `to` and return `to`.
 
     B, C and v are three equal parts of in_proj(h).
     """
     bias, width = s.parts["conv_bias"], s.width
-    name = f"{at}.in_proj"
+    name = f"{prefix}.in_proj"
     gates = b.linear(h, rows(name, 0, 2 * width), features=2 * width, bias=bias)
-    inner = b.linear(h, rows(name, 2 * width, width), features=width, bias=bias)
-    b.multiply(gates, to=inner)
-    mixed = b.short_conv(inner, f"{at}.conv", taps=s.parts["taps"], bias=bias)
+    conv_input = b.linear(h, rows(name, 2 * width, width), features=width, bias=bias)
+    b.multiply(gates, to=conv_input)
+    mixed = b.short_conv(conv_input, f"{prefix}.conv", taps=s.parts["taps"], bias=bias)
     b.multiply(gates, to=mixed, column=width)
-    return b.linear(mixed, f"{at}.out_proj", features=width, bias=bias, add_to=to)
+    return b.linear(mixed, f"{prefix}.out_proj", features=width, bias=bias, add_to=to)
 
 
 def lfm_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
     """Return the layer's gated MLP of h; if `to` is not None, add it to `to` and return `to`."""
-    at = f"model.layers.{layer}.feed_forward"
-    g = b.linear(h, [f"{at}.w1", f"{at}.w3"], features=s.intermediate, then="silu_mul")
-    return b.linear(g, f"{at}.w2", features=s.width, add_to=to, use="down")
+    prefix = f"model.layers.{layer}.feed_forward"
+    g = b.linear(h, [f"{prefix}.w1", f"{prefix}.w3"], features=s.intermediate, then="silu_mul")
+    return b.linear(g, f"{prefix}.w2", features=s.width, add_to=to, use="down")
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -175,18 +179,18 @@ def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) ->
     if layer in s.parts["dense_layers"]:
         _mlp(b, s, layer, h, x)
         return
-    at = f"model.layers.{layer}.feed_forward"
+    prefix = f"model.layers.{layer}.feed_forward"
     add_mixture(
         b,
         s,
-        at,
+        prefix,
         h,
         x,
         parts=("w1", "w3", "w2"),
         renormalize=s.parts["renormalize"],
         score="sigmoid",
         scale=s.parts["expert_scale"],
-        bias=f"{at}.expert_bias" if s.parts["expert_bias"] else None,
+        bias=f"{prefix}.expert_bias" if s.parts["expert_bias"] else None,
     )
 
 
@@ -204,11 +208,11 @@ class Lfm3:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an LFM3 config."""
-        given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
+        settings = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
         # The activation is always SiLU, even if hidden_act has another value.
         # The name rms_norm_eps means the same, and goes before.
-        given["norm_eps"] = given.get("rms_norm_eps", given.get("norm_eps", 1e-5))
-        config = {"tie_word_embeddings": True, **given}
+        settings["norm_eps"] = settings.get("rms_norm_eps", settings.get("norm_eps", 1e-5))
+        config = {"tie_word_embeddings": True, **settings}
         config["head_dim"] = read_int(config, "head_dim", 128)
         kinds = read_kinds(config, "layer_types", KINDS_3, _default_kind)
         window = read_int(config, "sliding_window", 256)
@@ -243,17 +247,17 @@ class Lfm3:
         x = b.embed("model.embed_tokens")
         to = None if norms else x
         for i, kind in enumerate(kinds):
-            at = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{at}.operator_norm")
+            prefix = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{prefix}.operator_norm")
             if kind == "conv":
-                out = short_convolution(b, s, f"{at}.conv", h, to)
+                out = short_convolution(b, s, f"{prefix}.conv", h, to)
             else:
                 out = _gated_attention(b, s, i, i - kinds[:i].count("conv"), h, to)
             if norms:
-                b.add(b.rms_norm(out, f"{at}.post_operator_norm"), to=x)
-            out = lfm_mlp(b, s, i, b.rms_norm(x, f"{at}.ffn_norm"), to)
+                b.add(b.rms_norm(out, f"{prefix}.post_operator_norm"), to=x)
+            out = lfm_mlp(b, s, i, b.rms_norm(x, f"{prefix}.ffn_norm"), to)
             if norms:
-                b.add(b.rms_norm(out, f"{at}.post_ffn_norm"), to=x)
+                b.add(b.rms_norm(out, f"{prefix}.post_ffn_norm"), to=x)
         finish_decoder(b, s, b.rms_norm(x, "model.embedding_norm"))
 
 
@@ -270,8 +274,10 @@ def _gated_attention(
 
     cache: the number of this layer's KV cache: only attention layers have one.
     """
-    at = f"model.layers.{layer}.self_attn"
+    prefix = f"model.layers.{layer}.self_attn"
     a = attend(b, s, layer, h, qk_norm=True, cache=cache)
     if s.parts["gated"]:
-        b.gate(b.linear(h, f"{at}.gate_proj", features=s.q_heads), to=a, heads=s.q_heads)
-    return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias, add_to=to, use="output")
+        b.gate(b.linear(h, f"{prefix}.gate_proj", features=s.q_heads), to=a, heads=s.q_heads)
+    return b.linear(
+        a, f"{prefix}.o_proj", features=s.width, bias=s.out_bias, add_to=to, use="output"
+    )

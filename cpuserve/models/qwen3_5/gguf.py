@@ -19,8 +19,8 @@ def _mixture_settings(keys: Keys) -> dict[str, Any]:
 
 
 def _next_settings(keys: Keys) -> dict[str, Any]:
-    split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
-    return {**delta(keys), **shared_experts(keys), "linear_in_proj_split": split}
+    is_split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
+    return {**delta(keys), **shared_experts(keys), "linear_in_proj_split": is_split}
 
 
 DENSE = GgufArch(

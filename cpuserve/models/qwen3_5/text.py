@@ -45,8 +45,8 @@ class Qwen3Next:
         Without layer_types, every full_attention_interval-th layer (default 4) has attention.
         """
         parts = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
-        split = read_bool(config, "linear_in_proj_split", False)  # only in configs of GGUF files
-        return _spec(config, {**parts, "split": split})
+        is_split = read_bool(config, "linear_in_proj_split", False)  # only in configs of GGUF files
+        return _spec(config, {**parts, "split": is_split})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -132,32 +132,36 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
     """Add attention or a gated delta net of h to x; project: computes the inputs of the net."""
     attends = s.parts["attends"]
     if attends[layer]:
-        at = f"model.layers.{layer}.self_attn"
-        a = gated_attention(b, s, at, sum(attends[:layer]), h)
-        b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x, use="output")
+        prefix = f"model.layers.{layer}.self_attn"
+        a = gated_attention(b, s, prefix, sum(attends[:layer]), h)
+        b.linear(a, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
     else:
-        at, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
-        inputs, gates = project(b, sizes, at, h)
-        out = b.gated_delta(inputs, gates, at, tiled=s.parts["tiled"], **sizes)
-        b.linear(out, f"{at}.out_proj", add_to=x)
+        prefix, sizes = f"model.layers.{layer}.linear_attn", s.parts["delta"]
+        inputs, gates = project(b, sizes, prefix, h)
+        out = b.gated_delta(inputs, gates, prefix, tiled=s.parts["tiled"], **sizes)
+        b.linear(out, f"{prefix}.out_proj", add_to=x)
 
 
-def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
+def _project(b: Builder, sizes: DeltaSizes, prefix: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Return (inputs, gates) of a delta net, from matrices with their rows grouped by key head."""
     key, count = sizes["key_width"], sizes["key_heads"]
     value = sizes["value_heads"] // count * sizes["value_width"]  # columns of values per key head
-    x = _regrouped(b, h, f"{at}.in_proj_qkvz", count, (key, key, value, value))
-    return x, _gates(b, sizes, at, h)
+    x = _regrouped(b, h, f"{prefix}.in_proj_qkvz", count, (key, key, value, value))
+    return x, _gates(b, sizes, prefix, h)
 
 
-def _project_half(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
+def _project_half(
+    b: Builder, sizes: DeltaSizes, prefix: str, h: ValueId
+) -> tuple[ValueId, ValueId]:
     """Do the same as `_project`, where only the rows of b and a are grouped by key head."""
-    return inputs_of(b, sizes, at, h), _gates(b, sizes, at, h)
+    return inputs_of(b, sizes, prefix, h), _gates(b, sizes, prefix, h)
 
 
-def _gates(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
-    each = sizes["value_heads"] // sizes["key_heads"]
-    return _regrouped(b, h, f"{at}.in_proj_ba", sizes["key_heads"], (each, each))
+def _gates(b: Builder, sizes: DeltaSizes, prefix: str, h: ValueId) -> ValueId:
+    heads_of_key = sizes["value_heads"] // sizes["key_heads"]
+    return _regrouped(
+        b, h, f"{prefix}.in_proj_ba", sizes["key_heads"], (heads_of_key, heads_of_key)
+    )
 
 
 def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int, ...]) -> ValueId:
@@ -165,8 +169,8 @@ def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int,
 
     The result has the first parts of all heads, then the second parts of all heads, and so on.
     """
-    found: dict[str, int] = {}
+    parts: dict[str, int] = {}
     for i, width in enumerate(widths):
         for head in range(count):
-            found[rows(name, head * sum(widths) + sum(widths[:i]), width)] = width
-    return b.linear(h, list(found), features=list(found.values()))
+            parts[rows(name, head * sum(widths) + sum(widths[:i]), width)] = width
+    return b.linear(h, list(parts), features=list(parts.values()))

@@ -86,9 +86,9 @@ def _sizes_6(keys: Keys, shifts: int) -> dict[str, Any]:
 
     shifts: how many mixtures with rows before a layer must have.
     """
-    found = keys.count("token_shift_count", 2)
-    if found != shifts:
-        keys.fail("token_shift_count", found, str(shifts))
+    num_shifts = keys.count("token_shift_count", 2)
+    if num_shifts != shifts:
+        keys.fail("token_shift_count", num_shifts, str(shifts))
     width, head_dim = keys.count("embedding_length"), keys.count("wkv.head_size")
     if width % head_dim:
         keys.fail("wkv.head_size", head_dim, f"a divisor of embedding_length ({width})")
@@ -106,8 +106,8 @@ def _sizes_6(keys: Keys, shifts: int) -> dict[str, Any]:
 
 
 def _rwkv6(keys: Keys) -> dict[str, Any]:
-    every = keys.whole("rescale_every_n_layers")
-    return {**_sizes_6(keys, 2), "hidden_act": "sqrelu", "rescale_every": every}
+    interval = keys.whole("rescale_every_n_layers")
+    return {**_sizes_6(keys, 2), "hidden_act": "sqrelu", "rescale_every": interval}
 
 
 def _rwkv6qwen2(keys: Keys) -> dict[str, Any]:

@@ -37,10 +37,10 @@ class Rwkv6:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an RWKV 6 config of flash-linear-attention."""
         width = read_int(config, "hidden_size", high=1 << 20)
-        inner = read_inner(config, width, 3.5)
+        mlp_width = read_inner(config, width, 3.5)
         parts: SpecParts = {
             "wkv6": _read_sizes(config, width),
-            "inner": inner,
+            "inner": mlp_width,
             "rescale_every": read_int(config, RESCALE, 0, low=0, high=4096),
         }
         return states_alone(config, parts)
@@ -49,17 +49,17 @@ class Rwkv6:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         sizes = s.parts["wkv6"]
-        bias, every = sizes.norm_bias, s.parts["rescale_every"]
+        bias, interval = sizes.norm_bias, s.parts["rescale_every"]
         x = b.embed("model.embeddings")
         if sizes.norm_first:
             x = b.layer_norm(x, "model.layers.0.pre_norm", bias=bias)
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias)
-            add_rwkv6(b, sizes, f"{at}.attn", h, x)
-            h = b.layer_norm(x, f"{at}.ffn_norm", bias=bias)
-            _add_channels(b, s, f"{at}.ffn", h, x)
-            if every and (i + 1) % every == 0:
+            prefix = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{prefix}.attn_norm", bias=bias)
+            add_rwkv6(b, sizes, f"{prefix}.attn", h, x)
+            h = b.layer_norm(x, f"{prefix}.ffn_norm", bias=bias)
+            _add_channels(b, s, f"{prefix}.ffn", h, x)
+            if interval and (i + 1) % interval == 0:
                 b.multiply_by(x, 0.5)
         h = b.layer_norm(x, "model.norm", bias=bias)
         finish_decoder(b, s, h, embedding="model.embeddings")
@@ -80,19 +80,19 @@ class Finch(Rwkv6):
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a config of these directories."""
         width = read_int(config, "hidden_size", high=1 << 20)
-        wide = config.get("attention_hidden_size")
-        if wide is not None and wide != width:
-            refuse("attention_hidden_size", wide, f"hidden_size ({width})")
+        attention_width = config.get("attention_hidden_size")
+        if attention_width is not None and attention_width != width:
+            refuse("attention_hidden_size", attention_width, f"hidden_size ({width})")
         head_dim = read_int(config, "head_size", 64, high=1024)
         if width % head_dim:
             refuse("head_size", head_dim, f"a divisor of hidden_size ({width})")
         eps = read_float(config, "layer_norm_epsilon", 1e-5)
-        inner = config.get("intermediate_size")
+        mlp_width = config.get("intermediate_size")
         large = width == 4096
         fla = {
             "num_heads": width // head_dim,
             "expand_k": 1.0,
-            "intermediate_size": width * 7 // 2 // 32 * 32 if inner is None else inner,
+            "intermediate_size": width * 7 // 2 // 32 * 32 if mlp_width is None else mlp_width,
             "proj_low_rank_dim": 64 if large else 32,
             "gate_low_rank_dim": 128 if large else 64,
             "norm_eps": eps,
@@ -129,9 +129,9 @@ class Rwkv6Qwen2(Rwkv6):
         sizes = s.parts["wkv6"]
         x = b.embed("model.embed_tokens")
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            add_rwkv6(b, sizes, f"{at}.attn", b.rms_norm(x, f"{at}.input_layernorm"), x)
-            dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+            prefix = f"model.layers.{i}"
+            add_rwkv6(b, sizes, f"{prefix}.attn", b.rms_norm(x, f"{prefix}.input_layernorm"), x)
+            dense_mlp(b, s, i, b.rms_norm(x, f"{prefix}.post_attention_layernorm"), x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
@@ -165,22 +165,24 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Wkv6Sizes:
     )
 
 
-def add_rwkv6(b: Builder, s: Wkv6Sizes, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the RWKV 6 layer `at` (the name of its module) of h to x."""
-    before = b.row_before(h)
-    mixed = dict(zip(s.order, _mixtures(b, s, at, h, before), strict=True))
+def add_rwkv6(b: Builder, s: Wkv6Sizes, prefix: str, h: ValueId, x: ValueId) -> None:
+    """Add the RWKV 6 layer `prefix` (the name of its module) of h to x."""
+    previous_row = b.row_before(h)
+    mixed = dict(zip(s.order, _mixtures(b, s, prefix, h, previous_row), strict=True))
     keys, values = s.kv_heads * s.key_width, s.kv_heads * s.value_width
     widths = {"r": s.heads * s.key_width, "k": keys, "v": values}
     r, k, v = (
-        b.linear(mixed[p], f"{at}.{p}_proj.linear", features=n, bias=s.key_bias)
+        b.linear(mixed[p], f"{prefix}.{p}_proj.linear", features=n, bias=s.key_bias)
         for p, n in widths.items()
     )
-    decay = b.linear(mixed["w"], f"{at}.w_proj.linear.lora.0", features=s.decay_rank, then="tanh")
-    decay = b.linear(decay, f"{at}.w_proj.linear.lora.2", features=widths["r"], bias=True)
+    decay = b.linear(
+        mixed["w"], f"{prefix}.w_proj.linear.lora.0", features=s.decay_rank, then="tanh"
+    )
+    decay = b.linear(decay, f"{prefix}.w_proj.linear.lora.2", features=widths["r"], bias=True)
     normed = s.norm_eps > 0
     out = b.wkv6(
         (r, decay, k, v),
-        at,
+        prefix,
         heads=s.heads,
         kv_heads=s.kv_heads,
         bonus=normed,
@@ -189,35 +191,39 @@ def add_rwkv6(b: Builder, s: Wkv6Sizes, at: str, h: ValueId, x: ValueId) -> None
         scale=1.0 if normed else s.key_width**-0.5,
     )
     act: Then = "silu" if normed else "sigmoid"
-    gates = b.linear(mixed["g"], f"{at}.g_proj.linear", features=s.heads * s.value_width, then=act)
+    gates = b.linear(
+        mixed["g"], f"{prefix}.g_proj.linear", features=s.heads * s.value_width, then=act
+    )
     b.multiply(gates, to=out)
-    b.linear(out, f"{at}.o_proj", add_to=x, use="output")
+    b.linear(out, f"{prefix}.o_proj", add_to=x, use="output")
 
 
-def _mixtures(b: Builder, s: Wkv6Sizes, at: str, h: ValueId, before: ValueId) -> list[ValueId]:
+def _mixtures(
+    b: Builder, s: Wkv6Sizes, prefix: str, h: ValueId, previous_row: ValueId
+) -> list[ValueId]:
     """Return the mixtures of h and the rows before it, in the order of their matrices.
 
     The factors of a mixture are made of another mixture, of fixed factors, by two small matrices.
     """
-    first = b.lerp(h, before, f"{at}.x_proj.0.mu")
-    found = []
+    mixed = b.lerp(h, previous_row, f"{prefix}.x_proj.0.mu")
+    mixtures = []
     for i, part in enumerate(s.order):
-        matrix = rows(f"{at}.x_proj.0.linear", i * s.mix_rank, s.mix_rank)
-        y = b.linear(first, matrix, features=s.mix_rank, then="tanh")
-        matrix = rows(f"{at}.x_proj.2", 0, s.width, index=i)
-        bias = f"{at}.x_{part}" if s.separate else matrix
+        matrix = rows(f"{prefix}.x_proj.0.linear", i * s.mix_rank, s.mix_rank)
+        y = b.linear(mixed, matrix, features=s.mix_rank, then="tanh")
+        matrix = rows(f"{prefix}.x_proj.2", 0, s.width, index=i)
+        bias = f"{prefix}.x_{part}" if s.separate else matrix
         factors = b.linear(y, bias, features=s.width, bias=True, tied_to=matrix)
-        found.append(b.lerp(h, before, gates=factors, plain=True))
-    return found
+        mixtures.append(b.lerp(h, previous_row, gates=factors, plain=True))
+    return mixtures
 
 
-def _add_channels(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the channel mixture `at` of h to x."""
-    inner = s.parts["inner"]
-    before = b.row_before(h)
-    y = b.lerp(h, before, f"{at}.key.mu")
-    y = b.linear(y, f"{at}.key.linear", features=inner, then="relu2")
-    y = b.linear(y, f"{at}.value", features=s.width, use="down")
-    gates = b.lerp(h, before, f"{at}.receptance.mu")
-    b.gate(b.linear(gates, f"{at}.receptance.linear", features=s.width), to=y)
+def _add_channels(b: Builder, s: ModelSpec, prefix: str, h: ValueId, x: ValueId) -> None:
+    """Add the channel mixture `prefix` of h to x."""
+    mlp_width = s.parts["inner"]
+    previous_row = b.row_before(h)
+    y = b.lerp(h, previous_row, f"{prefix}.key.mu")
+    y = b.linear(y, f"{prefix}.key.linear", features=mlp_width, then="relu2")
+    y = b.linear(y, f"{prefix}.value", features=s.width, use="down")
+    gates = b.lerp(h, previous_row, f"{prefix}.receptance.mu")
+    b.gate(b.linear(gates, f"{prefix}.receptance.linear", features=s.width), to=y)
     b.add(y, to=x)

@@ -43,8 +43,8 @@ class Rwkv7:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an RWKV 7 config of flash-linear-attention."""
         width = read_int(config, "hidden_size", high=1 << 20)
-        inner = read_inner(config, width, 4.0)
-        return states_alone(config, {"wkv7": _read_sizes(config, width), "inner": inner})
+        mlp_width = read_inner(config, width, 4.0)
+        return states_alone(config, {"wkv7": _read_sizes(config, width), "inner": mlp_width})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -54,16 +54,16 @@ class Rwkv7:
         x = b.embed("model.embeddings")
         if sizes.norm_first:
             x = b.layer_norm(x, "model.layers.0.pre_norm", bias=bias)
-        first: ValueId | None = None
+        first_values: ValueId | None = None
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.layer_norm(x, f"{at}.attn_norm", bias=bias)
-            first = add_rwkv7(b, sizes, f"{at}.attn", h, x, first)
-            h = b.layer_norm(x, f"{at}.ffn_norm", bias=bias)
-            mixed = b.lerp(h, b.row_before(h), f"{at}.ffn.x_k")
-            inner = s.parts["inner"]
-            y = b.linear(mixed, f"{at}.ffn.key", features=inner, then="relu2")
-            b.linear(y, f"{at}.ffn.value", add_to=x, use="down")
+            prefix = f"model.layers.{i}"
+            h = b.layer_norm(x, f"{prefix}.attn_norm", bias=bias)
+            first_values = add_rwkv7(b, sizes, f"{prefix}.attn", h, x, first_values)
+            h = b.layer_norm(x, f"{prefix}.ffn_norm", bias=bias)
+            mixed = b.lerp(h, b.row_before(h), f"{prefix}.ffn.x_k")
+            mlp_width = s.parts["inner"]
+            y = b.linear(mixed, f"{prefix}.ffn.key", features=mlp_width, then="relu2")
+            b.linear(y, f"{prefix}.ffn.value", add_to=x, use="down")
         h = b.layer_norm(x, "model.norm", bias=bias)
         finish_decoder(b, s, h, embedding="model.embeddings")
 
@@ -86,12 +86,12 @@ class Arwkv7(Rwkv7):
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         sizes = s.parts["wkv7"]
-        x, first = b.embed("model.embed_tokens"), None
+        x, first_values = b.embed("model.embed_tokens"), None
         for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{at}.input_layernorm")
-            first = add_rwkv7(b, sizes, f"{at}.attn", h, x, first)
-            dense_mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm"), x)
+            prefix = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{prefix}.input_layernorm")
+            first_values = add_rwkv7(b, sizes, f"{prefix}.attn", h, x, first_values)
+            dense_mlp(b, s, i, b.rms_norm(x, f"{prefix}.post_attention_layernorm"), x)
         finish_decoder(b, s, b.rms_norm(x, "model.norm"))
 
 
@@ -107,26 +107,31 @@ def _read_sizes(config: Mapping[str, Any], width: int) -> Wkv7Sizes:
         if width % head_dim:
             refuse("head_dim", head_dim, f"a divisor of hidden_size ({width})")
     values = config.get("value_dim")
-    listed = values if isinstance(values, list) else [width if values is None else values]
-    wide = next(iter(listed), None)
-    if type(wide) is not int or any(v != wide for v in listed) or wide < 1 or wide % heads:
+    widths = values if isinstance(values, list) else [width if values is None else values]
+    attention_width = next(iter(widths), None)
+    if (
+        type(attention_width) is not int
+        or any(v != attention_width for v in widths)
+        or attention_width < 1
+        or attention_width % heads
+    ):
         refuse("value_dim", values, f"one multiple of the number of heads ({heads})")
     ranks = {"w": "decay", "a": "a", "v": "v", "g": "gate"}
     defaults = {"w": 64, "a": 64, "v": 16, "g": 128}
-    found = {
+    sizes = {
         part: read_int(config, f"{key}_low_rank_dim", defaults[part], low=0, high=1 << 20)
         for part, key in ranks.items()
     }
     for part, key in ranks.items():
-        if part != "g" and not found[part]:
+        if part != "g" and not sizes[part]:
             refuse(f"{key}_low_rank_dim", 0, "a positive integer")
     head_dim = width // heads
     eps = read_float(config, "head_norm_eps", head_dim * read_float(config, "norm_eps", 1e-5))
     return Wkv7Sizes(
         heads=heads,
         head_dim=head_dim,
-        value_dim=wide,
-        ranks=found,
+        value_dim=attention_width,
+        ranks=sizes,
         norm_eps=eps if read_bool(config, "head_norm", True) else 0.0,
         norm_bias=read_bool(config, "norm_bias", True),
         norm_first=read_bool(config, "norm_first", True),
@@ -182,44 +187,44 @@ def states_alone(config: Mapping[str, Any], parts: SpecParts) -> ModelSpec:
 
 
 def add_rwkv7(
-    b: Builder, s: Wkv7Sizes, at: str, h: ValueId, x: ValueId, first: ValueId | None
+    b: Builder, s: Wkv7Sizes, prefix: str, h: ValueId, x: ValueId, first_values: ValueId | None
 ) -> ValueId:
-    """Add the RWKV 7 layer `at` (the name of its module) of h to x; return its first values.
+    """Add the RWKV 7 layer `prefix` (the name of its module) of h to x; return its first values.
 
-    first: the values of the first layer, which the values of later layers are mixed with.
+    first_values: the values of the first layer, which the values of later layers are mixed with.
     """
-    wide, keys = b.row_before(h), s.heads * s.head_dim
+    previous_row, keys = b.row_before(h), s.heads * s.head_dim
     parts = MIXTURES if s.ranks["g"] else MIXTURES[:-1]
-    mixed = {part: _mixture(b, s, at, h, wide, part, parts) for part in parts}
+    mixed = {part: _mixture(b, s, prefix, h, previous_row, part, parts) for part in parts}
     low: dict[str, Then] = {"a": "none", "v": "none", "w": "tanh", "g": "sigmoid"}
 
     def ranked(part: str, features: int) -> ValueId:
         """Return the product of a mixture and two small matrices."""
-        stem, rank = f"{at}.{part}_lora.lora", s.ranks[part]
+        stem, rank = f"{prefix}.{part}_lora.lora", s.ranks[part]
         y = b.linear(mixed[part], f"{stem}.0", features=rank, then=low[part])
         return b.linear(y, f"{stem}.2", features=features, bias=part != "g")
 
-    r, k = (b.linear(mixed[p], f"{at}.{p}_proj", features=keys) for p in "rk")
-    v = b.linear(mixed["v"], f"{at}.v_proj", features=s.value_dim, use="values")
-    if first is None:
+    r, k = (b.linear(mixed[p], f"{prefix}.{p}_proj", features=keys) for p in "rk")
+    v = b.linear(mixed["v"], f"{prefix}.v_proj", features=s.value_dim, use="values")
+    if first_values is None:
         # Some files have matrices for the first values of the first layer as well.
         kinds = ("lora.0.weight", "lora.2.weight", "lora.2.bias")
-        b.leave(f"{at}.v_lora.{kind}" for kind in kinds)
+        b.leave(f"{prefix}.v_lora.{kind}" for kind in kinds)
     else:
-        v = b.lerp(v, first, gates=ranked("v", s.value_dim))
+        v = b.lerp(v, first_values, gates=ranked("v", s.value_dim))
     inputs = (r, ranked("w", keys), k, v, ranked("a", keys))
-    out = b.wkv7(inputs, at, heads=s.heads, norm=s.norm_eps > 0, eps=s.norm_eps)
+    out = b.wkv7(inputs, prefix, heads=s.heads, norm=s.norm_eps > 0, eps=s.norm_eps)
     if s.ranks["g"]:
         b.multiply(ranked("g", s.value_dim), to=out)
-    b.linear(out, f"{at}.o_proj", add_to=x, use="output")
-    return v if first is None else first
+    b.linear(out, f"{prefix}.o_proj", add_to=x, use="output")
+    return v if first_values is None else first_values
 
 
 def _mixture(
-    b: Builder, s: Wkv7Sizes, at: str, h: ValueId, before: ValueId, part: str, parts: str
+    b: Builder, s: Wkv7Sizes, prefix: str, h: ValueId, previous_row: ValueId, part: str, parts: str
 ) -> ValueId:
     """Return the mixture of h and the rows before it that an input of the layer is made of."""
     if not s.stacked:
-        return b.lerp(h, before, f"{at}.x_{part}", shape=(1, 1, s.heads * s.head_dim))
+        return b.lerp(h, previous_row, f"{prefix}.x_{part}", shape=(1, 1, s.heads * s.head_dim))
     width = s.heads * s.head_dim
-    return b.lerp(h, before, rows(f"{at}.x_x", parts.index(part), 1), shape=(1, width))
+    return b.lerp(h, previous_row, rows(f"{prefix}.x_x", parts.index(part), 1), shape=(1, width))

@@ -34,9 +34,9 @@ def read_tokenizer(path: Path, settings: Mapping[str, Any]) -> Core:
 
     def build() -> Core:
         tokens = read_vocabulary(text.split("\n"))
-        taken, added = set(tokens.values()), {0: END_TEXT}
-        added |= {i: content for i, (content, _) in control_tokens(settings)}
-        special = {name: i for i, name in added.items() if i not in taken}
+        token_ids, special_tokens = set(tokens.values()), {0: END_TEXT}
+        special_tokens |= {i: content for i, (content, _) in control_tokens(settings)}
+        special = {name: i for i, name in special_tokens.items() if i not in token_ids}
         core = longest_match(tokens, special)
         core.add_special_tokens(
             [AddedToken(name, special=True, normalized=False) for name in special]

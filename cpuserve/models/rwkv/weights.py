@@ -43,15 +43,15 @@ class MixtureWeights:
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor; matrices that are side by side are stacked in fp32."""
-        whole = self._weights.get(self._stored.get(name, name))
+        tensor = self._weights.get(self._stored.get(name, name))
         if name.endswith(ROWS):
-            return replace(whole, name=name)
-        if not name.endswith(MATRICES) or len(whole.shape) != 2 or whole.shape[1] % COUNT:
-            return whole
-        width, ranks = whole.shape
-        stack = dequantize(whole).reshape(width, COUNT, ranks // COUNT).transpose(1, 0, 2)
+            return replace(tensor, name=name)
+        if not name.endswith(MATRICES) or len(tensor.shape) != 2 or tensor.shape[1] % COUNT:
+            return tensor
+        width, ranks = tensor.shape
+        stack = dequantize(tensor).reshape(width, COUNT, ranks // COUNT).transpose(1, 0, 2)
         data = np.ascontiguousarray(stack).reshape(COUNT * width, -1).view("u1")
-        return QuantTensor(name, stack.shape, "f32", data, release=whole.release)
+        return QuantTensor(name, stack.shape, "f32", data, release=tensor.release)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """Return the weight kind of the tensor; matrices of mixtures are dense."""
@@ -112,12 +112,12 @@ class FinchWeights:
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor; small matrices are transposed, rows of factors are vectors."""
-        stored = self._stored.get(name, name)
-        whole = self._weights.get(stored)
-        if stored.endswith(_TRANSPOSED) and len(whole.shape) > 1:
-            return transposed(whole)
-        rows = math.prod(whole.shape[:-1]) == 1
-        return replace(whole, name=name, shape=whole.shape[-1:] if rows else whole.shape)
+        stored_name = self._stored.get(name, name)
+        tensor = self._weights.get(stored_name)
+        if stored_name.endswith(_TRANSPOSED) and len(tensor.shape) > 1:
+            return transposed(tensor)
+        rows = math.prod(tensor.shape[:-1]) == 1
+        return replace(tensor, name=name, shape=tensor.shape[-1:] if rows else tensor.shape)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """Return the weight kind of the tensor."""
