@@ -11,4 +11,4 @@ build_parser = cache(main.build_parser)
 
 @pytest.fixture(autouse=True)
 def one_parser(monkeypatch):
-    monkeypatch.setattr(main, "build_parser", build_parser)
+    monkeypatch.setattr(main, "build_parser", lambda *_: build_parser())

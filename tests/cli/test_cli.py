@@ -19,6 +19,7 @@ from cpuserve.base.errors import ConfigError, ModelError
 from cpuserve.bench.server import serve_command
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import as_arguments, asked, normalize
+from cpuserve.cli.main import build_parser
 from cpuserve.config.fields import FIELDS, no_op_flags
 from cpuserve.config.missing import MISSING, why_missing
 from cpuserve.loader.builtin import DEFAULT
@@ -484,6 +485,17 @@ def flags_of(parser):
 
 
 PARSER = cli.build_parser()
+
+
+@pytest.mark.parametrize("command", sorted({name.split()[0] for name in parsers(PARSER)}))
+def test_a_command_line_gets_the_flags_of_its_command_only(command):
+    whole, own = parsers(PARSER), parsers(build_parser([command, "--x"]))
+    assert flags_of(own[command]) == flags_of(whole[command])
+    assert own[command].format_help() == whole[command].format_help()
+    others = {name for name in own if name.split()[0] != command}
+    assert {flag for name in others for flag in flags_of(own[name])} <= flags_of(PARSER)
+
+
 SHORT = {
     flag for parser in parsers().values() for flag in flags_of(parser) if not flag.startswith("--")
 }
