@@ -22,6 +22,7 @@ from cpuserve.api.lifecycle.model_context import files_fingerprint
 from cpuserve.base import fault_points
 from cpuserve.base.errors import ConfigError
 from cpuserve.config.server import ServerOptions
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api, speak
 from tests.api.live import live, post
 from tests.api.test_api_access_log import tokens_of
@@ -156,7 +157,8 @@ def test_a_client_that_leaves_has_one_line(tmp_path):
             yield next(outputs)
             yield gate
 
-        async with live(script, audit=str(file)) as server:
+        # A client that closes is noticed by writing to it, at the latest a ping.
+        async with live(script, limits=ClientLimits(silent_s=0.05), audit=str(file)) as server:
             body = {**GENERATING["/v1/chat/completions"], "stream": True}
             reader, writer = await server.post("/v1/chat/completions", body)
             await asyncio.wait_for(reader.readuntil(b'"content"'), PATIENCE_S)

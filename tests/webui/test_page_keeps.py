@@ -12,6 +12,7 @@ from tests.webui.visit import (
     CHAT,
     IDLE,
     LAST,
+    at_once,
     begin_long,
     browser,
     chats,
@@ -145,7 +146,8 @@ class Stream:
         self.seen = last_text(page)
 
     def is_there(self, page):
-        page.until(f"{LAST} && {IDLE}")
+        with at_once(page):
+            page.until(f"{LAST} && {IDLE}")
         assert last_text(page).startswith(self.seen)
 
     def send(self, page):
@@ -153,10 +155,11 @@ class Stream:
             page.click(".trouble button")
 
     def check_sent(self, page, server):
-        page.until(IDLE)
-        while count_of(page, ".trouble button"):  # a response that was cut off is continued
-            page.click(".trouble button")
+        with at_once(page):
             page.until(IDLE)
+            while count_of(page, ".trouble button"):  # a response that was cut off is continued
+                page.click(".trouble button")
+                page.until(IDLE)
         assert last_text(page) == WORDS
 
 

@@ -9,6 +9,7 @@ from tests.webui.visit import (
     IDLE,
     LAST,
     LONG,
+    at_once,
     before_scripts,
     begin_long,
     browser,
@@ -132,7 +133,8 @@ def test_a_response_goes_on_while_another_conversation_is_shown(page, server):
     one = conversation_id(page)
     page.click("#new")
     say(page, "[[say Short.]]")
-    page.until(f"document.querySelector('#c-{one} .mark.unread') !== null")
+    with at_once(page):
+        page.until(f"document.querySelector('#c-{one} .mark.unread') !== null")
     assert count_of(page, ".message") == 2
     page.click(f"#c-{one} .open")
     page.until(f"{LAST}?.innerText.includes('word399')")
