@@ -235,21 +235,29 @@ def formats() -> list[list[str]]:
 
 
 def types() -> list[list[str]]:
-    """Return a row per GGUF type: its name, its weight kind, and the format of activations."""
-    from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
+    """Return a row per GGUF type: name, bits, weight kind, and the format of activations."""
+    from cpuserve.loader.gguf.file import TENSOR_TYPES
+    from cpuserve.program.row_formats import ACT_FORMAT
     from cpuserve.quant.gguf.blocks import QUANTIZED
     from cpuserve.quant.gguf.converted import CONVERTED
-    from cpuserve.quant.gguf.sizes import DECODED
+    from cpuserve.quant.gguf.sizes import packed_bytes
     from cpuserve.quant.stored import QUANTIZED_KINDS
 
-    rows = [["GGUF type", "weight kind", "activations"]]
+    blocks = {name: (weights, size) for name, weights, size in TENSOR_TYPES.values()}
+
+    def bits(dtype: str) -> list[str]:
+        """The bits of a weight in the file and in memory."""
+        weights, size = blocks[dtype]
+        sizes = size, packed_bytes(dtype, 2 * size) / 2  # some types are packed in pairs of blocks
+        return [f"{8 * nbytes / weights:.4g}" for nbytes in sizes]
+
+    rows = [["GGUF type", "bits in the file", "bits in memory", "weight kind", "activations"]]
     for dtype, source in QUANTIZED.items():
         kind = QUANTIZED_KINDS[source]
-        rows.append([dtype, f"codes kept, in weight kind {kind}", ROWS[ACT_FORMAT[kind]]])
-    rows += [
-        [dtype, f"converted to {how.to} while loading", ""] for dtype, how in CONVERTED.items()
-    ]
-    rows += [[dtype, f"converted to {CONVERTED_KIND} while loading", ""] for dtype in DECODED]
+        kept = f"codes kept, in weight kind {kind}"
+        rows.append([dtype, *bits(dtype), kept, ROWS[ACT_FORMAT[kind]]])
+    for dtype, how in CONVERTED.items():
+        rows.append([dtype, *bits(dtype), f"converted to {how.to} while loading", ""])
     return rows
 
 

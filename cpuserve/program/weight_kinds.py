@@ -9,16 +9,18 @@ from typing import Literal
 WeightKind = Literal[
     "dense_bf16", "dense_f16", "dense_f32", "w8_g32", "w4_g32", "w4m_g32", "w4m_g128",
     "w8_channel", "w8_channel_g128", "q4_k", "q5_k", "q6_k", "q2_k", "q3_k", "q5_0", "q5_1",
-    "iq4_nl", "iq4_xs", "mxfp4", "e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4", "w8z_g32", "w8z_g128",
-    "w4z_g32", "w4z_g64", "w2z_g32", "w2z_g64", "w2z_g128", "w2z_g256", "w3z_g32", "w3z_g64",
-    "w3z_g128", "w3z_g256",
+    "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
+    "mxfp4", "e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4", "w8z_g32", "w8z_g128", "w4z_g32",
+    "w4z_g64", "w2z_g32", "w2z_g64", "w2z_g128", "w2z_g256", "w3z_g32", "w3z_g64", "w3z_g128",
+    "w3z_g256",
 ]  # fmt: skip
 SourceType = Literal[
     "f32", "f16", "bf16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1", "s8_channel", "u4m_g128",
     "gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q2_k", "gguf_q3_k", "gguf_q5_0", "gguf_q5_1",
-    "gguf_iq4_nl", "gguf_iq4_xs", "gguf_mxfp4", "e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4",
-    "u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64", "u2z_g32", "u2z_g64", "u2z_g128", "u2z_g256",
-    "u3z_g32", "u3z_g64", "u3z_g128", "u3z_g256",
+    "gguf_iq4_nl", "gguf_iq4_xs", "gguf_iq3_s", "gguf_iq3_xxs", "gguf_iq2_s", "gguf_iq2_xs",
+    "gguf_iq2_xxs", "gguf_iq1_m", "gguf_iq1_s", "gguf_mxfp4", "e4m3_g128", "nf4_g64", "fp4_g64",
+    "nvfp4", "u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64", "u2z_g32", "u2z_g64", "u2z_g128",
+    "u2z_g256", "u3z_g32", "u3z_g64", "u3z_g128", "u3z_g256",
 ]  # fmt: skip
 
 
@@ -68,6 +70,13 @@ KINDS = (
     KindRecord("q5_1", "q8g32", "int4", "gguf_q5_1", (32, 24)),
     KindRecord("iq4_nl", "q8g32", "int8", "gguf_iq4_nl", (32, 18)),
     KindRecord("iq4_xs", "q8g256", "int8", "gguf_iq4_xs", (256, 136)),
+    KindRecord("iq3_s", "q8g256", "int8", "gguf_iq3_s", (256, 110)),
+    KindRecord("iq3_xxs", "q8g256", "int8", "gguf_iq3_xxs", (256, 98)),
+    KindRecord("iq2_s", "q8g256", "int8", "gguf_iq2_s", (256, 82)),
+    KindRecord("iq2_xs", "q8g256", "int8", "gguf_iq2_xs", (256, 74)),
+    KindRecord("iq2_xxs", "q8g256", "int8", "gguf_iq2_xxs", (256, 66)),
+    KindRecord("iq1_m", "q8g256", "int8", "gguf_iq1_m", (256, 56)),
+    KindRecord("iq1_s", "q8g256", "int4", "gguf_iq1_s", (256, 50)),
     KindRecord("mxfp4", "q8g32", "int4", "gguf_mxfp4", (32, 17)),
     KindRecord("e4m3_g128", "bf16", "bf16", "e4m3_g128"),
     KindRecord("nf4_g64", "bf16", "bf16", "nf4_g64", (64, 34)),

@@ -22,11 +22,13 @@ def program_of(checkpoint):
     return build_program(spec_from_config(checkpoint.config))
 
 
-def native_logits(checkpoint, isa, sizes, bits=16, ranks=(), dtype="float32", mapped=False):
+def native_logits(
+    checkpoint, isa, sizes, bits=16, ranks=(), dtype="float32", mapped=False, threads=2
+):
     """Logits of every token, which come in steps of `sizes`, and the lowered program.
 
-    ranks: the number of threads of each; one rank of two threads by default. mapped: rows of tables
-    are looked up in their files.
+    ranks: the number of threads of each; one rank by default. mapped: rows of tables are looked up
+    in their files.
     """
     program = program_of(checkpoint)
     lowered = Lowering(
@@ -41,7 +43,7 @@ def native_logits(checkpoint, isa, sizes, bits=16, ranks=(), dtype="float32", ma
         order_of=lambda name: checkpoint.weights.get(name).column_order,
         is_mapped=lambda name: mapped and is_mapped(checkpoint.weights.get(name)),
     ).run()
-    team, out = _C.Team(2, ranks=ranks), []
+    team, out = _C.Team(threads, ranks=ranks), []
 
     def main():
         executor = _C.Executor(team, lowered.native, 8, "f32", 2)

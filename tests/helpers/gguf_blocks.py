@@ -10,7 +10,6 @@ import numpy as np
 from cpuserve.loader.gguf.file import TENSOR_TYPES
 from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED
 from cpuserve.quant.gguf.converted import CONVERTED
-from cpuserve.quant.gguf.sizes import DECODED
 
 # The byte offsets of the fp16 factors in a block: first the factor of the scales, then the factor
 # of the minima. Types that are not listed have one factor, at the beginning.
@@ -31,6 +30,17 @@ CENTER["gguf_q2_k"] = 1.5
 UNKNOWN = {"Q2_0": 42, "PQ2_0": 142, "PTQ1_0": 143}
 
 
+def put_half(source: str, blocks: np.ndarray, at: int, half: np.ndarray) -> None:
+    """Write the fp16 factors `half` [rows, blocks, 1] at byte `at` of the blocks."""
+    if source != "gguf_iq1_m":
+        blocks[:, :, at : at + 2] = half.view(np.uint8)
+        return
+    # IQ1_M has its factor in the upper four bits of each of the last four 16-bit numbers.
+    for i in range(4):
+        part = (half.view(np.uint16)[..., 0] >> 4 * i & 15).astype(np.uint8) << 4
+        blocks[:, :, 49 + 2 * i] = blocks[:, :, 49 + 2 * i] & 15 | part
+
+
 def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Rows [rows, bytes] of `k` random weights of mean 0 and variance about 1 / k."""
     if dtype == "Q1_0":
@@ -40,8 +50,6 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
     if dtype in CONVERTED:
         values = rng.integers(-1, 2, (rows, k)).astype(np.float32) / np.float32(0.8 * k**0.5)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
-    if dtype in DECODED:
-        return random_vectors(dtype, rows, k, rng)
     if dtype == "NVFP4":
         return random_nvfp4(rows, k, rng)
     source = QUANTIZED[dtype]
@@ -54,28 +62,7 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
 
     def put(factor: float) -> None:
         for at, by in zip(HALVES.get(source, (0,)), (1.0, CENTER.get(source, 0.0)), strict=False):
-            data[:, :, at : at + 2] = (scale * factor * by).astype("<f2").view(np.uint8)
-
-    put(1.0)
-    kind = gguf.GGMLQuantizationType[dtype]
-    spread = gguf.quants.dequantize(data.reshape(rows, -1), kind).std()
-    put(1.0 / spread / k**0.5)
-    return data.reshape(rows, -1)
-
-
-def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """As random_rows, in a type where a code stands for a vector of weights."""
-    data = rng.integers(0, 256, (rows, k // 256, DECODED[dtype]), dtype=np.uint8)
-
-    def put(factor: float) -> None:
-        half = rng.uniform(0.7, 1.3, data.shape[:2]).astype("<f2") * np.float16(factor)
-        if dtype != "IQ1_M":
-            data[:, :, :2] = half[..., None].view(np.uint8)
-            return
-        # IQ1_M has its factor in the upper four bits of each of the last four 16-bit numbers.
-        for i in range(4):
-            part = (half.view(np.uint16) >> 4 * i & 15).astype(np.uint8) << 4
-            data[:, :, 49 + 2 * i] = data[:, :, 49 + 2 * i] & 15 | part
+            put_half(source, data, at, (scale * factor * by).astype("<f2"))
 
     put(1.0)
     kind = gguf.GGMLQuantizationType[dtype]
@@ -123,6 +110,14 @@ def ternary_values(dtype: str, data: np.ndarray) -> np.ndarray:
                 code = (block[at + m] * 3**digit % 256 * 3) >> 8
             out.append(factor * np.float32(code - 1))
     return np.array(out, np.float32).reshape(len(data), -1)
+
+
+def q1_0_values(data: np.ndarray) -> np.ndarray:
+    """The weights of rows in Q1_0: bit i of 128 is the sign of weight i, and 1 is plus."""
+    blocks = data.reshape(-1, 18)
+    factors = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    bits = [[byte >> i & 1 for byte in block for i in range(8)] for block in blocks[:, 2:].tolist()]
+    return (factors * (2 * np.array(bits) - 1)).astype(np.float32).reshape(len(data), -1)
 
 
 def random_nvfp4(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:

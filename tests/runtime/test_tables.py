@@ -19,7 +19,7 @@ from cpuserve.quant import quantize_online
 from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.gguf.blocks import QUANTIZED
 from cpuserve.quant.gguf.converted import CONVERTED
-from cpuserve.quant.gguf.sizes import BUILT, DECODED, packed_bytes
+from cpuserve.quant.gguf.sizes import BUILT, packed_bytes
 from tests.helpers.checkpoint_logits import native_logits, program_of
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_blocks import write_model
@@ -109,13 +109,13 @@ def test_a_tied_table_is_packed_since_the_output_multiplies_it():
 
 
 def test_rows_that_have_to_be_built_are_packed(tmp_path):
-    for dtype in (*CONVERTED, "NVFP4", *DECODED):
+    for dtype in (*CONVERTED, "NVFP4"):
         path = tmp_path / f"{dtype}.gguf"
         write_model(path, {"": "Q8_0", "token_embd.weight": dtype, "output.weight": "Q8_0"})
         checkpoint = open_checkpoint(path)
         assert isinstance(checkpoint.weights.get(EMBEDDING), BuiltTensor)
         assert dtype in BUILT
-    assert {*BUILT} == {*CONVERTED, "NVFP4", *DECODED}
+    assert {*BUILT} == {*CONVERTED, "NVFP4"}
     assert not {*BUILT} & (QUANTIZED.keys() - {"NVFP4"})
 
 
@@ -146,7 +146,9 @@ def test_the_memory_plan_knows_which_tables_are_mapped(stored):
     assert facts_of(tiny_model("llama", tie_word_embeddings=True)).table_bytes == 0
 
 
-@pytest.mark.parametrize(("dtype", "mapped"), [("Q4_0", True), ("Q4_K", True), ("IQ3_XXS", False)])
+@pytest.mark.parametrize(
+    ("dtype", "mapped"), [("Q4_0", True), ("Q4_K", True), ("IQ3_XXS", True), ("TQ2_0", False)]
+)
 def test_the_memory_plan_counts_the_tables_of_gguf_files_as_it_counts_files(
     dtype, mapped, tmp_path
 ):

@@ -4,28 +4,28 @@ Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum.
 Blocks of 256 weights (the k-quants and IQ4_XS) have an integer scale for each 16 or 32 weights, and
 in some types an integer minimum. One fp16 factor multiplies all scales of a block, and another one
 all minimums, which are subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table.
+The codes of IQ1 to IQ3 select 4 or 8 weights from a grid. Here, and in memory, these weights have
+a code each.
 The types that are converted, such as NVFP4, have a file of their own (converted.py).
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.program.row_formats import CONVERTED_KIND
-from cpuserve.program.weight_kinds import SourceType, WeightKind
+from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dense
-from cpuserve.quant.base import BuiltTensor, QuantTensor, Weights
+from cpuserve.quant.base import QuantTensor, Weights
 from cpuserve.quant.codes import Codes
 from cpuserve.quant.gguf.converted import CONVERTED, NVFP4, Factors, converted, nvfp4_matrix
-from cpuserve.quant.gguf.sizes import DECODED
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
+from cpuserve.quant.stored import StoredWeights, TensorStore
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,13 @@ QUANTIZED: dict[str, SourceType] = {
     "Q6_K": "gguf_q6_k",
     "IQ4_NL": "gguf_iq4_nl",
     "IQ4_XS": "gguf_iq4_xs",
+    "IQ3_S": "gguf_iq3_s",
+    "IQ3_XXS": "gguf_iq3_xxs",
+    "IQ2_S": "gguf_iq2_s",
+    "IQ2_XS": "gguf_iq2_xs",
+    "IQ2_XXS": "gguf_iq2_xxs",
+    "IQ1_M": "gguf_iq1_m",
+    "IQ1_S": "gguf_iq1_s",
     "MXFP4": "gguf_mxfp4",
     "NVFP4": "nvfp4",
 }
@@ -52,11 +59,7 @@ SOURCES: dict[str, SourceType] = {
     **dense.SOURCES,
     **QUANTIZED,
     **{dtype: how.source for dtype, how in CONVERTED.items()},
-    **dict.fromkeys(DECODED, "f32"),
 }
-# The number of rows that a thread decodes at a time:
-# enough to make the overhead of numpy calls small, and few enough for the caches of the thread.
-DECODED_ROWS = 64
 
 
 class Block(NamedTuple):
@@ -101,47 +104,13 @@ class GgufWeights(StoredWeights):
         for dtype in sorted(found & CONVERTED.keys()):
             to = CONVERTED[dtype].to
             log.info("%s weights are converted to %s, with the same values", dtype, to)
-        if decoded := sorted(found & DECODED.keys()):
-            log.warning(
-                "%s weights have no kernels and are converted to 8 bits while loading, which takes "
-                "minutes for billions of weights; Q2_K, Q3_K and IQ4_XS files take less memory",
-                " and ".join(decoded),
-            )
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor as rows of its source type."""
         tensor, dtype = super().get(name), self._store.dtype(name)
-        if dtype in DECODED:
-            return decoded(tensor, dtype)
         if dtype == NVFP4:
             return nvfp4_matrix(tensor, self._factors.get(name))
         return converted(tensor, CONVERTED[dtype]) if dtype in CONVERTED else tensor
-
-    def kind(self, name: str, dtype: str) -> WeightKind:
-        """Return the weight kind: of the stored type if it is quantized, otherwise of `dtype`."""
-        decoded = self._store.dtype(name) in DECODED and not name.endswith(BY_HEADS)
-        return CONVERTED_KIND if decoded else super().kind(name, dtype)
-
-
-def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
-    """Return the rows of `stored`, a tensor of the GGUF type `dtype` (one of DECODED), in fp32."""
-    k = stored.shape[-1]
-    size = k // 256 * DECODED[dtype]
-
-    def build(rows: slice) -> Bytes:
-        import gguf
-
-        data, order = stored.data.reshape(-1, size), stored.row_order
-        wanted = np.arange(len(data))[rows] if order is None else order[rows]
-        out = np.empty((len(wanted), k), np.float32)
-        kind = gguf.GGMLQuantizationType[dtype]
-        for first in range(0, len(out), DECODED_ROWS):  # gguf copies its whole argument
-            some = slice(first, first + DECODED_ROWS)
-            out[some] = gguf.quants.dequantize(data[wanted[some]], kind)
-        return out.view(np.uint8)
-
-    nbytes = 4 * math.prod(stored.shape)
-    return BuiltTensor(stored.name, stored.shape, "f32", nbytes, build, stored.release)
 
 
 def read_codes(tensor: QuantTensor) -> Codes:
@@ -243,6 +212,111 @@ def _iq4_xs(b: Bytes) -> Block:
     return Block(_IQ4_CODES[_nibbles(b[:, 8:], 16)], 128, _half(b, 0) * scales)
 
 
+# -- blocks of 256 with a grid ------------------------------------------------------------------
+
+
+@cache
+def _grid(dtype: str) -> npt.NDArray[np.int16]:
+    """The grid of a type [entries, weights]: ggml's table, which the gguf package has."""
+    import gguf
+
+    kind = getattr(gguf.quants, dtype)
+    kind.init_grid()
+    return np.asarray(kind.grid).reshape(kind.grid_shape).astype(np.int16)
+
+
+def _from_grid(dtype: str, index: npt.NDArray[Any], signs: Bytes, scale: Float32) -> Block:
+    """Return the block of entries `index` [n, entries]; a bit of `signs` [n, 32] is 1 for minus."""
+    values = _grid(dtype)[index].reshape(len(index), 256)
+    negative = np.unpackbits(signs, axis=1, bitorder="little")
+    return Block((np.where(negative, -values, values) + 128).astype(np.uint8), 128, scale)
+
+
+def _odd_scales(packed: Bytes) -> Float32:
+    """Return the scales 2 s + 1; a byte has two numbers s of 4 bits, the lower one first."""
+    both = np.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1)
+    return _odd(both)
+
+
+def _eighth_signs(sevens: npt.NDArray[Any]) -> Bytes:
+    """Return 8 signs from the lowest 7 bits of each number: an even number of signs is minus."""
+    seven = (sevens & 127).astype(np.uint8)
+    odd = np.bitwise_xor.reduce(seven[..., None] >> np.arange(7, dtype=np.uint8), axis=-1) & 1
+    signs: Bytes = seven | odd << np.uint8(7)
+    return signs.reshape(len(sevens), -1)
+
+
+def _words(blocks: Bytes, first: int, end: int, dtype: str) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(blocks[:, first:end]).view(dtype)
+
+
+def _odd(numbers: npt.NDArray[Any]) -> Float32:
+    return np.float32(2) * numbers.astype(np.float32) + np.float32(1)
+
+
+_SEVENS = np.array([0, 7, 14, 21], np.uint32)
+_EIGHTH = np.float32(0.125)
+
+
+def _iq2_xxs(b: Bytes) -> Block:
+    words = _words(b, 2, 66, "<u4").reshape(len(b), 8, 2)
+    index = np.ascontiguousarray(words[..., 0]).view(np.uint8)
+    scale = _half(b, 0) * _odd(words[..., 1] >> 28) * _EIGHTH
+    return _from_grid("IQ2_XXS", index, _eighth_signs(words[..., 1:] >> _SEVENS), scale)
+
+
+def _iq2_xs(b: Bytes) -> Block:
+    words = _words(b, 2, 66, "<u2")
+    scale = _half(b, 0) * _odd_scales(b[:, 66:]) * _EIGHTH
+    return _from_grid("IQ2_XS", words & 511, _eighth_signs(words >> 9), scale)
+
+
+def _iq2_s(b: Bytes) -> Block:
+    shifts = np.array([0, 2, 4, 6], np.uint8)
+    high = (b[:, 66:74, None] >> shifts & 3).reshape(len(b), 32).astype(np.uint16)
+    scale = _half(b, 0) * _odd_scales(b[:, 74:]) * _EIGHTH
+    return _from_grid("IQ2_S", b[:, 2:34] | high << 8, b[:, 34:66], scale)
+
+
+def _iq3_xxs(b: Bytes) -> Block:
+    words = _words(b, 66, 98, "<u4")
+    scale = _half(b, 0) * _odd(words >> 28) * np.float32(0.25)
+    signs = _eighth_signs(words[..., None] >> _SEVENS)
+    return _from_grid("IQ3_XXS", b[:, 2:66], signs, scale)
+
+
+def _iq3_s(b: Bytes) -> Block:
+    high = np.unpackbits(b[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
+    scale = _half(b, 0) * _odd_scales(b[:, 106:])
+    return _from_grid("IQ3_S", b[:, 2:66] | high << 8, b[:, 74:106], scale)
+
+
+def _iq1(index: npt.NDArray[Any], minus: npt.NDArray[np.bool_], scale: Float32) -> Block:
+    """Return ternary weights plus or minus 1/8 as codes of eighths.
+
+    minus: whether the delta is -1/8 [n, deltas].
+    """
+    eighths = 8 * _grid("IQ1_S")[index].reshape(*minus.shape, -1)
+    eighths += np.where(minus, np.int16(-1), np.int16(1))[..., None]
+    return Block((eighths + 128).astype(np.uint8).reshape(len(index), 256), 128, scale * _EIGHTH)
+
+
+def _iq1_s(b: Bytes) -> Block:
+    words = _words(b, 34, 50, "<u2")
+    high = (words[..., None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(b), 32)
+    scale = _half(b, 0) * _odd(words >> 12 & 7)
+    return _iq1(b[:, 2:34] | high << 8, words >= 1 << 15, scale)
+
+
+def _iq1_m(b: Bytes) -> Block:
+    words = _words(b, 48, 56, "<u2")
+    high = np.stack([b[:, 32:48] & 15, b[:, 32:48] >> 4], axis=2).reshape(len(b), 32)
+    bits = np.bitwise_or.reduce(words >> 12 << np.array([0, 4, 8, 12], np.uint16), axis=1)
+    small = (words[..., None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(b), 16)
+    scale = bits.view("<f2").astype(np.float32)[:, None] * _odd(small)
+    return _iq1(b[:, :32] | (high & 7).astype(np.uint16) << 8, high >= 8, scale)
+
+
 BLOCKS: dict[SourceType, BlockType] = {
     "gguf_q8_0": BlockType(32, 34, 32, _q8_0),
     "gguf_q4_0": BlockType(32, 18, 32, _q4_0),
@@ -257,6 +331,13 @@ BLOCKS: dict[SourceType, BlockType] = {
     "gguf_q5_k": BlockType(256, 176, 32, _q5_k),
     "gguf_q6_k": BlockType(256, 210, 16, _q6_k),
     "gguf_iq4_xs": BlockType(256, 136, 32, _iq4_xs),
+    "gguf_iq3_s": BlockType(256, 110, 32, _iq3_s),
+    "gguf_iq3_xxs": BlockType(256, 98, 32, _iq3_xxs),
+    "gguf_iq2_s": BlockType(256, 82, 16, _iq2_s),
+    "gguf_iq2_xs": BlockType(256, 74, 16, _iq2_xs),
+    "gguf_iq2_xxs": BlockType(256, 66, 32, _iq2_xxs),
+    "gguf_iq1_m": BlockType(256, 56, 16, _iq1_m),
+    "gguf_iq1_s": BlockType(256, 50, 32, _iq1_s),
 }
 
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-# The bytes of 256 weights in the types with a codebook, where a code selects 4 or 8 values
-# from a table. These types are decoded to fp32 while loading, and packed as int8 in groups of 32.
-DECODED = {
-    "IQ1_S": 50,
-    "IQ1_M": 56,
-    "IQ2_XXS": 66,
-    "IQ2_XS": 74,
-    "IQ2_S": 82,
-    "IQ3_XXS": 98,
-    "IQ3_S": 110,
-}
 # Rows of these types cannot be packed as stored, so they are converted when they are read.
-BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
+BUILT = ("NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
 # The bytes of a block (in the file, in memory) for types that take more memory. They take more
 # because 4-bit and 6-bit scales become whole bytes, because every four blocks of a row get an
-# fp32 scale (NVFP4), or because they are converted.
+# fp32 scale (NVFP4), because the values that a code selects from a grid are written out (IQ1 to
+# IQ3), or because they are converted.
 # Types with 4-bit zero points have the bytes of two blocks, because two zero points share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
@@ -31,7 +21,13 @@ PACKED_BYTES = {
     "Q2_0": (36, 37),
     "PQ2_0": (68, 69),
     "PTQ1_0": (56, 69),
-    **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},
+    "IQ3_S": (110, 134),
+    "IQ3_XXS": (98, 134),
+    "IQ2_S": (82, 106),
+    "IQ2_XS": (74, 106),
+    "IQ2_XXS": (66, 102),
+    "IQ1_M": (56, 106),
+    "IQ1_S": (50, 70),
 }
 
 

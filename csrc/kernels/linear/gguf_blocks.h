@@ -1,11 +1,14 @@
-// Reads blocks of GGUF: k-quants, the 5-bit types, and the 4-bit types with a table of values.
+// Reads blocks of GGUF: k-quants, the 5-bit types, the 4-bit types with a table of values,
+// and the types of 1 to 3 bits where a code selects 4 or 8 weights from a grid (iq_grids.h).
 //
 // A block has kUnit weights w. Every kSub weights share a scale and, with kMin, a minimum:
 //   w = scale * value(code) + minimum
 // Blocks of 32 weights store the scale (and the minimum) directly. Blocks of 256 weights store
 // both as small integers, with an fp16 factor d for all scales and an fp16 factor m for all minima:
 //   scale = d * scales[j]      minimum = -(m * leasts[j])
+// Types with a grid are stored as the values that the grid has, not as the codes that select them.
 #pragma once
+#include "kernels/linear/iq_grids.h"
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
 
@@ -13,11 +16,15 @@ namespace CPUSERVE_NS {
 namespace {
 
 // How the factors (scales and minima) of a block are stored in a panel (plane_layout.h).
-enum class Factors { half, exponent, bytes, nibbles, zero_points };
+enum class Factors { half, exponent, bytes, nibbles, odd_nibbles, deltas, zero_points };
+// Whether two small scales share a byte.
+constexpr bool two_in_byte(Factors form) {
+  return form == Factors::odd_nibbles || form == Factors::deltas;
+}
 // Whether each sub-block of kSub weights has a small integer scale,
 // in addition to the fp16 factor of the block.
 constexpr bool has_small(Factors form) {
-  return form == Factors::bytes || form == Factors::nibbles;
+  return form == Factors::bytes || form == Factors::nibbles || two_in_byte(form);
 }
 
 // The contents of a block, unpacked. The codes q of the weights are not negative.
@@ -94,6 +101,7 @@ inline void take_scales6(const uint8_t* s, BlockCodes& c) {
 
 struct GgufQ4K {
   static constexpr int kUnit = 256, kBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kZero = 0;
+  static constexpr int kMostScale = 63;
   static constexpr Factors kFactors = Factors::bytes;
   static constexpr bool kMin = true, kTable = false;
   static void take(const uint8_t* b, BlockCodes& c) {
@@ -106,6 +114,7 @@ struct GgufQ4K {
 
 struct GgufQ5K {
   static constexpr int kUnit = 256, kBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kZero = 0;
+  static constexpr int kMostScale = 63;
   static constexpr Factors kFactors = Factors::bytes;
   static constexpr bool kMin = true, kTable = false;
   static void take(const uint8_t* b, BlockCodes& c) {
@@ -119,6 +128,7 @@ struct GgufQ5K {
 
 struct GgufQ6K {
   static constexpr int kUnit = 256, kBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kZero = 32;
+  static constexpr int kMostScale = 128;
   static constexpr Factors kFactors = Factors::bytes;
   static constexpr bool kMin = false, kTable = false;
   static void take(const uint8_t* b, BlockCodes& c) {
@@ -133,6 +143,7 @@ struct GgufQ6K {
 
 struct GgufQ3K {
   static constexpr int kUnit = 256, kBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kZero = 4;
+  static constexpr int kMostScale = 32;
   static constexpr Factors kFactors = Factors::bytes;
   static constexpr bool kMin = false, kTable = false;
   static void take(const uint8_t* b, BlockCodes& c) {
@@ -149,6 +160,7 @@ struct GgufQ3K {
 
 struct GgufQ2K {
   static constexpr int kUnit = 256, kBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kZero = 0;
+  static constexpr int kMostScale = 15;
   static constexpr Factors kFactors = Factors::nibbles;
   static constexpr bool kMin = true, kTable = false;
   static void take(const uint8_t* b, BlockCodes& c) {
@@ -198,6 +210,7 @@ struct GgufIq4Nl {
 
 struct GgufIq4Xs {
   static constexpr int kUnit = 256, kBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kZero = 128;
+  static constexpr int kMostScale = 32;
   static constexpr Factors kFactors = Factors::bytes;
   static constexpr bool kMin = false, kTable = true;
   static constexpr const uint8_t* values() { return kIq4Values; }
@@ -221,6 +234,206 @@ struct GgufMxfp4 {
     take_nibbles(b + 1, 16, c.q);
   }
 };
+
+// Types with a grid. An entry of a grid has 4 or 8 magnitudes, and each weight has a sign bit.
+// A code is the number of the magnitude and, above it, the sign. d is multiplied by kFactor
+// (a constant of the type), which is not folded into the stored fp16: a small d would lose bits.
+
+// Returns the 8 bits of `bits` as the lowest bits of 8 bytes.
+inline uint64_t spread_bits(uint64_t bits) {
+  const uint64_t one_each = bits * 0x0101010101010101u & 0x8040201008040201u;
+  return (one_each + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+}
+// Returns the eight 2-bit numbers of an entry as 8 bytes.
+inline uint64_t spread_twos(uint64_t entry) {
+  entry = (entry | entry << 24) & 0x000000ff000000ffu;
+  entry = (entry | entry << 12) & 0x000f000f000f000fu;
+  return (entry | entry << 6) & 0x0303030303030303u;
+}
+// Returns the four 4-bit numbers of each of two entries as 8 bytes.
+inline uint64_t spread_fours(uint64_t first, uint64_t second) {
+  uint64_t entry = first | second << 32;
+  entry = (entry | entry << 8) & 0x00ff00ff00ff00ffu;
+  return (entry | entry << 4) & 0x0f0f0f0f0f0f0f0fu;
+}
+// Returns 8 signs from the 7 that are stored: the number of negative weights is even.
+inline uint64_t eighth_sign(uint32_t seven) {
+  seven &= 127;
+  return seven | static_cast<uint32_t>(__builtin_parity(seven)) << 7;
+}
+inline void put_codes(uint64_t codes, uint8_t* q) { memcpy(q, &codes, sizeof codes); }
+// Reads `n` scales 2 s + 1, where each byte has two numbers s of 4 bits, the lower one first.
+inline void take_odd_scales(const uint8_t* from, int n, BlockCodes& c) {
+  for (int j = 0; j < n; j++) {
+    c.scales[j] = static_cast<int8_t>(2 * (from[j / 2] >> j % 2 * 4 & 15) + 1);
+  }
+}
+
+// The values of codes in IQ2_XXS, IQ2_XS and IQ2_S, plus 64; the codes 3 and 7 do not occur.
+constexpr uint8_t kIq2Values[16] = {72, 89, 107, 64, 56, 39, 21, 64,
+                                    72, 89, 107, 64, 56, 39, 21, 64};
+// The values of codes in IQ3_XXS, plus 64, and in IQ3_S, plus 16.
+constexpr uint8_t kIq3XxsValues[16] = {68, 76, 84, 92, 100, 108, 116, 126,
+                                       60, 52, 44, 36, 28,  20,  12,  2};
+constexpr uint8_t kIq3SValues[16] = {17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1};
+// The values of codes in IQ1_M, plus 16: 8 t + 1, and 8 t - 1 from code 4 on, for t = -1, 0 and 1.
+constexpr uint8_t kIq1Values[16] = {9, 17, 25, 16, 7, 15, 23, 16, 9, 17, 25, 16, 7, 15, 23, 16};
+
+struct Iq2Planes {
+  static constexpr int kUnit = 256, kLow = 2, kHigh = 1, kZero = 64;
+  static constexpr int kMostScale = 31;
+  static constexpr Factors kFactors = Factors::odd_nibbles;
+  static constexpr bool kMin = false, kTable = true;
+  static constexpr const uint8_t* values() { return kIq2Values; }
+  static void put(uint64_t entry, uint64_t signs, uint8_t* q) {
+    put_codes(spread_twos(entry) | spread_bits(signs) << 2, q);
+  }
+};
+
+struct GgufIq2Xxs : Iq2Planes {
+  static constexpr int kBytes = 66, kSub = 32;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int g = 0; g < 8; g++) {
+      uint32_t words[2];  // four indices; four times seven signs, and the scale
+      memcpy(words, b + 2 + g * 8, sizeof words);
+      c.scales[g] = static_cast<int8_t>(2 * (words[1] >> 28) + 1);
+      for (int e = 0; e < 4; e++) {
+        put(kIq2XxsGrid[words[0] >> 8 * e & 255], eighth_sign(words[1] >> 7 * e),
+            c.q + g * 32 + e * 8);
+      }
+    }
+  }
+};
+
+struct GgufIq2Xs : Iq2Planes {
+  static constexpr int kBytes = 74, kSub = 16;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int e = 0; e < 32; e++) {
+      const uint32_t word = half_at(b + 2 + e * 2);  // 9 bits of the index, and seven signs
+      put(kIq2XsGrid[word & 511], eighth_sign(word >> 9), c.q + e * 8);
+    }
+    take_odd_scales(b + 66, 16, c);
+  }
+};
+
+struct GgufIq2S : Iq2Planes {
+  static constexpr int kBytes = 82, kSub = 16;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int e = 0; e < 32; e++) {
+      const int high = b[66 + e / 4] >> e % 4 * 2 & 3;
+      put(kIq2SGrid[b[2 + e] | high << 8], b[34 + e], c.q + e * 8);
+    }
+    take_odd_scales(b + 74, 16, c);
+  }
+};
+
+struct Iq3Planes {
+  static constexpr int kUnit = 256, kSub = 32, kLow = 4, kHigh = 0;
+  static constexpr int kMostScale = 31;
+  static constexpr Factors kFactors = Factors::odd_nibbles;
+  static constexpr bool kMin = false, kTable = true;
+  static void put(uint64_t first, uint64_t second, uint64_t signs, uint8_t* q) {
+    put_codes(spread_fours(first, second) | spread_bits(signs) << 3, q);
+  }
+};
+
+struct GgufIq3Xxs : Iq3Planes {
+  static constexpr int kBytes = 98, kZero = 64;
+  static constexpr const uint8_t* values() { return kIq3XxsValues; }
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int g = 0; g < 8; g++) {
+      uint32_t word;  // four times seven signs, and the scale
+      memcpy(&word, b + 66 + g * 4, sizeof word);
+      c.scales[g] = static_cast<int8_t>(2 * (word >> 28) + 1);
+      const uint8_t* index = b + 2 + g * 8;
+      for (int e = 0; e < 4; e++, index += 2) {
+        put(kIq3XxsGrid[index[0]], kIq3XxsGrid[index[1]], eighth_sign(word >> 7 * e),
+            c.q + g * 32 + e * 8);
+      }
+    }
+  }
+};
+
+struct GgufIq3S : Iq3Planes {
+  static constexpr int kBytes = 110, kZero = 16;
+  static constexpr const uint8_t* values() { return kIq3SValues; }
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int e = 0; e < 32; e++) {
+      const uint8_t* index = b + 2 + e * 2;
+      const int high = b[66 + e / 4] >> e % 4 * 2;
+      put(kIq3SGrid[index[0] | (high & 1) << 8], kIq3SGrid[index[1] | (high & 2) << 7], b[74 + e],
+          c.q + e * 8);
+    }
+    take_odd_scales(b + 106, 8, c);
+  }
+};
+
+// Ternary weights t with a common delta of 1/8 or -1/8 for 32 weights: w = d (2 s + 1) (t + delta).
+// With the code t + 1, that is a scale d (2 s + 1) and a minimum -(d / 8) (2 s + 1) (8 - 8 delta).
+struct GgufIq1S {
+  static constexpr int kUnit = 256, kBytes = 50, kSub = 32, kLow = 2, kHigh = 0, kZero = 0;
+  static constexpr int kMostScale = 15;
+  static constexpr Factors kFactors = Factors::deltas;
+  static constexpr bool kMin = true, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int g = 0; g < 8; g++) {
+      const uint32_t word = half_at(b + 34 + g * 2);  // four times 3 bits, scale, sign of the delta
+      c.scales[g] = static_cast<int8_t>(2 * (word >> 12 & 7) + 1);
+      c.leasts[g] = static_cast<uint8_t>(c.scales[g] * (word >> 15 ? 9 : 7));
+      for (int e = 0; e < 4; e++) {
+        const uint32_t high = word >> 3 * e & 7;
+        put_codes(spread_twos(kIq1Grid[b[2 + g * 4 + e] | high << 8]), c.q + g * 32 + e * 8);
+      }
+    }
+  }
+};
+
+// As IQ1_S, but 8 weights share a delta, and the bits of d are in the upper bits of the scales.
+struct GgufIq1M {
+  static constexpr int kUnit = 256, kBytes = 56, kSub = 16, kLow = 2, kHigh = 1, kZero = 16;
+  static constexpr int kMostScale = 15;
+  static constexpr Factors kFactors = Factors::odd_nibbles;
+  static constexpr bool kMin = false, kTable = true;
+  static constexpr const uint8_t* values() { return kIq1Values; }
+  static void take(const uint8_t* b, BlockCodes& c) {
+    uint32_t d = 0;
+    for (int i = 0; i < 4; i++) {
+      const uint32_t word = half_at(b + 48 + i * 2);  // four times 3 bits, and 4 bits of d
+      d |= word >> 12 << 4 * i;
+      for (int j = 0; j < 4; j++) {
+        c.scales[i * 4 + j] = static_cast<int8_t>(2 * (word >> 3 * j & 7) + 1);
+      }
+    }
+    c.d = static_cast<uint16_t>(d);
+    for (int e = 0; e < 32; e++) {
+      const uint32_t high = b[32 + e / 2] >> e % 2 * 4;  // 3 bits of the index, sign of the delta
+      const uint64_t delta = (high & 8) * 0x0101010101010101u >> 1;
+      put_codes(spread_twos(kIq1Grid[b[e] | (high & 7) << 8]) | delta, c.q + e * 8);
+    }
+  }
+};
+
+// The constant that multiplies d, in the scales of a type.
+template <class G>
+constexpr float kFactor = 1.0f;
+template <>
+constexpr float kFactor<GgufIq2Xxs> = 0.125f;
+template <>
+constexpr float kFactor<GgufIq2Xs> = 0.125f;
+template <>
+constexpr float kFactor<GgufIq2S> = 0.125f;
+template <>
+constexpr float kFactor<GgufIq3Xxs> = 0.25f;
+template <>
+constexpr float kFactor<GgufIq1M> = 0.125f;
+// With Factors::deltas, minima are multiples of d times this constant.
+constexpr float kDelta = 0.125f;
 
 // Returns the largest operand of a product that the kind has: a code, or a value of its table.
 template <class G>
@@ -250,8 +463,10 @@ template <class G>
 inline void block_floats(const BlockCodes& c, float* out) {
   constexpr bool kScaled = has_small(G::kFactors), kZeros = G::kFactors == Factors::zero_points;
   constexpr bool kAdds = G::kMin && !kZeros;
-  const float d = factor_of(G::kFactors, c.d);
-  const float m = kAdds ? factor_of(Factors::half, c.m) : 0.0f;
+  const float d = factor_of(G::kFactors, c.d) * kFactor<G>;
+  const float m = !kAdds                           ? 0.0f
+                  : G::kFactors == Factors::deltas ? d * kDelta
+                                                   : factor_of(Factors::half, c.m);
   const int zero = kZeros ? c.m : G::kZero;
   for (int j = 0; j < G::kUnit / G::kSub; j++) {
     const float scale = kScaled ? d * static_cast<float>(c.scales[j]) : d;

@@ -88,7 +88,7 @@ struct PlaneFamily {
   static constexpr LinearKernel vectors() { return plane_kernel<G>(); }
 #ifdef CPUSERVE_UNIT_TILES
   static constexpr LinearKernel tiles() {
-    if constexpr (has_small(G::kFactors)) return on_tiles<BlockTiles<G>>(vectors());
+    if constexpr (has_small(G::kFactors)) return on_tiles<BlockTiles<TileBlock<G>>>(vectors());
     return on_tiles<GroupTiles<RawPlanes<G>>>(vectors());
   }
 #endif

@@ -21,6 +21,17 @@ template <int kBits, int kWeights>
 struct PlaneKindOf<Planes<ZeroBits<kBits, kWeights>>, false> {
   using Type = PlaneGroups<Planes<ZeroBits<kBits, 32>>>;
 };
+// IQ2_XS and IQ2_S are equal once they are packed.
+template <class G>
+struct TileBlockOf {
+  using Type = G;
+};
+template <>
+struct TileBlockOf<GgufIq2S> {
+  using Type = GgufIq2Xs;
+};
+template <class G>
+using TileBlock = typename TileBlockOf<G>::Type;
 template <class W>
 using PlaneKind = typename PlaneKindOf<W, W::kScaled>::Type;
 
@@ -63,7 +74,7 @@ void plane_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 template <class G>
 constexpr LinearKernel plane_kernel() {
   using W = Planes<G>;
-  using Kind = PlaneKind<W>;
+  using Kind = PlaneKind<Planes<TileBlock<G>>>;
   return {Kind::kAct,        plane_panel_bytes<W>, pack_planes<W>,         run_linear<Kind>,
           plane_row<W>,      Kind::kRows,          Kind::kPanels * kPanel, Kind::kPanels,
           Kind::kStreamRows, linear_block_k<Kind>};

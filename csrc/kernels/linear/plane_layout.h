@@ -12,9 +12,13 @@
 //   exponent        { u8 exponent[16] }
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
+//   odd_nibbles     { fp16 d[16]; u8 both[pairs][16] }: the low nibble s of a byte is the scale
+//                   2 s + 1 of the first sub-block of a pair, the high nibble that of the second
+//   deltas          as odd_nibbles, but s has 3 bits, and the fourth bit is the sign of the delta:
+//                   the small minimum is 7 (2 s + 1), or 9 (2 s + 1) with the sign; m is d / 8
 //   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero points of column c (low nibble)
 //                   and column c + 8 (high nibble); the minimum is -zero * d
-// In kinds without minima, the fields m and least are left out.
+// In kinds without minima, the fields m and least are left out. kFactor multiplies d in the scales.
 // A sub-block is 16 or 32 weights with a common small scale (`scale`) and small minimum (`least`).
 // Sub-blocks 2 i and 2 i + 1 are a pair: their small scales are adjacent, and their small minima.
 #pragma once
@@ -89,11 +93,13 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
   static constexpr int kZero = kLargest == 255 ? kDot8Zero : G::kZero;
   static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
   static constexpr bool kZeros = G::kFactors == Factors::zero_points;
+  static constexpr bool kTwoInByte = two_in_byte(G::kFactors);
   static constexpr int kHalves = G::kFactors == Factors::exponent ? 16
                                  : kZeros                         ? 40
-                                 : kMin                           ? 64
+                                 : kMin && !kTwoInByte            ? 64
                                                                   : 32;
   static constexpr int kScaleBytesOfUnit = !kScaled                          ? 0
+                                           : kTwoInByte                      ? kSubs / 2 * kPanel
                                            : G::kFactors == Factors::nibbles ? kSubs * kPanel
                                            : kMin                            ? 2 * kSubs * kPanel
                                                                              : kSubs * kPanel;
@@ -162,8 +168,11 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
     } else {
       *scale = load_f16(halves);
     }
+    if constexpr (kFactor<G> != 1.0f) *scale = mul(*scale, set1(kFactor<G>));
     if constexpr (kZeros) {
       *least = mul(sub(zero(), *scale), load_nibbles(unit + 32, column));
+    } else if constexpr (G::kFactors == Factors::deltas) {
+      *least = mul(*scale, set1(kDelta));
     } else if constexpr (kMin) {
       *least = load_f16(halves + kPanel);
     }
@@ -171,17 +180,30 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
 
   // Return the small scales (or the small minima) of sub-blocks 2 i and 2 i + 1 of each column.
   CPUSERVE_INLINE Q scale_words(const uint8_t* unit, int64_t i, int column) {
+    if constexpr (kTwoInByte) {
+      constexpr int kBits = G::kFactors == Factors::deltas ? 3 : 4;
+      const uint8_t* both = unit + kHalves + i * kPanel + column;
+      return either(load_words_u4<1, kBits>(both), as_words(iset1(0x00010001)));
+    }
     const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
     if constexpr (G::kFactors == Factors::nibbles) return low_nibbles(load_words_u8(small));
     return load_words_s8(small);
   }
   CPUSERVE_INLINE Q least_words(const uint8_t* unit, int64_t i, int column) {
+    if constexpr (G::kFactors == Factors::deltas) {
+      const Q both = load_words_u4<0, 4>(unit + kHalves + i * kPanel + column);
+      return add_words(lookup16(kLeastsLess7, both), as_words(iset1(0x00070007)));
+    }
     const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
     if constexpr (G::kFactors == Factors::nibbles) return high_nibbles(load_words_u8(small));
     return load_words_u8(small + kSubs * kPanel);
   }
+  // The small minima of Factors::deltas, less 7: bytes of a word that are 0 stay 0 in lookup16.
+  static constexpr uint8_t kLeastsLess7[16] = {0, 14, 28, 42, 56, 70, 84,  98,
+                                               2, 20, 38, 56, 74, 92, 110, 128};
   // Returns the offset in a unit of the small scale of sub-block j of a column.
   static constexpr int small_at(int j, int column) {
+    if constexpr (kTwoInByte) return kHalves + j / 2 * kPanel + column;
     return kHalves + (j / 2 * kPanel + column) * 2 + j % 2;
   }
 
@@ -190,7 +212,7 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
       unit[column] = static_cast<uint8_t>(c.d);
     } else {
       memcpy(unit + column * 2, &c.d, 2);
-      if constexpr (kMin && !kZeros) memcpy(unit + 32 + column * 2, &c.m, 2);
+      if constexpr (kMin && !kZeros && !kTwoInByte) memcpy(unit + 32 + column * 2, &c.m, 2);
     }
     if constexpr (kZeros) {  // column c is packed before column c + 8, so it sets the whole byte
       uint8_t& zeros = unit[32 + column % 8];
@@ -198,7 +220,11 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
     }
     for (int j = 0; kScaled && j < kSubs; j++) {
       uint8_t* small = unit + small_at(j, column);
-      if constexpr (G::kFactors == Factors::nibbles) {
+      if constexpr (kTwoInByte) {
+        int s = c.scales[j] >> 1;
+        if constexpr (kMin) s |= (c.leasts[j] > 8 * c.scales[j]) << 3;
+        *small = static_cast<uint8_t>(j % 2 ? *small | s << 4 : s);
+      } else if constexpr (G::kFactors == Factors::nibbles) {
         *small = static_cast<uint8_t>(c.scales[j] | c.leasts[j] << 4);
       } else {
         *small = static_cast<uint8_t>(c.scales[j]);
@@ -224,12 +250,16 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
       c.d = unit[column];
     } else {
       c.d = half_at(unit + column * 2);
-      if constexpr (kMin && !kZeros) c.m = half_at(unit + 32 + column * 2);
+      if constexpr (kMin && !kZeros && !kTwoInByte) c.m = half_at(unit + 32 + column * 2);
       if constexpr (kZeros) c.m = unit[32 + column % 8] >> column / 8 * 4 & 15;
     }
     for (int j = 0; kScaled && j < kSubs; j++) {
       const uint8_t* small = unit + small_at(j, column);
-      if constexpr (G::kFactors == Factors::nibbles) {
+      if constexpr (kTwoInByte) {
+        const int s = *small >> j % 2 * 4 & 15;
+        c.scales[j] = static_cast<int8_t>(2 * (kMin ? s & 7 : s) + 1);
+        if constexpr (kMin) c.leasts[j] = static_cast<uint8_t>(7 + kLeastsLess7[s]);
+      } else if constexpr (G::kFactors == Factors::nibbles) {
         c.scales[j] = *small & 15;
         c.leasts[j] = *small >> 4;
       } else {

@@ -20,7 +20,8 @@ namespace cpuserve {
 //   w4m_g128    [n/16][k/128] of { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }   act q8g128
 //   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
 //   w8_channel_g128   the same bytes as w8_channel                 act q8g128
-//   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
+//   q4_k q5_k q6_k q2_k q3_k iq4_xs iq3_s iq3_xxs iq2_s iq2_xs iq2_xxs iq1_m iq1_s
+//                                     [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
 //     GGUF types: scales and minima, then planes of bits of the codes (linear/plane_layout.h).
 //     The layout is the same at every ISA level. w = s * (value - zero) + min. In types with blocks
@@ -89,6 +90,13 @@ namespace cpuserve {
   OWN(q5_1, gguf_q5_1, 32, 24, PlaneFamily<GgufQ5<true>>)                      \
   OWN(iq4_nl, gguf_iq4_nl, 32, 18, PlaneFamily<GgufIq4Nl>)                     \
   OWN(iq4_xs, gguf_iq4_xs, 256, 136, PlaneFamily<GgufIq4Xs>)                   \
+  OWN(iq3_s, gguf_iq3_s, 256, 110, PlaneFamily<GgufIq3S>)                      \
+  OWN(iq3_xxs, gguf_iq3_xxs, 256, 98, PlaneFamily<GgufIq3Xxs>)                 \
+  OWN(iq2_s, gguf_iq2_s, 256, 82, PlaneFamily<GgufIq2S>)                       \
+  OWN(iq2_xs, gguf_iq2_xs, 256, 74, PlaneFamily<GgufIq2Xs>)                    \
+  OWN(iq2_xxs, gguf_iq2_xxs, 256, 66, PlaneFamily<GgufIq2Xxs>)                 \
+  OWN(iq1_m, gguf_iq1_m, 256, 56, PlaneFamily<GgufIq1M>)                       \
+  OWN(iq1_s, gguf_iq1_s, 256, 50, PlaneFamily<GgufIq1S>)                       \
   OWN(mxfp4, gguf_mxfp4, 32, 17, PlaneFamily<GgufMxfp4>)                       \
   OWN(e4m3_g128, e4m3_g128, 32, 32, CodedFamily<F8Codes>)                      \
   OWN(nf4_g64, nf4_g64, 64, 34, CodedFamily<TableCodes64<Nf4Table>>)           \

@@ -252,6 +252,13 @@ CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) {
 CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p))};
 }
+template <int kTo, int kBits>
+CPUSERVE_INLINE Q load_words_u4(const uint8_t* p) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const __m256i both = _mm256_or_si256(_mm256_slli_epi32(x, kTo), _mm256_slli_epi32(x, 12 + kTo));
+  return {_mm256_and_si256(both, _mm256_set1_epi16(((1 << kBits) - 1) << kTo))};
+}
+CPUSERVE_INLINE Q add_words(Q x, Q y) { return {_mm256_add_epi16(x.v, y.v)}; }
 template <int n>
 CPUSERVE_INLINE Q minus_shifted(Q x) {
   return {_mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(x.v, n))};

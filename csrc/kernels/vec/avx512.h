@@ -260,6 +260,13 @@ CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) {
 CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))};
 }
+template <int kTo, int kBits>
+CPUSERVE_INLINE Q load_words_u4(const uint8_t* p) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  const __m512i both = _mm512_or_si512(_mm512_slli_epi32(x, kTo), _mm512_slli_epi32(x, 12 + kTo));
+  return {_mm512_and_si512(both, _mm512_set1_epi16(((1 << kBits) - 1) << kTo))};
+}
+CPUSERVE_INLINE Q add_words(Q x, Q y) { return {_mm512_add_epi16(x.v, y.v)}; }
 template <int n>
 CPUSERVE_INLINE Q minus_shifted(Q x) {
   return {_mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(x.v, n))};

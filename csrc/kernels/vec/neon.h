@@ -243,6 +243,18 @@ CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) {
 CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) {
   return {vreinterpretq_u8_s16(vmovl_s8(vld1_s8((const int8_t*)p)))};
 }
+template <int kTo, int kBits>
+CPUSERVE_INLINE Q load_words_u4(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  const uint32x4_t x = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+  const uint32x4_t both = vorrq_u32(vshlq_n_u32(x, kTo), vshlq_n_u32(x, 12 + kTo));
+  return {vandq_u8(vreinterpretq_u8_u32(both),
+                   vreinterpretq_u8_u16(vdupq_n_u16(((1 << kBits) - 1) << kTo)))};
+}
+CPUSERVE_INLINE Q add_words(Q x, Q y) {
+  return {vreinterpretq_u8_u16(vaddq_u16(vreinterpretq_u16_u8(x.v), vreinterpretq_u16_u8(y.v)))};
+}
 template <int n>
 CPUSERVE_INLINE Q minus_shifted(Q x) {
   return {vreinterpretq_u8_s16(vnegq_s16(vshlq_n_s16(vreinterpretq_s16_u8(x.v), n)))};

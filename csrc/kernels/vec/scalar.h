@@ -333,6 +333,26 @@ CPUSERVE_CALL Q load_words(const T* p) {
 }
 CPUSERVE_CALL Q load_words_u8(const uint8_t* p) { return load_words(p); }
 CPUSERVE_CALL Q load_words_s8(const uint8_t* p) { return load_words((const int8_t*)p); }
+template <int kTo, int kBits>
+CPUSERVE_CALL Q load_words_u4(const uint8_t* p) {
+  Q r;
+  CPUSERVE_LANES {
+    const uint32_t both = (uint32_t)p[i] | (uint32_t)p[i] << 12;
+    const uint32_t words = (both & ((1u << kBits) - 1) * 0x00010001u) << kTo;
+    memcpy(r.v[i], &words, 4);
+  }
+  return r;
+}
+CPUSERVE_CALL Q add_words(Q x, Q y) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j += 2) {
+    uint16_t a, b;
+    memcpy(&a, x.v[i] + j, 2);
+    memcpy(&b, y.v[i] + j, 2);
+    a = (uint16_t)(a + b);
+    memcpy(x.v[i] + j, &a, 2);
+  }
+  return x;
+}
 CPUSERVE_CALL Q low_nibbles(Q x) {
   CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] &= 15;
   return x;

@@ -64,6 +64,9 @@
 //   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
 //   I imad(I a, I b, I c) = a b + c
 //   Q load_words_u8(const uint8_t*) load_words_s8: 2 kLanes bytes, each widened to a 16-bit word
+//   Q load_words_u4<to, n>(const uint8_t*): kLanes bytes, each widened to two 16-bit words: the
+//     lowest n bits of its low nibble and of its high nibble, moved to bits [to, to + n)
+//   Q add_words(Q, Q): sums of 16-bit words
 //   Q minus_shifted<n>(Q words): -(word << n)
 //   I even_words(Q) odd_words(Q): the first and the second word of each lane
 //   I dot_words(I acc, Q x, Q y): acc + x.even y.even + x.odd y.odd
