@@ -95,32 +95,37 @@ def plain_params(temperature, n, tokens=40):
 
 @pytest.mark.parametrize("family", deep_but(["glm4-moe"], FAMILIES))
 def test_a_head_changes_no_bit_alone_or_among_31_others(hasty, checkpoint, family):
+    """How a request samples and how a family computes meet only in the logits.
+
+    So one family has each request alone, and the others have every fifth.
+    """
+    some = range(0, len(PROMPTS), 1 if family == "glm4-moe" else 5)
     with make(checkpoint(family), head=False) as llm:
         want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
     with make(checkpoint(family)) as llm:
         assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
         assert llm._client.stats.draft_tokens > 100
-        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
-        assert alone == want
+        for n in some:
+            assert answer(llm.generate([PROMPTS[n]], PARAMS[n])[0]) == want[n]
 
 
 @pytest.mark.parametrize("family", deep_but(["qwen3-next"], FAMILIES))
-@pytest.mark.parametrize("temperature", deep_but([0.8], [0.0, 0.8]))
-def test_a_head_that_knows_the_model_is_right(hasty, no_ngrams, checkpoint, family, temperature):
-    params = [plain_params(temperature, n) for n in range(len(TEXTS))]
-    rates, plain = {}, {}
+def test_a_head_that_knows_the_model_is_right(hasty, no_ngrams, checkpoint, family):
+    greedy, warm = ([plain_params(t, n) for n in range(len(TEXTS))] for t in (0.0, 0.8))
     for sure in (True, False):
         path = checkpoint(family, sure=sure)
         with make(path, head=False) as llm:
-            plain = [answer(o) for o in llm.generate(TEXTS, params)]
-        with make(path) as llm:
-            assert [answer(o) for o in llm.generate(TEXTS, params)] == plain
-            stats = llm._client.stats
-            assert stats.draft_tokens > 50
-            rates[sure] = stats.accepted_tokens / stats.draft_tokens
-    # Equal random numbers sample equal tokens, except where rounding decides.
-    assert rates[True] > 0.95
-    assert rates[False] < 0.5
+            plain = [answer(o) for o in llm.generate([*TEXTS, *TEXTS], [*greedy, *warm])]
+        with make(path, enable_prefix_caching=False) as llm:
+            drafts = accepted = 0
+            for params, want in ((greedy, plain[: len(TEXTS)]), (warm, plain[len(TEXTS) :])):
+                assert [answer(o) for o in llm.generate(TEXTS, params)] == want
+                stats = llm._client.stats
+                assert stats.draft_tokens - drafts > 50
+                rate = (stats.accepted_tokens - accepted) / (stats.draft_tokens - drafts)
+                # Equal random numbers sample equal tokens, except where rounding decides.
+                assert rate > 0.95 if sure else rate < 0.5
+                drafts, accepted = stats.draft_tokens, stats.accepted_tokens
 
 
 @pytest.mark.parametrize("arch", deep_but(["qwen35moe"], ["qwen35moe", "deepseek2-glm"]))
@@ -220,30 +225,27 @@ def guessed(monkeypatch):
 
 
 @pytest.mark.parametrize("family", deep_but(["glm4-moe"], FAMILIES))
-@pytest.mark.parametrize("begin", [0, 3], ids=["again", "longer"])
 def test_a_head_guesses_after_a_prefix_from_the_cache_as_without(
-    hasty, no_ngrams, checkpoint, watched, guessed, family, begin
+    hasty, no_ngrams, checkpoint, watched, guessed, family
 ):
-    """The head attends to the tokens of the prefix; `begin` tokens of the response follow it."""
-    prompt, path = [3 + 7 * i % 370 for i in range(150)], checkpoint(family)
-    with make(path) as llm:
+    """The head attends to the tokens of the prefix; three tokens of the response follow it."""
+    prompt, cached = [3 + 7 * i % 370 for i in range(150)], 128
+    with make(checkpoint(family)) as llm:
         want = llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids
         first = [*guessed]
-    longer, params = [*prompt, *want[:begin]], plain_params(0.8, 1, 40 - begin)
-    with make(path) as llm:
-        llm.generate([longer], params)
-        watched.clear()
-        guessed.clear()
-        (again,) = llm.generate([longer], params)
-        cached = 128
-        assert again.num_cached_tokens == cached
-        assert again.outputs[0].token_ids == want[begin:]
-        rows = [row for step in watched for row in step]
-        assert {first for first, *_ in rows} == {0}
-        assert min(start for _, start, _ in rows) == cached
-    assert len(guessed) > 20
-    if begin == 0:
-        assert guessed == first
+        for begin in (0, 3):
+            watched.clear()
+            guessed.clear()
+            longer = [*prompt, *want[:begin]]
+            (again,) = llm.generate([longer], plain_params(0.8, 1, 40 - begin))
+            assert again.num_cached_tokens == cached
+            assert again.outputs[0].token_ids == want[begin:]
+            rows = [row for step in watched for row in step]
+            assert {first for first, *_ in rows} == {0}
+            assert min(start for _, start, _ in rows) == cached
+            assert len(guessed) > 20
+            if begin == 0:
+                assert guessed == first
 
 
 def test_a_head_finds_the_keys_of_a_prefix_that_a_burst_shares(
