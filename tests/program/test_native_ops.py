@@ -5,6 +5,7 @@ weight kinds and ISA levels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -255,13 +256,24 @@ def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, is
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    """Return a function of a family and a way to quantize: a checkpoint that all levels share."""
+    sizes = {"intermediate_size": 192, "moe_intermediate_size": 128}
+
+    @functools.cache
+    def path_of(family, name):
+        model = tiny_model(family, dtype="bfloat16", **sizes)
+        return quantized_copy(model, name, tmp_path_factory.mktemp("quantized") / "m")
+
+    return lambda family, name: open_checkpoint(path_of(family, name))
+
+
 @each_level
 @pytest.mark.parametrize("name", ["fp8", "nvfp4", "nf4", "fp4"])
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
-def test_every_op_over_codes_of_floats_agrees(family, name, isa, tmp_path):
-    sizes = {"intermediate_size": 192, "moe_intermediate_size": 128}
-    model = tiny_model(family, dtype="bfloat16", **sizes)
-    checkpoint = open_checkpoint(quantized_copy(model, name, tmp_path / name))
+def test_every_op_over_codes_of_floats_agrees(family, name, isa, quantized):
+    checkpoint = quantized(family, name)
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
@@ -271,10 +283,8 @@ def test_every_op_over_codes_of_floats_agrees(family, name, isa, tmp_path):
     # Experts' gate and up are one matrix, so they cannot have orders of their own.
     [("qwen3-moe", "gptq"), *itertools.product(["llama", "phi3"], ORDERED)],
 )
-def test_every_op_over_matrices_in_activation_order_agrees(family, name, isa, tmp_path):
-    sizes = {"intermediate_size": 192, "moe_intermediate_size": 128}
-    model = tiny_model(family, dtype="bfloat16", **sizes)
-    checkpoint = open_checkpoint(quantized_copy(model, name, tmp_path / "m"))
+def test_every_op_over_matrices_in_activation_order_agrees(family, name, isa, quantized):
+    checkpoint = quantized(family, name)
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
@@ -283,9 +293,8 @@ def test_every_op_over_matrices_in_activation_order_agrees(family, name, isa, tm
     "name",
     ["awq", "awq in groups of 64", "8 bits with zero points", "8 bits with zero points of 128"],
 )
-def test_every_op_over_codes_with_zero_points_agrees(name, isa, tmp_path):
-    model = tiny_model("llama", dtype="bfloat16", intermediate_size=192)
-    checkpoint = open_checkpoint(quantized_copy(model, name, tmp_path / "m"))
+def test_every_op_over_codes_with_zero_points_agrees(name, isa, quantized):
+    checkpoint = quantized("llama", name)
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
