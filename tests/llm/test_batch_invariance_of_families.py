@@ -77,17 +77,17 @@ def answers(llm, kind, numbers=ALL):
     return exact_answers(llm, [PROMPTS[n] for n in numbers], params)
 
 
-@pytest.fixture(scope="module")
-def alone():
+def of_kinds(kept):
+    """Parameters of a test; all tests of a kind run one after the other, and share `alone`."""
+    return pytest.mark.parametrize("kind", deep_but(kept, KINDS), scope="module")
+
+
+@functools.lru_cache(maxsize=1)
+def alone(kind):
     """Return what each request of a kind of model answers alone."""
-
-    @functools.cache
-    def of(kind):
-        options = {"enable_prefix_caching": False, "omp_threads_bind": "0"}
-        with make(kind, max_num_batched_tokens=256, **options) as llm:
-            return [answers(llm, kind, [number])[0] for number in ALL]
-
-    return of
+    options = {"enable_prefix_caching": False, "omp_threads_bind": "0"}
+    with make(kind, max_num_batched_tokens=256, **options) as llm:
+        return [answers(llm, kind, [number])[0] for number in ALL]
 
 
 @functools.cache
@@ -96,11 +96,14 @@ def block_bytes(kind):
         return (8 << 20) // llm.config.kv_blocks
 
 
+# Two threads: test_two_and_three_threads_and_two_ranks_have_the_bits_of_one_thread.
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", deep_but(["dense"], KINDS))
-@pytest.mark.parametrize("threads", deep_but([3], [2, 3, 5]))
-def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, threads):
-    options = {"omp_num_threads": threads, "max_num_batched_tokens": (37, 64, 128)[threads % 3]}
+@of_kinds(["dense"])
+@pytest.mark.parametrize(
+    ("threads", "chunk"), [(3, 37), pytest.param(5, 128, marks=pytest.mark.deep)]
+)
+def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(kind, threads, chunk):
+    options = {"omp_num_threads": threads, "max_num_batched_tokens": chunk}
     with make(kind, omp_threads_bind="nobind", **options) as llm:
         assert answers(llm, kind) == alone(kind)
         hits = llm._client.stats.prefix_hits
@@ -109,8 +112,8 @@ def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, t
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", deep_but(["dense"], KINDS))
-def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
+@of_kinds(["dense"])
+def test_preempted_swapped_and_guessed(eager, patient_offload, kind):
     blocks = {"columns": 26, "entries": 62}.get(kind, 24)  # for one request, not for two
     room = {"kv_cache_memory": f"{(blocks * block_bytes(kind) + 64) / 2**20:.6f}MiB"}
     with make(kind, **room, swap_space="64MiB", speculative_config=NGRAM, speculate="auto") as llm:
@@ -123,8 +126,8 @@ def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", deep_but(["latent"], KINDS))
-def test_two_ranks_and_a_restart_on_files(eager, patient_offload, alone, kind, tmp_path):
+@of_kinds(["latent"])
+def test_two_ranks_and_a_restart_on_files(eager, patient_offload, kind, tmp_path):
     ranks = {"tensor_parallel_size": 2, "omp_threads_bind": "nobind", "omp_num_threads": 1}
     with make(
         kind, prefix_cache_dir=str(tmp_path), **ranks, speculative_config=NGRAM, speculate="auto"
