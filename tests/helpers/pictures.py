@@ -160,7 +160,13 @@ _KINDS: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_text": _sections(2, 3, 3, mrope_interleaved=True),
     "qwen2_5_vl_text": _sections(2, 3, 3),
     "qwen2_vl_text": _sections(2, 3, 3),
-    "qwen3_5_text": {"num_hidden_layers": 4},
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
     "qwen3_vl_moe_text": _sections(2, 3, 3),
     "qwen3_vl_text": _sections(2, 3, 3),
     "step3p5": {
