@@ -18,6 +18,26 @@ def each_level_of_vectors(test):
     return _levels(scalar=[pytest.mark.deep])(test)
 
 
+def each_level_and_threads(*counts):
+    """Run `test` with `isa` and `threads`: each level of vectors with each of these counts.
+
+    Level scalar, which is deep, has 3 threads alone: the executor divides work among threads by
+    the sizes of tiles, whatever a kernel computes a tile with.
+    """
+    levels = _levels(scalar=[pytest.mark.deep]).args[1]
+    return pytest.mark.parametrize(
+        ("isa", "threads"),
+        [
+            pytest.param(
+                *level.values, threads, marks=level.marks, id=f"{level.values[0]}-{threads}-threads"
+            )
+            for level in levels
+            for threads in counts
+            if threads == 3 or level.values != ("scalar",)
+        ],
+    )
+
+
 def _levels(scalar=()):
     """Return the mark that sets `isa`; `scalar` are further marks of that level."""
     parameters = []

@@ -18,7 +18,7 @@ from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.pack import pack
 from tests.helpers.depth import deep_but
-from tests.helpers.levels import LEVELS, each_level_of_vectors
+from tests.helpers.levels import LEVELS, each_level_and_threads, each_level_of_vectors
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.matrix
@@ -44,7 +44,6 @@ HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2")
 INDEXED = ("deepseek-v3.2", "glm5-next", "qwen4-exp", "hy-v4", "deepseek-v4")
 STREAMS = ("glm5-next", "qwen4-exp")  # hybrids with several residual streams
 LIGHTNING = ("minimax",)
-THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
 BLOCKS = 64  # of the KV cache
 OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
@@ -109,29 +108,26 @@ def last_row_among(step, rows):
     return step(neighbours, target)[-1]
 
 
-@pytest.mark.parametrize("threads", THREADS, ids=lambda t: f"{t}-threads")
+@each_level_and_threads(1, 2, 3, 5)
 @pytest.mark.parametrize(("kind", "bits"), KINDS, ids=lambda x: str(x))
-@each_level_of_vectors
 def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
     """Compare decoding with any number of rows, the whole prompt, and uneven chunks."""
     check_every_way(isa, kind, bits, threads)
 
 
-@pytest.mark.parametrize("threads", [1, 3], ids=lambda t: f"{t}-threads")
+@each_level_and_threads(1, 3)
 @pytest.mark.parametrize("kv", ["int8", "fp8_e4m3"])
-@each_level_of_vectors
 def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads):
     check_every_way(isa, "dense_bf16", 8, threads, kv)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@each_level_and_threads(1, 2, 3, 5)
 @pytest.mark.parametrize(
     ("kind", "bits"),
     [("dense_bf16", 8), ("w8_g32", 16), ("w4m_g128", 8), ("w8_channel", 8)],
     ids=lambda x: str(x),
 )
 @pytest.mark.parametrize("family", ["qwen3-moe", "mellum"])
-@each_level_of_vectors
 def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(
     isa, family, kind, bits, threads
 ):
@@ -139,13 +135,12 @@ def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(
     check_every_way(isa, kind, bits, threads, family=family)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@each_level_and_threads(1, 2, 3, 5)
 @pytest.mark.parametrize(
     ("kind", "bits"),
     [("dense_bf16", 8), ("dense_f32", 8), ("w8_g32", 16), ("w4m_g128", 8)],
     ids=lambda x: str(x),
 )
-@each_level_of_vectors
 def test_a_row_of_latent_attention_has_the_same_bits_however_it_is_computed(
     isa, kind, bits, threads
 ):
@@ -159,17 +154,15 @@ def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
     check_every_way(isa, "dense_bf16", 8, 3, kv, family="deepseek-v2")
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3], ids=lambda t: f"{t}-threads")
+@each_level_and_threads(1, 2, 3)
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("family", INDEXED)
-@each_level_of_vectors
 def test_a_row_of_selected_keys_has_the_same_bits_however_it_is_computed(isa, family, kv, threads):
     check_every_way(isa, "dense_bf16", 8, threads, kv, family=family)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@each_level_and_threads(1, 2, 3, 5)
 @pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS, *LIGHTNING)))
-@each_level_of_vectors
 def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family, threads):
     """Its states are read, and closed, wherever a step happens to begin."""
     check_every_way(isa, "dense_bf16", 8, threads, family=family)
