@@ -104,8 +104,9 @@ def pair(tmp_path_factory):
 
 @pytest.mark.parametrize("family", deep_but(["llama", "qwen3-next"], FAMILIES))
 def test_a_head_changes_no_bit_alone_or_among_31_others(hasty, heads, family):
+    """How a request samples and how a family computes meet only in the logits."""
     path = tiny_model(family, dtype="bfloat16")
-    check_no_bit_changes(make, path, heads(path))
+    check_no_bit_changes(make, path, heads(path), every=1 if family == "llama" else 5)
 
 
 @pytest.mark.parametrize("temperature", deep_but([0.8], [0.0, 0.8]))

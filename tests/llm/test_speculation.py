@@ -63,18 +63,18 @@ def answer(output):
     return exact(output), c.finish_reason, c.stop_reason, c.cumulative_logprob
 
 
-def check_no_bit_changes(make, path, guesses):
-    """Compare the answers without and with `guesses`, of 32 requests together and each alone.
+def check_no_bit_changes(make, path, guesses, every=1):
+    """Compare the answers without and with `guesses`, of 32 requests together and alone.
 
-    make(path[, guesses]) = an LLM.
+    make(path[, guesses]) = an LLM. every: 1 if each request runs alone, 5 if every fifth does.
     """
     with make(path) as llm:
         want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
     with make(path, guesses) as llm:
         assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
         assert llm._client.stats.draft_tokens > 100
-        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
-        assert alone == want
+        for n in range(0, len(PROMPTS), every):
+            assert answer(llm.generate([PROMPTS[n]], PARAMS[n])[0]) == want[n]
 
 
 def check_grammars_and_choices(make, path, guesses):

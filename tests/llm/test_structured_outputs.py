@@ -49,10 +49,11 @@ def texts(llm, sampling):
 
 def test_every_seed_answers_valid_json(llm):
     form = {"json": SCHEMA}
-    found = texts(llm, [params(seed, structured_outputs=form) for seed in range(40)])
-    for text in found:
+    seeds = range(10 if llm.config.executor == "torch" else 40)  # both have the masks of a grammar
+    answers = texts(llm, [params(seed, structured_outputs=form) for seed in seeds])
+    for text in answers:
         jsonschema.validate(json.loads(text), SCHEMA)
-    assert len(set(found)) > 30
+    assert len(set(answers)) > 3 / 4 * len(seeds)
 
 
 TAG = {
