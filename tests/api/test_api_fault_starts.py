@@ -243,12 +243,28 @@ DIRECTORIES = [
 ]
 
 
-@pytest.mark.parametrize(("point", "action"), DIRECTORIES)
-def test_a_start_goes_on_without_a_directory_that_cannot_be_used(point, action, tmp_path):
-    options = ["--prefix-cache-dir", tmp_path / "prefixes", "--max-model-len", 512]
-    faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": f"{point}:1:{action}"}
-    with watched_server(tmp_path, tiny_model("llama"), *options, **faults) as server:
+def with_prefixes(folder, **faults):
+    options = ["--prefix-cache-dir", folder / "prefixes", "--max-model-len", 512]
+    return watched_server(folder, tiny_model("llama"), *options, **faults)
+
+
+@pytest.fixture(scope="module")
+def with_directory(tmp_path_factory):
+    """Return a server that uses its directory, and has settled."""
+    with with_prefixes(tmp_path_factory.mktemp("directory")) as server:
         server.settle()
+        server.stop()
+    return server
+
+
+@pytest.mark.parametrize(("point", "action"), DIRECTORIES)
+def test_a_start_goes_on_without_a_directory_that_cannot_be_used(
+    point, action, with_directory, tmp_path
+):
+    faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": f"{point}:1:{action}"}
+    with with_prefixes(tmp_path, **faults) as server:
+        server.settled_as(with_directory)
+        server.new_log()
         assert_server_sane(server)
         server.stop()
 
