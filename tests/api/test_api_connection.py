@@ -224,7 +224,8 @@ async def test_a_long_answer_is_not_a_slow_header():
 
 
 @runs
-async def test_a_body_that_does_not_come_is_408_and_closed():
+async def test_a_body_that_does_not_come_is_408_and_closed(monkeypatch):
+    monkeypatch.setattr(errors, "LINGER_S", 0.1)
     async with live(limits=ClientLimits(body_timeout_s=0.2)) as server:
         head = post("/v1/completions", {"prompt": "a"})
         answer = await server.send(head[:-3])

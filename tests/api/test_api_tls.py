@@ -20,6 +20,8 @@ import httpx
 import openai
 import pytest
 
+from cpuserve.api.errors import http_errors as errors
+from cpuserve.api.http import server as served
 from cpuserve.api.http.listener import open_listener, url_of
 from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.http.tls import certificate_of
@@ -339,8 +341,15 @@ async def test_slow_handshakes_are_ended():
         assert await rest(reader) == b""
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """A refused connection is closed soon, whatever may still come from it."""
+    for module in (errors, served):
+        monkeypatch.setattr(module, "LINGER_S", 0.1)
+
+
 @in_loop
-async def test_slow_heads_and_bodies_are_ended():
+async def test_slow_heads_and_bodies_are_ended(impatient):
     async with live(**options_of(), header_timeout_s=SHORT_S) as server:
         for sent in (b"GET / HT", post("/v1/chat/completions", CHAT)[:-5]):
             reader, writer = await connected(server)
@@ -350,7 +359,7 @@ async def test_slow_heads_and_bodies_are_ended():
 
 @pytest.mark.parametrize("options", [{}, options_of()], ids=["plain", "TLS"])
 @in_loop
-async def test_a_client_that_stays_after_a_refusal_is_disconnected(options):
+async def test_a_client_that_stays_after_a_refusal_is_disconnected(impatient, options):
     async with live(**options) as server:
         reader, writer = await (connected(server) if options else server.open())
         writer.write(b"NONSENSE\r\n\r\n")
