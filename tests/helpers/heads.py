@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ def with_random_head(
     shutil.copytree(source, directory, dirs_exist_ok=True)
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    model = transformers_model(directory, **options)
+    model = _load(directory, **options)
     generator = torch.Generator().manual_seed(seed)
     for part, tensor in model.named_parameters():
         if part.startswith(heads) or "pooler" in part:
@@ -53,8 +54,16 @@ def roberta_keys(kind: str) -> dict[str, object]:
     return {"pad_token_id": 1} | ({} if kind == "xlm-roberta" else {"model_type": kind})
 
 
-def transformers_model(path: Path, **options: object) -> torch.nn.Module:
-    """Return the model at `path` in fp32, with the class of transformers that its config names."""
+@functools.lru_cache(maxsize=4)
+def transformers_model(path: Path) -> torch.nn.Module:
+    """Return the model at `path` in fp32, with the class of transformers that its config names.
+
+    Tests share the model, and call this for each prompt.
+    """
+    return _load(path)
+
+
+def _load(path: Path, **options: object) -> torch.nn.Module:
     import transformers
 
     name = json.loads((path / "config.json").read_text())["architectures"][0]
