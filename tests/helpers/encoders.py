@@ -46,7 +46,12 @@ def without_pooler(kind: str) -> dict[str, bool]:
 
 
 def rows_of(path: Path, prompt: list[int]) -> torch.Tensor:
-    """The last hidden state [tokens, width] of transformers."""
+    """The last hidden state [tokens, width] of transformers; do not change it."""
+    return _rows_of(path, tuple(prompt))
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_of(path: Path, prompt: tuple[int, ...]) -> torch.Tensor:
     with torch.inference_mode():
         return encoder_of(path)(torch.tensor([prompt])).last_hidden_state[0]
 
