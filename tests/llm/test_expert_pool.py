@@ -408,6 +408,7 @@ def test_guesses_change_no_bit(family, monkeypatch):
     found, counts = with_engine(of_experts(config, sizes, 0.3), decode_until_guesses)
     assert found == expected
     assert counts["guessed_right"] <= counts["guessed"]
+    monkeypatch.setattr(fault_points, "_hook", Slow(0))
     monkeypatch.setattr(native, "with_guesses", lambda program: program)
     found, counts = with_engine(
         of_experts(config, sizes, 0.3), lambda core: (all_prompts(core), parts(core))
