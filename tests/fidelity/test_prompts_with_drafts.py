@@ -80,14 +80,14 @@ def test_200_prompts_have_the_same_bits_alone_and_among_31(eager, want):
         assert [answers(llm, [n])[0] for n in alone] == [want[n] for n in alone]
 
 
-def test_200_prompts_have_the_same_bits_with_a_draft_model(hasty, want):
-    """The model drafts for itself, so many guesses are right."""
-    model = str(default_model())
+def test_100_prompts_have_the_same_bits_with_a_draft_model(hasty, want):
+    """The model drafts for itself, so many guesses are right. They have all kinds of the 200."""
+    model, half = str(default_model()), NUMBERS[:100]
     with LLM(model, speculate="auto", model_draft=model, **SIZES) as llm:
-        assert answers(llm, NUMBERS) == want
+        assert answers(llm, half) == want[: len(half)]
         stats = llm._client.stats
         assert 500 < stats.accepted_tokens < stats.draft_tokens
-        alone = NUMBERS[3::80]
+        alone = half[3::40]
         assert [answers(llm, [n])[0] for n in alone] == [want[n] for n in alone]
 
 
