@@ -95,9 +95,9 @@ class Placeholders:
 
     def runs(self, begin: int, end: int) -> Iterator[Stretch]:
         """Yield the parts of the runs that are in begin .. end - 1."""
-        first = max(0, bisect_right(self._begins, begin) - 1)
-        for at in range(first, len(self._runs)):
-            run = self._runs[at]
+        first_run = max(0, bisect_right(self._begins, begin) - 1)
+        for index in range(first_run, len(self._runs)):
+            run = self._runs[index]
             if run.begin >= end:
                 return
             start, stop = max(run.begin, begin), min(run.end, end)
@@ -109,10 +109,10 @@ class Placeholders:
 
         None: it cuts none.
         """
-        at = bisect_right(self._joined, (position, 0)) - 1
-        if at < 0:
+        index = bisect_right(self._joined, (position, 0)) - 1
+        if index < 0:
             return None
-        begin, end = self._joined[at]
+        begin, end = self._joined[index]
         return (begin, end) if begin < position < end else None
 
     def mark(self, begin: int, end: int) -> bytes:
@@ -162,12 +162,12 @@ class Placeholders:
 
     def without(self, ids: Sequence[int]) -> list[int]:
         """Return `ids`, the tokens of the prompt and later ones, without the placeholders."""
-        kept: list[int] = []
-        at = 0
+        text_ids: list[int] = []
+        position = 0
         for run in self._runs:
-            kept += ids[at : run.begin]
-            at = run.end
-        return [*kept, *ids[at:]]
+            text_ids += ids[position : run.begin]
+            position = run.end
+        return [*text_ids, *ids[position:]]
 
 
 def extra_keys(content: bytes, num_tokens: int) -> list[tuple[str, int]]:
@@ -176,5 +176,5 @@ def extra_keys(content: bytes, num_tokens: int) -> list[tuple[str, int]]:
     num_tokens: the number of tokens of the block; their ids come first in `content`.
     """
     marks = content[4 * num_tokens :]
-    found = ((digest, place) for digest, *_, place in MARK.iter_unpack(marks))
-    return [(digest.hex(), place) for digest, place in dict.fromkeys(found)]
+    keys = ((digest, place) for digest, *_, place in MARK.iter_unpack(marks))
+    return [(digest.hex(), place) for digest, place in dict.fromkeys(keys)]

@@ -88,11 +88,11 @@ class QueueWaits:
             return
         count = len(started)
         candidates = [*started, *waiting.held_back(count)]
-        for first in nsmallest(count, candidates, key=lambda request: request.order):
-            later = [r for r in started if r.order > first.order and not r.continues]
-            if first.is_running or not later:
+        for oldest in nsmallest(count, candidates, key=lambda request: request.order):
+            later = [r for r in started if r.order > oldest.order and not r.continues]
+            if oldest.is_running or not later:
                 continue
-            if any(r.params.caller != first.params.caller for r in later):
-                self.hold(first, "share", now)
-            elif any(r.priority < first.priority for r in later):
-                self.hold(first, "priority", now)
+            if any(r.params.caller != oldest.params.caller for r in later):
+                self.hold(oldest, "share", now)
+            elif any(r.priority < oldest.priority for r in later):
+                self.hold(oldest, "priority", now)

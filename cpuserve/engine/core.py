@@ -83,9 +83,9 @@ class EngineCore:
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
         length, rows = config.max_model_len, config.max_num_batched_tokens
-        most = dict.fromkeys(executor.towers, config.media_rows)
+        media_limits = dict.fromkeys(executor.towers, config.media_rows)
         self.limits = Limits(
-            length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, media_rows=most
+            length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, media_rows=media_limits
         )
         media, self.encoder = make_encoder(
             executor, config.media_rows, self.kv.offload, whole=config.media_span > 0
@@ -273,8 +273,8 @@ class EngineCore:
         return not why_not
 
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
-        wanted = params.structured_outputs
-        role = wanted.role_of(error) if wanted is not None else "structured_outputs"
+        outputs = params.structured_outputs
+        role = outputs.role_of(error) if outputs is not None else "structured_outputs"
         message = f"{role} cannot be compiled to a grammar: {error}"
         self._refused.append(Output(number, [], "error", error=message, fault=role))
 
@@ -340,8 +340,8 @@ class EngineCore:
         moving_s = offload.seconds if offload is not None else 0.0
         if self._grammars is not None:
             self._take_compiled(self._grammars)
-            late, drafter = self.scheduler.masks_late, self.scheduler.drafter
-            self.scheduler.masks_late = not self._grammars.begin_step(late=late)
+            masks_late, drafter = self.scheduler.masks_late, self.scheduler.drafter
+            self.scheduler.masks_late = not self._grammars.begin_step(late=masks_late)
             if drafter is not None and not self.scheduler.masks_late:
                 drafter.propose_with_masks(self.scheduler.running)
         batch = self.scheduler.schedule()
@@ -441,8 +441,8 @@ class EngineCore:
             stats.accepted_tokens = drafter.num_accepted_tokens
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)
-            request, done = delta.request, not (delta.error or delta.processed)
-            if done and request.num_output == len(delta.tokens) and not request.continues:
+            request, is_done = delta.request, not (delta.error or delta.processed)
+            if is_done and request.num_output == len(delta.tokens) and not request.continues:
                 stats.prompt_tokens += request.num_prompt
 
     def _count_offload(self, offload: Offload) -> None:

@@ -66,13 +66,13 @@ class MediaEncoder:
         running = self._media.next()
         if not running:
             return None
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
-            if not any(wanted in self._started for wanted in running):
+            if not any(wanted_item in self._started for wanted_item in running):
                 self._start(running)
             if self._writes is None and self._tower.advance(budget_s):
                 self._writes = self._write(self._tower)
-            end, writes = began + budget_s, self._writes
+            end, writes = start_s + budget_s, self._writes
             if writes is not None and all(time.perf_counter() < end for _ in writes):
                 self._started = []
         except Exception as error:  # an item must end only the requests that need it
@@ -83,7 +83,7 @@ class MediaEncoder:
                 return failed[0], f"a {noun} could not be encoded: {error}"
             self._alone = True
         finally:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - start_s
         return None
 
     @property
@@ -92,58 +92,60 @@ class MediaEncoder:
         return self._executor.towers[self._started[0].item.kind]
 
     def _start(self, running: Sequence[WantedItem]) -> None:
-        first = running[0]
-        if first.stored and self._files is not None:
-            self._started, self._writes = [first], self._restore(first, self._files)
+        first_item = running[0]
+        if first_item.stored and self._files is not None:
+            self._started, self._writes = [first_item], self._restore(first_item, self._files)
             return
-        batch = [first, *takewhile(lambda wanted: not wanted.stored, running[1:])]
+        batch = [first_item, *takewhile(lambda wanted_item: not wanted_item.stored, running[1:])]
         self._started, self._writes = batch[:1] if self._alone else batch, None
         self._alone = self._alone and len(running) > 1
-        payloads = [wanted.payload for wanted in self._started]
+        payloads = [wanted_item.payload for wanted_item in self._started]
         assert None not in payloads, "a payload has not come"
-        self._tower.start([wanted.item for wanted in self._started], [*filter(None, payloads)])
+        self._tower.start(
+            [wanted_item.item for wanted_item in self._started], [*filter(None, payloads)]
+        )
 
     def _write(self, tower: MediaTower) -> Iterator[None]:
         """Write the rows of the items to the media buffer and to disk, in parts."""
-        most = rows_of_part(tower.row_bytes)
-        for index, wanted in enumerate(self._started):
-            count = wanted.item.num_rows
-            for part, begin in enumerate(range(0, count, most)):
-                if wanted not in self._media.next():  # its rows may have been given away
+        max_rows = rows_of_part(tower.row_bytes)
+        for index, wanted_item in enumerate(self._started):
+            count = wanted_item.item.num_rows
+            for part, begin in enumerate(range(0, count, max_rows)):
+                if wanted_item not in self._media.next():  # its rows may have been given away
                     break
-                rows = tower.rows(index, begin, min(begin + most, count))
-                self._fill(wanted, begin, rows)
+                rows = tower.rows(index, begin, min(begin + max_rows, count))
+                self._fill(wanted_item, begin, rows)
                 if self._files is not None:
-                    self._files.save(wanted.item, part, rows)
+                    self._files.save(wanted_item.item, part, rows)
                 yield
-            if wanted in self._media.next():
-                self._media.encoded(wanted)
+            if wanted_item in self._media.next():
+                self._media.encoded(wanted_item)
                 self.num_encoded += 1
 
-    def _restore(self, wanted: WantedItem, files: MediaFiles) -> Iterator[None]:
+    def _restore(self, wanted_item: WantedItem, files: MediaFiles) -> Iterator[None]:
         """Read the rows of an item from disk, in parts; if one is lost, it is encoded."""
         begin = 0
-        for part in range(files.num_parts(wanted.item)):
-            rows = files.load(wanted.item, part)
-            if wanted not in self._media.next():
+        for part in range(files.num_parts(wanted_item.item)):
+            rows = files.load(wanted_item.item, part)
+            if wanted_item not in self._media.next():
                 return
             if rows is None:
-                self._media.lost(wanted)
+                self._media.lost(wanted_item)
                 return
-            self._fill(wanted, begin, rows)
+            self._fill(wanted_item, begin, rows)
             begin += len(rows)
             yield
-        if wanted in self._media.next():
-            self._media.encoded(wanted)
+        if wanted_item in self._media.next():
+            self._media.encoded(wanted_item)
             self.num_restored += 1
 
-    def _fill(self, wanted: WantedItem, begin: int, rows: Float32) -> None:
+    def _fill(self, wanted_item: WantedItem, begin: int, rows: Float32) -> None:
         """Write rows of an item, from row `begin` on, to the media buffer, neighbours at once."""
-        places = enumerate(wanted.rows[begin : begin + len(rows)])
+        places = enumerate(wanted_item.rows[begin : begin + len(rows)])
         for _, group in groupby(places, key=lambda pair: pair[1] - pair[0]):
             pairs = list(group)
-            (first, row), count = pairs[0], len(pairs)
-            self._executor.write_media(row, rows[first : first + count])
+            (begin_row, row), count = pairs[0], len(pairs)
+            self._executor.write_media(row, rows[begin_row : begin_row + count])
 
 
 class MediaFiles:

@@ -107,11 +107,11 @@ class PartReader(Protocol):
         """Return what the items depend on: a digest of the bytes, and all parameters."""
 
     def read(
-        self, data: bytes, known: Sequence[ItemLayout] | None, *, measures: bool, charge: Charge
+        self, data: bytes, layouts: Sequence[ItemLayout] | None, *, measures: bool, charge: Charge
     ) -> tuple[Sequence[ItemLayout], bytes | None]:
         """Return the layouts of the items, and the payload if there is one item and it was made.
 
-        known: the layouts, if bytes with the same key were read before; budgets still count them.
+        layouts: the layouts, if bytes with the same key were read before; budgets still count them.
         measures: find only the layouts.
 
         Raises InvalidRequest, with a message without a subject, if the bytes are refused.

@@ -58,8 +58,10 @@ class SourceRules:
     def allows(self, host: str) -> bool:
         """Return whether the server may fetch pictures from this host."""
         return any(
-            each == "*" or host == each or (each.startswith("*.") and host.endswith(each[1:]))
-            for each in map(str.lower, self.domains)
+            domain == "*"
+            or host == domain
+            or (domain.startswith("*.") and host.endswith(domain[1:]))
+            for domain in map(str.lower, self.domains)
         )
 
 
@@ -114,11 +116,11 @@ def _file(parts: SplitResult, rules: SourceRules) -> bytes:
         _check_system(error)
         _refuse(outside)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             _refuse(outside)
-        if found.st_size > rules.most_bytes:
-            _refuse(f"has {found.st_size} bytes: at most {rules.most_bytes} are accepted")
+        if status.st_size > rules.most_bytes:
+            _refuse(f"has {status.st_size} bytes: at most {rules.most_bytes} are accepted")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(rules.most_bytes)
     except OSError as error:
@@ -130,35 +132,35 @@ def _file(parts: SplitResult, rules: SourceRules) -> bytes:
 
 def _fetched(parts: SplitResult, host: str, port: int, rules: SourceRules) -> bytes:
     """Return the body of the response to GET. No redirect is followed, and no proxy is used."""
-    ends = time.monotonic() + rules.timeout_s
+    deadline = time.monotonic() + rules.timeout_s
     address = _checked(host, _addresses(host, port))
     connection = http.client.HTTPConnection(host, port)
     try:
         fault("media.connect")
-        left = max(0.01, ends - time.monotonic())
-        held = [create_connection((str(address), port), timeout=left)]
+        seconds_left = max(0.01, deadline - time.monotonic())
+        sockets = [create_connection((str(address), port), timeout=seconds_left)]
         # A server that sends a byte now and then would never reach the timeout of a socket.
-        cut = threading.Timer(left, lambda: _shut(held[0]))
-        cut.daemon = True
-        cut.start()
+        timer = threading.Timer(seconds_left, lambda: _shut(sockets[0]))
+        timer.daemon = True
+        timer.start()
         try:
             if parts.scheme.lower() == "https":
                 secure = _tls().wrap_socket(
-                    held[0], server_hostname=host, do_handshake_on_connect=False
+                    sockets[0], server_hostname=host, do_handshake_on_connect=False
                 )
-                held[0] = secure
+                sockets[0] = secure
                 secure.do_handshake()
-            connection.sock = held[0]
-            found = _body(connection, parts, rules)
-            if time.monotonic() >= ends:  # a body without a length looks whole when it is cut
+            connection.sock = sockets[0]
+            body = _body(connection, parts, rules)
+            if time.monotonic() >= deadline:  # a body without a length looks whole when it is cut
                 raise TimeoutError
-            return found
+            return body
         finally:
-            cut.cancel()
-            held[0].close()
+            timer.cancel()
+            sockets[0].close()
     except (OSError, http.client.HTTPException, ValueError) as error:
         _check_system(error)
-        if time.monotonic() >= ends:
+        if time.monotonic() >= deadline:
             _refuse(
                 f"was not sent by {host[:100]} within {rules.timeout_s:g} s: {DATA}, or start the "
                 "server with a longer --image-fetch-timeout"
@@ -171,28 +173,28 @@ def _body(connection: http.client.HTTPConnection, parts: SplitResult, rules: Sou
     target = quote(parts.path or "/", _KEPT) + (
         f"?{quote(parts.query, _KEPT)}" if parts.query else ""
     )
-    wanted = {"Accept": "image/*, application/pdf", "User-Agent": "cpuserve"}
-    connection.request("GET", target, headers={**wanted, "Connection": "close"})
+    headers = {"Accept": "image/*, application/pdf", "User-Agent": "cpuserve"}
+    connection.request("GET", target, headers={**headers, "Connection": "close"})
     with connection.getresponse() as response:
         if 300 <= response.status < 400:
             _refuse("is at a URL that redirects to another one: redirects are not followed")
         if response.status != 200:
             _refuse(f"cannot be fetched: the other server sent the status {response.status}")
-        found = bytearray()
+        body = bytearray()
         while part := response.read(_PART_BYTES):
-            found += part
-            if len(found) > rules.most_bytes:
+            body += part
+            if len(body) > rules.most_bytes:
                 _refuse(f"has more than {rules.most_bytes} bytes: send a smaller one")
-        return bytes(found)
+        return bytes(body)
 
 
 def _addresses(host: str, port: int) -> list[Address]:
     """Return the addresses of a host, in the order of the resolver."""
     try:
-        found = getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         _refuse(f"is at {host[:100]}, and this name has no address")
-    return [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    return [ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
 
 
 def _checked(host: str, addresses: Sequence[Address]) -> Address:
@@ -205,11 +207,15 @@ def _checked(host: str, addresses: Sequence[Address]) -> Address:
 def is_public(address: Address) -> bool:
     """Return whether anybody in the internet can reach an address, and it is one host."""
     if isinstance(address, IPv6Address):
-        inner: list[IPv4Address | None] = [address.ipv4_mapped, address.sixtofour]
-        inner += address.teredo or ()
+        inner_addresses: list[IPv4Address | None] = [address.ipv4_mapped, address.sixtofour]
+        inner_addresses += address.teredo or ()
         if address in _NAT64 or int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
-            inner.append(IPv4Address(int(address) & 0xFFFFFFFF))
-        if not all(is_public(each) for each in inner if each is not None):
+            inner_addresses.append(IPv4Address(int(address) & 0xFFFFFFFF))
+        if not all(
+            is_public(inner_address)
+            for inner_address in inner_addresses
+            if inner_address is not None
+        ):
             return False
         if address.ipv4_mapped is not None or address in _NAT64:
             return True
@@ -235,5 +241,5 @@ def _check_system(error: Exception) -> None:
         raise ServiceUnavailable(msg) from None
 
 
-def _refuse(why: str) -> NoReturn:
-    raise InvalidRequest(why)
+def _refuse(reason: str) -> NoReturn:
+    raise InvalidRequest(reason)

@@ -113,11 +113,11 @@ class PictureTower:
         if len(encoded) != self._begins[-1]:
             msg = f"the tower made {len(encoded)} rows for {self._begins[-1]} tokens"
             raise ValueError(msg)
-        own = encoded[self._begins[index] : self._begins[index + 1]]
+        picture_rows = encoded[self._begins[index] : self._begins[index + 1]]
         lines = self._lines[index]
         if lines is None:
-            return own[begin:end]
-        return lines.rows(own, begin, end, self._tower.line_end)
+            return picture_rows[begin:end]
+        return lines.rows(picture_rows, begin, end, self._tower.line_end)
 
 
 def _patches(payload: bytes, count: int) -> Bytes:
@@ -144,21 +144,23 @@ class PictureLines:
     @staticmethod
     def of(form: PictureForm) -> PictureLines:
         """Return the lines of a picture that has some (PictureForm.lines)."""
-        down, across, top, bottom, left, right = form.lines[:6]
+        tile_rows, tile_columns, top, bottom, left, right = form.lines[:6]
         side, shape = form.tiles[0][0], (bottom - top, right - left)
         canvas = np.empty(shape, np.intp)
-        if down and across:
-            tiles = side**2 + np.arange(down * across * side**2).reshape(down, across, side, side)
-            whole = tiles.swapaxes(1, 2).reshape(down * side, across * side)
+        if tile_rows and tile_columns:
+            tiles = side**2 + np.arange(tile_rows * tile_columns * side**2).reshape(
+                tile_rows, tile_columns, side, side
+            )
+            whole = tiles.swapaxes(1, 2).reshape(tile_rows * side, tile_columns * side)
             canvas = whole[top:bottom, left:right]
-        first = np.arange(side**2)
+        base_numbers = np.arange(side**2)
         if len(form.lines) == 6:
-            return PictureLines(np.concatenate([first, _ended(canvas).reshape(-1)]))
+            return PictureLines(np.concatenate([base_numbers, _ended(canvas).reshape(-1)]))
         corners, weights = _scaled(canvas, form.lines[6], form.lines[7])
-        alone = np.zeros((len(first), 4), np.float32)
-        alone[:, 0] = 1
-        numbers = [np.repeat(first[:, None], 4, axis=1), _ended(corners).reshape(-1, 4)]
-        shares = [alone, _ended(weights).reshape(-1, 4)]
+        overview = np.zeros((len(base_numbers), 4), np.float32)
+        overview[:, 0] = 1
+        numbers = [np.repeat(base_numbers[:, None], 4, axis=1), _ended(corners).reshape(-1, 4)]
+        shares = [overview, _ended(weights).reshape(-1, 4)]
         return PictureLines(np.concatenate(numbers), np.concatenate(shares))
 
     def rows(self, encoded: Float32, first: int, last: int, line_end: Float32 | None) -> Float32:
@@ -169,21 +171,21 @@ class PictureLines:
         """
         numbers = self.numbers[first:last]
         if self.weights is None:
-            found, ends = encoded[numbers], numbers < 0
+            found, is_line_end = encoded[numbers], numbers < 0
         else:
-            shares, ends = self.weights[first:last], numbers[:, 0] < 0
+            shares, is_line_end = self.weights[first:last], numbers[:, 0] < 0
             found = encoded[numbers[:, 0]] * shares[:, :1]
             for corner in range(1, 4):
                 found += encoded[numbers[:, corner]] * shares[:, corner : corner + 1]
         if line_end is not None:
-            found[ends] = line_end
+            found[is_line_end] = line_end
         return found
 
 
 def _ended(canvas: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Return a canvas with a further column for the ends of its lines."""
-    added = [(0, 0), (0, 1), *[(0, 0)] * (canvas.ndim - 2)]
-    return np.pad(canvas, added, constant_values=_END)
+    padding = [(0, 0), (0, 1), *[(0, 0)] * (canvas.ndim - 2)]
+    return np.pad(canvas, padding, constant_values=_END)
 
 
 def _scaled(canvas: Numbers, rows: int, columns: int) -> tuple[Numbers, Float32]:
@@ -192,16 +194,16 @@ def _scaled(canvas: Numbers, rows: int, columns: int) -> tuple[Numbers, Float32]
     The places are the middles of equal parts of the canvas, as in bilinear interpolation of torch
     without aligned corners.
     """
-    (above, below, low), (before, after, right) = (
+    (above, below, low), (left, after, right) = (
         _between(old, new) for old, new in zip(canvas.shape, (rows, columns), strict=True)
     )
-    corners = [canvas[np.ix_(y, x)] for y in (above, below) for x in (before, after)]
+    corners = [canvas[np.ix_(y, x)] for y in (above, below) for x in (left, after)]
     shares = [np.outer(y, x) for y in (1 - low, low) for x in (1 - right, right)]
     return np.stack(corners, axis=2), np.stack(shares, axis=2).astype(np.float32)
 
 
-def _between(old: int, new: int) -> tuple[Numbers, Numbers, npt.NDArray[np.float64]]:
-    """Return the neighbours of `new` places on a line of `old`, and the share of the second one."""
-    places = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
-    first = np.minimum(places.astype(np.intp), old - 1)
-    return first, np.minimum(first + 1, old - 1), places - first
+def _between(old_length: int, new_length: int) -> tuple[Numbers, Numbers, npt.NDArray[np.float64]]:
+    """Return the neighbours of new places on a line of old ones, and the share of the second."""
+    places = np.maximum((np.arange(new_length) + 0.5) * (old_length / new_length) - 0.5, 0)
+    below = np.minimum(places.astype(np.intp), old_length - 1)
+    return below, np.minimum(below + 1, old_length - 1), places - below

@@ -330,8 +330,8 @@ def _table() -> tuple[dict[str, Rule], dict[str, RefusedField], frozenset[str]]:
     limited: dict[str, Rule] = {}
     refused: dict[str, RefusedField] = {}
     optional: set[str] = set()
-    for each in SamplingFields.__mro__[:-2]:  # down to SamplerFields
-        for name, kind in each.__annotations__.items():
+    for class_ in SamplingFields.__mro__[:-2]:  # down to SamplerFields
+        for name, kind in class_.__annotations__.items():
             for mark in getattr(kind, "__metadata__", ()):
                 (refused if isinstance(mark, RefusedField) else limited)[name] = mark
                 if kind.__origin__ is Any or type(None) in get_args(kind.__origin__):

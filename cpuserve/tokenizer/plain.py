@@ -169,9 +169,9 @@ def _check_added(tokens: list[_AddedContent]) -> None:
     _check_length("an added token", max((len(t.content) for t in tokens), default=0))
 
 
-def _check_length(what: str, chars: int, most: int = MAX_TOKEN_CHARS) -> None:
-    if chars > most:
-        msg = f"{what} has {chars} characters, more than {most}"
+def _check_length(role: str, chars: int, limit: int = MAX_TOKEN_CHARS) -> None:
+    if chars > limit:
+        msg = f"{role} has {chars} characters, more than {limit}"
         raise _NotPlain(msg)
 
 
@@ -210,8 +210,8 @@ def _growth(name: str, members: str, part: Mapping[str, Any] | None) -> tuple[fl
 def _pattern(step: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return (text, expression) of a step; one of them is None, both if the form is unknown."""
     pattern = step.get("pattern")
-    given = pattern if isinstance(pattern, dict) and len(pattern) == 1 else {}
-    text, expression = given.get("String"), given.get("Regex")
+    pattern_object = pattern if isinstance(pattern, dict) and len(pattern) == 1 else {}
+    text, expression = pattern_object.get("String"), pattern_object.get("Regex")
     return (text if isinstance(text, str) else None), (
         expression if isinstance(expression, str) else None
     )

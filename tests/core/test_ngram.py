@@ -243,8 +243,8 @@ def test_a_text_without_drafts_that_pay_gives_its_memory_to_another_one():
         request.id = number
     propose(source, first, second)
     for _ in range(MANY_MISSES):
-        source.look_again(first, found=False)
-        source.look_again(second, found=True)
+        source.look_again(first, has_draft=False)
+        source.look_again(second, has_draft=True)
     propose(source, third)
     assert [r.id in source.texts for r in requests] == [False, True, True]
     propose(source, first)
@@ -265,7 +265,7 @@ def test_texts_without_drafts_that_pay_are_looked_at_more_rarely_and_in_the_same
             ):
                 asked[number].append(step)
                 source.propose(request, 3)
-                source.look_again(request, found=False)
+                source.look_again(request, has_draft=False)
     assert asked[0][:9] == list(range(1, 10))
     assert len(asked[0]) < 40
     assert asked[0][-5:] == asked[1][-5:] == [160, 168, 176, 184, 192]
@@ -276,11 +276,11 @@ def test_a_draft_that_pays_lets_a_text_be_looked_at_twice_as_often():
     source, request = drafts_of(), request_of(300)
     propose(source, request)
     for _ in range(100):
-        source.look_again(request, found=False)
+        source.look_again(request, has_draft=False)
     waits = []
     for _ in range(3):
         source.begin()
-        waits.append(source.look_again(request, found=True))
+        waits.append(source.look_again(request, has_draft=True))
     assert waits[1:] == [0, 0]
     assert waits[0] in (0, 1)
 

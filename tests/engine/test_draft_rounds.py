@@ -137,11 +137,11 @@ def test_an_unsure_draft_model_that_is_right_soon_counts_as_likely():
     chances = Chances()
     assert chances.classes[1] == pytest.approx(0.19, abs=0.01)
     for _ in range(6):
-        chances.learn(1, SHARED_GAIN, right=True)
+        chances.learn(1, SHARED_GAIN, is_right=True)
     assert chances.classes[1] > 0.7
     assert chances.classes[2] < 0.4
     for _ in range(200):
-        chances.learn(1, SHARED_GAIN, right=False)
+        chances.learn(1, SHARED_GAIN, is_right=False)
     assert chances.classes[1] < 0.15
     assert chances.copy() == chances
 

@@ -293,7 +293,7 @@ def test_a_file_that_gets_too_little_cpu_time_is_no_error_of_the_client(decoder)
 
 def test_the_time_of_each_attempt_is_told(decoder, monkeypatch):
     image, told = saved(Image.new("L", (6000, 6000))), []
-    asked = {"document": False, "most_pages": 1, "measures": False, "used": told.append}
+    asked = {"document": False, "most_pages": 1, "measures": False, "charge_seconds": told.append}
     decoder.decode(image, SMALL, **asked)
     with pytest.raises(InvalidRequest, match="is damaged"):
         decoder.decode(image[:-5000], SMALL, **asked)

@@ -107,7 +107,7 @@ class PartUploads:
     def begin(self, caller: str, size: int, facts: UploadFacts) -> UploadObject:
         """Return a new upload of `size` bytes; InvalidRequest if there is no room for its file."""
         now = int(time.time())
-        shown = UploadObject(
+        upload_object = UploadObject(
             id=guarding_id("upload_"),
             bytes=size,
             created_at=now,
@@ -115,11 +115,11 @@ class PartUploads:
             filename=facts.filename,
             purpose=facts.purpose,
         )
-        upload = PartUpload(caller, shown, facts, self._directory.begin(caller))
+        upload = PartUpload(caller, upload_object, facts, self._directory.begin(caller))
         loop = asyncio.get_running_loop()
         upload.timer = loop.call_later(LASTS_S, self._expire, upload)
-        self._known[shown.id] = upload
-        return shown
+        self._known[upload_object.id] = upload
+        return upload_object
 
     def find(self, caller: str, upload_id: str) -> PartUpload:
         """Return an upload of the caller that can go on; NotFound if there is none."""
@@ -168,23 +168,23 @@ class PartUploads:
           InvalidRequest: the parts are not the file that was announced.
           DiskError: the file cannot be written.
         """
-        own = {_shown_id(each): each for each in upload.parts}
-        _check_parts(upload, part_ids, own)
+        parts_by_id = {_shown_id(part): part for part in upload.parts}
+        _check_parts(upload, part_ids, parts_by_id)
         upload.joining = True
-        directory, joined = self._directory, _WholeFile()
+        directory, whole_file = self._directory, _WholeFile()
         try:
             for name in part_ids:
-                part = own[name]
+                part = parts_by_id[name]
                 directory.grow(upload.file_id, upload.parts[part])
                 with writing("--files-dir"):
-                    await run_on_disk(partial(self._append, upload.file_id, part, joined))
+                    await run_on_disk(partial(self._append, upload.file_id, part, whole_file))
                 directory.remove(part)
                 del upload.parts[part]
             with writing("--files-dir"):
                 await run_on_disk(partial(self._flush, upload.file_id))
-            joined.add(b"", final=True)
-            _check_md5(md5, joined.md5.hexdigest())
-            check_content(upload.facts.purpose, joined.undecodable)
+            whole_file.add(b"", final=True)
+            _check_md5(md5, whole_file.md5.hexdigest())
+            check_content(upload.facts.purpose, whole_file.undecodable)
             file = await directory.add(upload.caller, upload.file_id, upload.facts)
         except BaseException:
             self._drop(upload)
@@ -193,7 +193,7 @@ class PartUploads:
         self._drop(upload)
         return msgspec.structs.replace(upload.shown, status="completed", file=file)
 
-    def _append(self, file_id: str, part_id: str, joined: _WholeFile) -> None:
+    def _append(self, file_id: str, part_id: str, whole_file: _WholeFile) -> None:
         directory = self._directory
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         out = open_plain(directory.path_of(file_id), flags)
@@ -201,7 +201,7 @@ class PartUploads:
             fault("content.read")
             with os.fdopen(open_plain(directory.path_of(part_id)), "rb") as source:
                 while data := source.read(_PIECE):
-                    joined.add(data)
+                    whole_file.add(data)
                     write_all(out, data)
         finally:
             os.close(out)
@@ -236,18 +236,18 @@ def _shown_id(part_id: str) -> str:
     return "part_" + part_id.removeprefix("file-")
 
 
-def _check_parts(upload: PartUpload, part_ids: Sequence[str], own: dict[str, str]) -> None:
+def _check_parts(upload: PartUpload, part_ids: Sequence[str], parts_by_id: dict[str, str]) -> None:
     if upload.num_open:
         msg = f"{upload.num_open} parts of the upload are still arriving: wait for their responses"
         raise InvalidRequest(msg, param="part_ids")
     for name in part_ids:
-        if name not in own:
+        if name not in parts_by_id:
             msg = f"part_ids has {name[:80]!r}, which is no part of this upload"
             raise InvalidRequest(msg, param="part_ids")
     if len(set(part_ids)) != len(part_ids):
         msg = "part_ids has the same part twice: name each part once"
         raise InvalidRequest(msg, param="part_ids")
-    size = sum(upload.parts[own[name]] for name in part_ids)
+    size = sum(upload.parts[parts_by_id[name]] for name in part_ids)
     if size != upload.shown.bytes:
         msg = (
             f"the parts have {size} bytes, and the upload was announced with {upload.shown.bytes}: "

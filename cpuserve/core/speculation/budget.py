@@ -130,16 +130,16 @@ class DraftBudget:
 
         chances: the probability of each draft token, if the draft tokens before it are right.
         """
-        before = self._seconds_of(self.num_drafts)
+        seconds_before = self._seconds_of(self.num_drafts)
         num_tokens, chance, longest = self.num_tokens, 1.0, 0.0
-        best, best_tokens, best_s = 0, num_tokens, self.base_s + before
+        best, best_tokens, best_s = 0, num_tokens, self.base_s + seconds_before
         for count, right in enumerate(chances[: max(self.tokens, 0)], 1):
             chance *= right
             num_tokens += chance
-            longest = max(longest, self._seconds_of(self.num_drafts + count) - before)
+            longest = max(longest, self._seconds_of(self.num_drafts + count) - seconds_before)
             if longest > self.seconds:
                 break
-            seconds = self.base_s + before + CAUTION * longest
+            seconds = self.base_s + seconds_before + CAUTION * longest
             if num_tokens * best_s > best_tokens * seconds:
                 best, best_tokens, best_s = count, num_tokens, seconds
         return best
@@ -149,7 +149,7 @@ class DraftBudget:
 
         slow: whether their rows are slow to sample.
         """
-        was_slow, before = self.slow, self._seconds_of(self.num_drafts)
+        was_slow, seconds_before = self.slow, self._seconds_of(self.num_drafts)
         self.slow |= slow
         count = self.count(chances)
         if not count:
@@ -158,7 +158,7 @@ class DraftBudget:
             return 0
         self.tokens -= count
         self.num_drafts += count
-        self.seconds -= self._seconds_of(self.num_drafts) - before
+        self.seconds -= self._seconds_of(self.num_drafts) - seconds_before
         chance = 1.0
         for right in chances[:count]:
             chance *= right

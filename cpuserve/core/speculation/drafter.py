@@ -74,9 +74,9 @@ class Drafter:
 
         running, keys: the number of requests of the next step, and of the keys that they read.
         """
-        same = running == self._rows
+        is_same = running == self._rows
         self._rows, self._keys = running, keys
-        if self._rest and (same or self._worth):
+        if self._rest and (is_same or self._worth):
             self._rest -= 1
             self._rested += 1
             return
@@ -107,9 +107,9 @@ class Drafter:
             self._make_budget, self._most, self._worth, self._rested, continues, drafted=continues
         )
         self._rested = 0
-        rest = self.proposers[0].propose(requests, current)
+        num_rests = self.proposers[0].propose(requests, current)
         self._drafted = current.drafted
-        self._rest = 0 if current.drafted else rest
+        self._rest = 0 if current.drafted else num_rests
         if not current.drafted:
             self._leave_out(requests)
 
@@ -190,9 +190,9 @@ class Drafter:
         chunk.num_drafts = len(drafts)
         chunk.token_ids += drafts
         top = request.num_top
-        first = chunk.rows[-1].index
+        row_index = chunk.rows[-1].index
         chunk.rows = [
-            LogitRow(first + i, -1, top, draft, i if request.masked else -1)
+            LogitRow(row_index + i, -1, top, draft, i if request.masked else -1)
             for i, draft in enumerate([*drafts, -1])
         ]
 
@@ -218,11 +218,11 @@ class Drafter:
         None of them can be the last token of the response, because the row after the last draft
         token samples one more token, which may end the response.
         """
-        most = min(self._num_tokens, request.max_tokens - request.num_output - 1)
+        num_drafts = min(self._num_tokens, request.max_tokens - request.num_output - 1)
         if self._kv.has_states:  # a state cannot be undone, so drafts must not fill a state chunk
             chunk = self._kv.state_chunk
-            most = min(most, chunk - 2 - (len(request.token_ids) - 1) % chunk)
-        return most
+            num_drafts = min(num_drafts, chunk - 2 - (len(request.token_ids) - 1) % chunk)
+        return num_drafts
 
 
 def learned_rows(
@@ -252,11 +252,11 @@ def make_drafter(
     text_indexes: returns a maker of indexes of n-grams, from the least to the most tokens.
     proposer: proposes after n-grams; None = there are only n-grams.
     """
-    asked = config.speculation
-    if asked is None:
+    options = config.speculation
+    if options is None:
         return None
-    make_index = text_indexes(asked.prompt_lookup_min, asked.prompt_lookup_max)
-    tokens = asked.indexed_tokens(config.max_num_seqs, config.max_model_len)
+    make_index = text_indexes(options.prompt_lookup_min, options.prompt_lookup_max)
+    tokens = options.indexed_tokens(config.max_num_seqs, config.max_model_len)
     proposers: list[Proposer] = [NgramProposer(NgramDrafts(make_index, tokens))]
     proposers += [] if proposer is None else [proposer]
-    return Drafter(kv, asked.num_speculative_tokens, proposers, price_clock)
+    return Drafter(kv, options.num_speculative_tokens, proposers, price_clock)

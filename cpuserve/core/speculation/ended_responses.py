@@ -31,14 +31,14 @@ class EndedResponses:
         if not request.num_output:
             return
         salt = request.chain.salt
-        kept = self._tokens.setdefault(salt, array("i"))
+        tokens = self._tokens.setdefault(salt, array("i"))
         self._tokens.move_to_end(salt)
-        kept.extend(request.token_ids[max(request.num_prompt, len(request.token_ids) - RECENT) :])
-        del kept[:-RECENT]
+        tokens.extend(request.token_ids[max(request.num_prompt, len(request.token_ids) - RECENT) :])
+        del tokens[:-RECENT]
         if len(self._tokens) > MOST_SALTS:
             self._tokens.popitem(last=False)
 
     def of(self, salt: str) -> Sequence[int]:
         """Return the last tokens of ended responses with this salt, the newest ones last."""
-        found = self._tokens.get(salt)
-        return () if found is None else found[:]
+        tokens = self._tokens.get(salt)
+        return () if tokens is None else tokens[:]

@@ -67,21 +67,23 @@ class NgramIndex:
 
     This is the reference for the index in C++, and the index of executors that have no C++.
 
-    least, most: number of tokens of the shortest and the longest n-gram that is looked up.
-    shared: the chances of a new text by length of the match, which all texts update.
+    min_length, max_length: tokens of the shortest and the longest n-gram that is looked up.
+    shared_chances: the chances of a new text by length of the match, which all texts update.
     """
 
     __slots__ = ("_after", "_chances", "_length", "_shared", "_sizes", "_source", "_text")
 
-    def __init__(self, least: int, most: int, shared: list[float] | None = None) -> None:
-        self._sizes = range(most, least - 1, -1)
+    def __init__(
+        self, min_length: int, max_length: int, shared_chances: list[float] | None = None
+    ) -> None:
+        self._sizes = range(max_length, min_length - 1, -1)
         # Maps an n-gram to the position after its latest occurrence.
         self._after: dict[tuple[int, ...], int] = {}
         self._text: list[int] = []
         # The token at position `_source` is the guess for the next token (0: no guess),
         # because the `_length` tokens before it equal the last `_length` tokens of the text.
         self._source = self._length = 0
-        self._shared = first_chances() if shared is None else shared
+        self._shared = first_chances() if shared_chances is None else shared_chances
         self._chances = list(self._shared)
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -102,8 +104,8 @@ class NgramIndex:
 
         Where the text ends before `count` tokens, the found tokens are repeated.
         """
-        found = self._text[self._source : self._source + count] if self._source else []
-        return (found * (count // len(found) + 1))[:count] if found else []
+        draft = self._text[self._source : self._source + count] if self._source else []
+        return (draft * (count // len(draft) + 1))[:count] if draft else []
 
     def chances(self, count: int) -> list[float]:
         """Return for each of `count` guesses its chance if all guesses before it are right."""
@@ -117,12 +119,12 @@ class NgramIndex:
         """
         if not self._source:
             return
-        right = self._text[self._source] == token
+        is_right = self._text[self._source] == token
         length = min(self._length, LONGEST)
-        self._chances[length] += GAIN * (right - self._chances[length])
-        self._shared[length] += SHARED_GAIN * (right - self._shared[length])
+        self._chances[length] += GAIN * (is_right - self._chances[length])
+        self._shared[length] += SHARED_GAIN * (is_right - self._shared[length])
         self._source += 1
-        self._length = self._length + 1 if right else 0
+        self._length = self._length + 1 if is_right else 0
 
     def _append(self, token: int) -> None:
         """Append a token, after recording the n-grams that end just before it."""
@@ -143,7 +145,7 @@ class NgramIndex:
                 return
 
 
-def in_python(least: int, most: int) -> MakeIndex:
+def in_python(min_length: int, max_length: int) -> MakeIndex:
     """Return a function that makes indexes in Python with common chances."""
-    shared = first_chances()
-    return lambda _tokens: NgramIndex(least, most, shared)
+    chances = first_chances()
+    return lambda _tokens: NgramIndex(min_length, max_length, chances)

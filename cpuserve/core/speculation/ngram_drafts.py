@@ -73,17 +73,17 @@ class NgramDrafts:
         drafts = text.index.guess(count)
         return drafts, text.index.chances(len(drafts)) if drafts else []
 
-    def look_again(self, request: Request, *, found: bool) -> int:
+    def look_again(self, request: Request, *, has_draft: bool) -> int:
         """Return for how many steps `propose` need not be asked for this request.
 
-        found: whether it had drafts that pay.
+        has_draft: whether it had drafts that pay.
         """
         text, tokens = self.texts.get(request.id), len(request.token_ids)
         if text is None:
             return LONGEST_WAIT
         if text.tokens < len(text.earlier) + tokens:  # the index is being built, or waits
             return max(text.due - tokens - 1, 0)
-        text.misses = min(text.misses, MOST_MISSES) // 2 if found else text.misses + 1
+        text.misses = min(text.misses, MOST_MISSES) // 2 if has_draft else text.misses + 1
         if text.misses <= FEW_MISSES:
             return 0
         doublings = 1 + (text.misses - FEW_MISSES - 1) // STEP
@@ -121,11 +121,11 @@ class NgramDrafts:
     def _begin_text(self, request: Request) -> IndexedText | None:
         if request.id in self._denied:
             return None
-        for earlier in (self._ended.of(request.chain.salt), ()):
-            length = len(earlier) + len(request.token_ids)
+        for response in (self._ended.of(request.chain.salt), ()):
+            length = len(response) + len(request.token_ids)
             tokens = max(length, LEAST_RESERVED)
             if self._reserve(request.id, tokens):
-                text = IndexedText(self._make_index(length), tokens, earlier)
+                text = IndexedText(self._make_index(length), tokens, response)
                 self.texts[request.id] = text
                 return text
         return None
@@ -133,8 +133,8 @@ class NgramDrafts:
     def _reserve(self, number: RequestId, tokens: int) -> bool:
         """Reserve memory for `tokens` more tokens; False if all memory is in use."""
         while self.reserved + tokens > self._most_tokens:
-            others = (n for n in self.texts if n != number)
-            rarest = max(others, key=lambda n: self.texts[n].misses, default=None)
+            other_texts = (n for n in self.texts if n != number)
+            rarest = max(other_texts, key=lambda n: self.texts[n].misses, default=None)
             if rarest is None or self.texts[rarest].misses < MANY_MISSES:
                 return False
             self._deny(rarest)
@@ -147,11 +147,11 @@ class NgramDrafts:
         end = begin + len(request.token_ids)
         text.rests = 0
         if end > text.reserved:
-            more = max(end - text.reserved, text.reserved // GROWTH)
-            if not self._reserve(request.id, more):
+            num_tokens = max(end - text.reserved, text.reserved // GROWTH)
+            if not self._reserve(request.id, num_tokens):
                 self._deny(request.id)
                 return False
-            text.reserved += more
+            text.reserved += num_tokens
         if text.tokens < begin and not self._add_slice(request, text, begin):
             return False
         if end - text.tokens <= LATE:
@@ -180,15 +180,15 @@ def price_of(start: int, tokens: int) -> float:
     tokens: the number of tokens that the index is made for.
     """
     pages = tokens / _PAGE_TOKENS
-    new = math.exp(-3.0 * start / pages)  # the part of the pages that no token has used
-    return 1.0 + min(_DEAREST, max(tokens - _FEW_PAGES, 0) / 2048) * new
+    new_share = math.exp(-3.0 * start / pages)  # the part of the pages that no token has used
+    return 1.0 + min(_DEAREST, max(tokens - _FEW_PAGES, 0) / 2048) * new_share
 
 
 def _tokens_of(request: Request, text: IndexedText, end: int) -> list[int]:
     """Return the tokens before `end`, of earlier responses and of the request, that are new."""
     start, begin = text.tokens, len(text.earlier)
-    earlier = list(text.earlier[start:end])
-    return earlier + indexed_tokens(request, max(start - begin, 0), max(end - begin, 0))
+    tokens = list(text.earlier[start:end])
+    return tokens + indexed_tokens(request, max(start - begin, 0), max(end - begin, 0))
 
 
 def indexed_tokens(request: Request, start: int, end: int) -> list[int]:
@@ -201,8 +201,8 @@ def indexed_tokens(request: Request, start: int, end: int) -> list[int]:
     ids, placeholders = request.token_ids, request.chain.placeholders
     if placeholders is None:
         return ids[start:end]
-    kept: list[int] = []
+    tokens: list[int] = []
     for run in placeholders.runs(start, end):
-        kept += ids[start : run.begin]
+        tokens += ids[start : run.begin]
         start = run.end
-    return kept + ids[start:end]
+    return tokens + ids[start:end]

@@ -29,7 +29,7 @@ class NgramProposer(Proposer):
 
         Return for how many steps the requests need no look.
         """
-        rest = LONGEST_WAIT if current.worth else IDLE_STEPS
+        num_rests = LONGEST_WAIT if current.worth else IDLE_STEPS
         self.source.begin(current.rested)
         for request in requests:
             if request.drafts or request.most_drafts:
@@ -37,30 +37,30 @@ class NgramProposer(Proposer):
             if not current.worth:  # no draft pays, however likely it is
                 self.source.rest(request, 1 + current.rested)
             elif not request.is_running or request.computes_prompt:
-                rest = 0
-            elif (most := current.most(request)) > 0:
-                rest = min(rest, self._propose(request, most, current))
+                num_rests = 0
+            elif (num_drafts := current.most(request)) > 0:
+                num_rests = min(num_rests, self._propose(request, num_drafts, current))
             else:  # the next token ends the response, or a chunk of states
-                rest = 0
-        return rest
+                num_rests = 0
+        return num_rests
 
     def end(self, request: Request) -> None:
         """Keep the response of a request that ends for the indexes of later ones."""
         self.source.end(request)
 
-    def _propose(self, request: Request, most: int, current: Round) -> int:
+    def _propose(self, request: Request, num_drafts: int, current: Round) -> int:
         """Set the draft tokens of one request; return for how many steps it needs no look."""
-        drafts, chances = self.source.propose(request, most)
+        drafts, chances = self.source.propose(request, num_drafts)
         count = _before_stop(drafts, request.stop_ids) if drafts else 0
         paying = current.budget().count(chances[:count]) if count else 0
         if request.masked or current.continues:
-            request.most_drafts = most
+            request.most_drafts = num_drafts
         if request.masked:  # each draft of a grammar costs a bitmask
             count, current.drafted = paying, True
         if count:
             request.drafts, request.chances = drafts[:count], chances[:count]
         current.drafted |= paying > 0
-        return self.source.look_again(request, found=paying > 0)
+        return self.source.look_again(request, has_draft=paying > 0)
 
 
 def _before_stop(drafts: Sequence[int], stop_ids: frozenset[int]) -> int:

@@ -104,22 +104,22 @@ class Assistant(Guesser):
 
     def _chunk(self, text: DraftedText, tokens: list[int]) -> SeqChunk:
         """Return a chunk with one token. All rows of a round are at the same place."""
-        slot, last, guesses = text.slot, text.base - 1, len(text.guesses)
+        slot, position, num_guesses = text.slot, text.base - 1, len(text.guesses)
         request = self._requests[slot]
         if request.params.temperature > 0:
             # The random number of a row follows from its position, which does not change.
-            self.texts.admit(slot, request, request.seed + WEYL * (guesses + 1))
+            self.texts.admit(slot, request, request.seed + WEYL * (num_guesses + 1))
         rows = [LogitRow(0, num_top=0)]
-        return SeqChunk(slot, tokens, last - 1, self._tables[slot], rows, angles=[[last]])
+        return SeqChunk(slot, tokens, position - 1, self._tables[slot], rows, angles=[[position]])
 
 
-def follow(known: BlockTable, table: BlockTable) -> None:
-    """Make `known` equal to `table`, and note from which entry on the executor lacks them."""
-    same = min(len(known), len(table))
-    if known[:same] != table[:same]:
-        same = next(i for i in range(same) if known[i] != table[i])
-    known.cut(same)
-    known += table[same:]
+def follow(copy: BlockTable, table: BlockTable) -> None:
+    """Make `copy` equal to `table`, and note from which entry on the executor lacks them."""
+    num_equal = min(len(copy), len(table))
+    if copy[:num_equal] != table[:num_equal]:
+        num_equal = next(i for i in range(num_equal) if copy[i] != table[i])
+    copy.cut(num_equal)
+    copy += table[num_equal:]
 
 
 def build(parts: EngineParts) -> ModelProposer:
@@ -128,22 +128,22 @@ def build(parts: EngineParts) -> ModelProposer:
     from cpuserve.quant import quantize_online
     from cpuserve.runtime.native import NativeExecutor
 
-    config, draft, whole = parts.config, parts.draft, parts.config.kv_groups
+    config, draft, model_groups = parts.config, parts.draft, parts.config.kv_groups
     groups = [
-        next((number for number, group in enumerate(whole) if layer in group.layers), 0)
+        next((number for number, group in enumerate(model_groups) if layer in group.layers), 0)
         for layer in draft.caches
     ]
-    own = structs.replace(
+    assistant_config = structs.replace(
         parts.own,
         kv_blocks=config.kv_blocks,
         kv_groups=[KvGroup(window=0, layers=[layer]) for layer in range(len(groups))],
         media_rows=draft.max_tokens,
         weight_cache_bytes=0,
     )
-    head, weights = open_assistant(Path(own.model_path), Path(config.model_path))
-    weights = quantize_online(weights, head.program, own.quantize)
+    head, weights = open_assistant(Path(assistant_config.model_path), Path(config.model_path))
+    weights = quantize_online(weights, head.program, assistant_config.quantize)
     assert isinstance(parts.target, NativeExecutor)  # DrafterKind.head
     kv: dict[str, Any] = {"kv_owner": parts.target.native, "kv_layers": draft.caches}
-    executor = NativeExecutor(own, head.program, weights, parts.team, **kv)
+    executor = NativeExecutor(assistant_config, head.program, weights, parts.team, **kv)
     guesser = Assistant(executor, parts.target, head, groups)
     return ModelProposer(guesser, parts.vocab, draft.max_model_len)

@@ -81,7 +81,7 @@ class DraftHead(Guesser):
         if self.prices.rest_for(EARLY):
             return
         ended_texts: list[tuple[DraftedText, list[int]]] = []
-        lacking: list[_Rows] = []
+        key_rows: list[_Rows] = []
         for slot, request in ended.items():
             if slot not in self._hidden.rows or request.decides:
                 continue
@@ -89,10 +89,10 @@ class DraftHead(Guesser):
             # may belong to any one.
             ids = request.token_ids + request.token_ids[-1:] * (not request.num_output)
             rows = self._lacking(request, slot, ids)
-            lacking += [] if rows is None else [rows]
+            key_rows += [] if rows is None else [rows]
             if (text := self.texts.by_request.get(request.id)) is not None:
                 ended_texts.append((text, ids))
-        self._compute(lacking)
+        self._compute(key_rows)
         for text, ids in ended_texts:
             self._publish(text, ids)
 
@@ -145,12 +145,12 @@ class DraftHead(Guesser):
         text.computed = min(text.computed, text.base - 1)
         text.base = len(ids)
 
-    def _begin_at(self, request: Request, text: DraftedText, first: int) -> None:
-        """Let the text begin at position `first`. Each token keeps its random number."""
+    def _begin_at(self, request: Request, text: DraftedText, position: int) -> None:
+        """Let the text begin at position `position`. Each token keeps its random number."""
         self.texts.kv.free(text.tables)
         text.tables = self.texts.kv.new_tables()
-        text.first = text.computed = first
-        self.texts.admit(text.slot, request, request.seed + WEYL * (first + 1))
+        text.first = text.computed = position
+        self.texts.admit(text.slot, request, request.seed + WEYL * (position + 1))
 
     def _follow(self, requests: Sequence[Request]) -> None:
         """Give texts the keys of the blocks that the model is restoring from a tier.
@@ -208,30 +208,30 @@ class DraftHead(Guesser):
 
         Return chunks with these last rows, and their turns.
         """
-        few = max(1, min(FEW, self.texts.executor.max_tokens // max(len(turns), 1)))
-        sampling = {turn.request.id for turn in turns}
-        last: dict[RequestId, _Rows] = {}
+        num_sampling = max(1, min(FEW, self.texts.executor.max_tokens // max(len(turns), 1)))
+        sampling_ids = {turn.request.id for turn in turns}
+        sampling_rows: dict[RequestId, _Rows] = {}
         # Texts that begin after a prefix may find keys that another text gets in this round.
         positions = {request.id: self._hidden.rows[request.slot].position for request in requests}
-        late = {r.id for r in requests if self._num_computed(r) < positions[r.id]}
-        for begins in (False, True):
-            earlier: list[_Rows] = []
+        late_ids = {r.id for r in requests if self._num_computed(r) < positions[r.id]}
+        for is_late in (False, True):
+            key_rows: list[_Rows] = []
             for request in requests:
-                if (request.id in late) != begins:
+                if (request.id in late_ids) != is_late:
                     continue
                 rows = self._lacking(request, request.slot, request.token_ids)
                 if rows is None:
                     continue
-                num_last = few if begins or not late else 1
-                count = len(rows.tokens) - (num_last if request.id in sampling else 0)
-                earlier.append(rows.first(count))
-                last[request.id] = rows.rest(count)
-            self._compute(earlier)
-            for request in requests if late and not begins else ():
-                if request.id in last:
+                num_last = num_sampling if is_late or not late_ids else 1
+                count = len(rows.tokens) - (num_last if request.id in sampling_ids else 0)
+                key_rows.append(rows.first(count))
+                sampling_rows[request.id] = rows.rest(count)
+            self._compute(key_rows)
+            for request in requests if late_ids and not is_late else ():
+                if request.id in sampling_rows:
                     self._publish(self.texts.by_request[request.id], request.token_ids)
-        turns = [turn for turn in turns if turn.request.id in last]
-        return [last[turn.request.id].chunk() for turn in turns], turns
+        turns = [turn for turn in turns if turn.request.id in sampling_rows]
+        return [sampling_rows[turn.request.id].chunk() for turn in turns], turns
 
     def _lacking(self, request: Request, slot: SlotId, ids: list[int]) -> _Rows | None:
         """Return the rows of the model's last step that a text lacks; None without memory."""
@@ -258,11 +258,11 @@ class DraftHead(Guesser):
     def _is_left_out(self, request: Request) -> bool:
         return bool(request.media) or len(request.token_ids) > self._longest
 
-    def _compute(self, texts_rows: Iterable[_Rows]) -> None:
+    def _compute(self, key_rows: Iterable[_Rows]) -> None:
         """Compute the keys of rows that guess nothing, in steps as large as possible."""
         chunks: list[SeqChunk] = []
         room = self.texts.executor.max_tokens
-        for rows in texts_rows:
+        for rows in key_rows:
             while rows.tokens:
                 count = min(room, len(rows.tokens))
                 chunks.append(rows.first(count).chunk())
@@ -304,9 +304,9 @@ def build(parts: EngineParts) -> ModelProposer | None:
         ModelError: the head that is asked for cannot be used.
     """
     config, draft = parts.config, parts.draft
-    own = structs.replace(parts.own, media_rows=draft.max_tokens, weight_cache_bytes=0)
+    head_config = structs.replace(parts.own, media_rows=draft.max_tokens, weight_cache_bytes=0)
     try:
-        head, executor = _head_executor(own, config.model_path, draft.layers, parts.team)
+        head, executor = _head_executor(head_config, config.model_path, draft.layers, parts.team)
     except ModelError as error:
         if config.speculation is None or config.speculation.method != AUTO:
             raise

@@ -53,8 +53,8 @@ class DraftModel(Guesser):
 
     def learn(self, text: DraftedText, ids: Sequence[int]) -> None:
         """Learn which guesses were right, drop the keys of the others, and publish the rest."""
-        right = self.texts.learn(text, ids)
-        text.computed = min(text.computed, text.base + right)
+        num_right = self.texts.learn(text, ids)
+        text.computed = min(text.computed, text.base + num_right)
         text.base = len(ids)
         self.texts.kv.publish(text.tables, text.chain, ids, text.computed, computed=True)
 
@@ -66,9 +66,11 @@ class DraftModel(Guesser):
         request, lacks = turn.request, turn.text.lacks
         if lacks <= FEW:
             return True
-        left = min(request.max_tokens, max(LEAST_LEFT, 2 * request.num_output)) - request.num_output
+        tokens_left = (
+            min(request.max_tokens, max(LEAST_LEFT, 2 * request.num_output)) - request.num_output
+        )
         keys = lacks * (turn.text.base - lacks / 2)
-        return self.texts.cost.prompt_seconds(lacks, keys) < saved_s * left
+        return self.texts.cost.prompt_seconds(lacks, keys) < saved_s * tokens_left
 
     def first_chunks(
         self, requests: Sequence[Request], turns: list[DraftTurn], budget: DraftBudget
@@ -80,7 +82,9 @@ class DraftModel(Guesser):
         """
         del requests
         turns.sort(key=lambda turn: turn.text.lacks)
-        seconds, room, late = budget.step_s * CHUNK_SHARE, self.texts.executor.max_tokens, False
+        seconds = budget.step_s * CHUNK_SHARE
+        room = self.texts.executor.max_tokens
+        is_late = False
         chunks: list[SeqChunk] = []
         complete: list[DraftTurn] = []
         for turn in turns:
@@ -88,9 +92,9 @@ class DraftModel(Guesser):
             start, count = text.computed, min(text.lacks, room)
             if text.lacks > FEW:
                 count = min(count, max(self.texts.cost.chunk(start, seconds), LEAST_CHUNK))
-            if late or not count or not self.texts.kv.grow(text.tables, start + count):
+            if is_late or not count or not self.texts.kv.grow(text.tables, start + count):
                 continue
-            late, room = text.lacks > FEW, room - count
+            is_late, room = text.lacks > FEW, room - count
             chunks.append(text.chunk(turn.request.token_ids[start : start + count]))
             if text.lacks:
                 chunks[-1].rows = []
@@ -127,9 +131,9 @@ def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) 
     """Raise a ModelError unless each of `vocab` ids is the same token for both models."""
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-    ours = Tokenizer.load(Path(config.tokenizer_path)).texts(vocab)
-    theirs = Tokenizer.load(Path(draft.tokenizer_path)).texts(vocab)
-    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+    model_tokens = Tokenizer.load(Path(config.tokenizer_path)).texts(vocab)
+    draft_tokens = Tokenizer.load(Path(draft.tokenizer_path)).texts(vocab)
+    for number, (our, their) in enumerate(zip(model_tokens, draft_tokens, strict=True)):
         if our != their:
             msg = (
                 f"the draft model {draft.model} has another vocabulary than {config.model}: "

@@ -51,13 +51,13 @@ class HiddenStates:
           text. All chunks have the one or the other.
         """
         executor = self._texts.executor
-        own = [self._last[chunk.slot] for chunk in chunks if chunk.media is None]
-        theirs = [row for chunk in chunks for row in chunk.media or ()]
-        source = executor if own else self._target
-        states = source.read_hidden(np.array(own or theirs, np.int32))
-        executor.write_media(0, self._as_media(states, own=bool(own)))
-        ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
-        for chunk, begin, end in zip(chunks, ends, ends[1:], strict=False):
+        head_rows = [self._last[chunk.slot] for chunk in chunks if chunk.media is None]
+        model_rows = [row for chunk in chunks for row in chunk.media or ()]
+        source = executor if head_rows else self._target
+        states = source.read_hidden(np.array(head_rows or model_rows, np.int32))
+        executor.write_media(0, self._as_media(states, of_head=bool(head_rows)))
+        offsets = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+        for chunk, begin, end in zip(chunks, offsets, offsets[1:], strict=False):
             chunk.media = list(range(begin, end))
             self._last[chunk.slot] = end - 1
         results = self._texts.run(chunks)
@@ -66,12 +66,12 @@ class HiddenStates:
                 row.token = int(self._ids[row.token]) if row.token >= 0 else row.token
         return results
 
-    def _as_media(self, states: Float32, *, own: bool) -> Float32:
-        """Return rows of the media buffer with hidden states of the head (`own`) or the model."""
+    def _as_media(self, states: Float32, *, of_head: bool) -> Float32:
+        """Return rows of the media buffer with hidden states of the head, or else of the model."""
         if not self._own_columns:
             return states
         rows = np.zeros((len(states), self._columns), np.float32)
-        if own:
+        if of_head:
             rows[:, : self._own_columns] = states
         else:
             rows[:, self._own_columns :] = states

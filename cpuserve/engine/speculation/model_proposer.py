@@ -102,7 +102,7 @@ class ModelProposer(Proposer):
         ended, self._ended = self._ended, {}
         if self._failed:
             return 0
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             slots = {request.id: request.slot for request in requests}
             if ended:
@@ -113,7 +113,7 @@ class ModelProposer(Proposer):
         except Exception:
             log.exception("the draft model failed; there are no drafts of it any more")
             self._failed = True
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - start_s
         return 0
 
     def finish(self, request: Request) -> None:

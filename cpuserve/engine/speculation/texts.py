@@ -45,12 +45,12 @@ class Chances:
         """Return chances that change apart from these."""
         return Chances(self.mean, list(self.classes), list(self.seen))
 
-    def learn(self, kind: int, gain: float, *, right: bool) -> None:
+    def learn(self, kind: int, gain: float, *, is_right: bool) -> None:
         """Note whether a guess of class `kind` was right."""
-        self.mean += gain * (right - self.mean)
+        self.mean += gain * (is_right - self.mean)
         self.seen[kind] += 1
         early = max(gain, 1.0 / (2 + self.seen[kind]))
-        self.classes[kind] += early * (right - self.classes[kind])
+        self.classes[kind] += early * (is_right - self.classes[kind])
 
 
 @dataclass(slots=True)
@@ -136,8 +136,8 @@ class DraftTexts:
 
     def admit(self, slot: SlotId, request: Request, seed: int) -> None:
         """Let the executor sample in this slot as the request does, without its other rules."""
-        plain = SamplingParams(**{name: getattr(request.params, name) for name in SHAPING})
-        self.executor.admit(slot, SlotRequest(plain, seed, [], [], []))
+        draft_params = SamplingParams(**{name: getattr(request.params, name) for name in SHAPING})
+        self.executor.admit(slot, SlotRequest(draft_params, seed, [], [], []))
 
     def adopt(self, text: DraftedText, ids: Sequence[int]) -> None:
         """Give a text the keys of the longest cached prefix."""
@@ -155,16 +155,16 @@ class DraftTexts:
 
     def learn(self, text: DraftedText, ids: Sequence[int]) -> int:
         """Learn which guesses were right, and forget them; return how many were."""
-        right = 0
+        num_right = 0
         tokens = ids[text.base :]
         for guess, kind, token in zip(text.guesses, text.kinds, tokens, strict=False):
-            text.chances.learn(kind, GAIN, right=guess == token)
-            self.chances.learn(kind, SHARED_GAIN, right=guess == token)
+            text.chances.learn(kind, GAIN, is_right=guess == token)
+            self.chances.learn(kind, SHARED_GAIN, is_right=guess == token)
             if guess != token:
                 break
-            right += 1
+            num_right += 1
         text.guesses, text.kinds = [], []
-        return right
+        return num_right
 
     def run(self, chunks: list[SeqChunk]) -> list[RowResult]:
         """Run a step; return the results of its rows."""
@@ -177,9 +177,9 @@ class DraftTexts:
                 work.rows += 1
                 work.keys += chunk.start
                 work.drafts += count - 1
-        began = price_clock()
+        start_s = price_clock()
         arrays = pack(StepBatch(chunks))
         results = unpack(self.executor.step(arrays), arrays.tops)
-        self.cost.observe(work, price_clock() - began)
+        self.cost.observe(work, price_clock() - start_s)
         self.num_steps += 1
         return results

@@ -68,7 +68,7 @@ class Pictures:
 
     def of(self, index: int, patch_bytes: int) -> bytes:
         """Return the patches of one picture."""
-        sizes = [each.layout.num_patches * patch_bytes for each in self.file.pictures]
+        sizes = [picture.layout.num_patches * patch_bytes for picture in self.file.pictures]
         begin = sum(sizes[:index])
         return self.patches[begin : begin + sizes[index]]
 
@@ -110,7 +110,7 @@ class Decoder:
         left: int = MOST_PIXELS,
         page: int = -1,
         opened: Callable[[int], object] | None = None,
-        used: Callable[[float], object] | None = None,
+        charge_seconds: Callable[[float], object] | None = None,
     ) -> Pictures:
         """Return the pictures of a file.
 
@@ -119,7 +119,7 @@ class Decoder:
         left: how many pixels a picture may have; 0 or more.
         page: draw only this page of a document; -1 = all.
         opened: is called with the number of pixels before they are decoded, for each attempt.
-        used: is called with the seconds of CPU that an attempt took, whatever the header says.
+        charge_seconds: is called with the CPU seconds of an attempt, whatever the header says.
 
         Raises:
             PictureStopped: decoding reached a limit, or ended the process.
@@ -141,50 +141,50 @@ class Decoder:
         )
 
         def ask(sock: socket.socket) -> Pictures:
-            found = self._ask(sock, job, data, opened, used)
-            return _pictures(sock, found, None if measures else family.patch_bytes)
+            decoded = self._ask(sock, job, data, opened, charge_seconds)
+            return _pictures(sock, decoded, None if measures else family.patch_bytes)
 
-        return self._run(job, ask, used)
+        return self._run(job, ask, charge_seconds)
 
-    def text(self, data: bytes, used: Callable[[float], object] | None = None) -> str:
+    def text(self, data: bytes, charge_seconds: Callable[[float], object] | None = None) -> str:
         """Return the text of a PDF or Word document (texts.py).
 
-        used, and what is raised: as in `decode`.
+        charge_seconds, and what is raised: as in `decode`.
         """
         limits = self.cpu_s + TEXT_CPU_S, self.wall_s + TEXT_WALL_S, self.memory_bytes
         job = DecodeJob(None, False, True, -1, 0, 0, 0, *limits)
 
         def ask(sock: socket.socket) -> str:
-            return self._ask(sock, job, data, None, used).decode("utf-8", "replace")
+            return self._ask(sock, job, data, None, charge_seconds).decode("utf-8", "replace")
 
-        return self._run(job, ask, used)
+        return self._run(job, ask, charge_seconds)
 
     def _run(
         self,
         job: DecodeJob,
         ask: Callable[[socket.socket], T],
-        used: Callable[[float], object] | None,
+        charge_seconds: Callable[[float], object] | None,
     ) -> T:
         """Return what `ask` gets from a fork that is ready, at the first or the second try."""
         closings = self.closings
-        for last in (False, True):
+        for is_last in (False, True):
             with self._connect(closings) as sock:
                 sock.settimeout(job.wall_s + SILENT_S)
-                started = time.monotonic()
+                start_s = time.monotonic()
                 try:
                     return ask(sock)
                 except TimeoutError:
                     self._end()
-                    _tell(used, job.cpu_s)
+                    _tell(charge_seconds, job.cpu_s)
                     raise _too_busy(job.wall_s) from None
                 except OSError:  # the fork has ended without a reply
-                    took = time.monotonic() - started
-                    _tell(used, min(took, job.cpu_s))
+                    took = time.monotonic() - start_s
+                    _tell(charge_seconds, min(took, job.cpu_s))
                     if took >= job.wall_s:
                         raise _too_busy(job.wall_s) from None
                     if took > _LATE * job.cpu_s:
                         raise self._late() from None
-            if last:  # the system may have killed the first fork, whatever the file needs
+            if is_last:  # the system may have killed the first fork, whatever the file needs
                 break
         msg = "the process that read it has ended twice"
         raise _stopped(msg)
@@ -208,7 +208,7 @@ class Decoder:
         job: DecodeJob,
         data: bytes,
         opened: Callable[[int], object] | None,
-        used: Callable[[float], object] | None,
+        charge_seconds: Callable[[float], object] | None,
     ) -> bytes:
         """Send a job and return its result. Raises OSError if the process has ended."""
         fault("pictures.send")
@@ -221,7 +221,7 @@ class Decoder:
                 opened(min(int(text[:_DIGITS]), MOST_PIXELS))
             fault("pictures.receive")
             kind, text = _reply(sock)
-        _tell(used, int.from_bytes(text[:USED_BYTES], "little") / 1e6)
+        _tell(charge_seconds, int.from_bytes(text[:USED_BYTES], "little") / 1e6)
         text = text[USED_BYTES:]
         if kind == STOPPED:
             raise _stopped(text.decode())
@@ -287,9 +287,9 @@ def _too_busy(seconds: float) -> ServiceUnavailable:
     )
 
 
-def _tell(used: Callable[[float], object] | None, seconds: float) -> None:
-    if used is not None:
-        used(seconds)
+def _tell(charge_seconds: Callable[[float], object] | None, seconds: float) -> None:
+    if charge_seconds is not None:
+        charge_seconds(seconds)
 
 
 def _reply(sock: socket.socket) -> tuple[bytes, bytes]:
@@ -302,34 +302,34 @@ def _reply(sock: socket.socket) -> tuple[bytes, bytes]:
 
 def _pictures(sock: socket.socket, result: bytes, patch_bytes: int | None) -> Pictures:
     """Return the pictures of a reply; patch_bytes: None = without patches."""
-    found = msgspec.msgpack.decode(result, type=DecodedFile)
+    decoded = msgspec.msgpack.decode(result, type=DecodedFile)
     if patch_bytes is None:
-        return Pictures(found, b"")
-    return Pictures(found, _received(sock, found, patch_bytes))
+        return Pictures(decoded, b"")
+    return Pictures(decoded, _received(sock, decoded, patch_bytes))
 
 
-def _received(sock: socket.socket, found: DecodedFile, patch_bytes: int) -> bytes:
+def _received(sock: socket.socket, decoded: DecodedFile, patch_bytes: int) -> bytes:
     """Return the patches, which the process sends as the descriptor of a file."""
-    size = sum(each.layout.num_patches for each in found.pictures) * patch_bytes
-    _, given, _, _ = socket.recv_fds(sock, 1, 1)
-    if not given:
+    size = sum(picture.layout.num_patches for picture in decoded.pictures) * patch_bytes
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    if not descriptors:
         raise ConnectionResetError
     try:
-        parts, done = [], 0
-        while done < size:
-            part = os.pread(given[0], fault("pictures.read", size - done), done)
+        parts, num_read = [], 0
+        while num_read < size:
+            part = os.pread(descriptors[0], fault("pictures.read", size - num_read), num_read)
             if not part:
                 raise ConnectionResetError
             parts.append(part)
-            done += len(part)
+            num_read += len(part)
     finally:
-        for descriptor in given:
+        for descriptor in descriptors:
             os.close(descriptor)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _stopped(why: str) -> PictureStopped:
-    return PictureStopped(f"was not decoded: {why}. Send a smaller picture, as PNG or JPEG")
+def _stopped(reason: str) -> PictureStopped:
+    return PictureStopped(f"was not decoded: {reason}. Send a smaller picture, as PNG or JPEG")
 
 
 DECODER = Decoder()

@@ -58,11 +58,11 @@ def opened(data: bytes, most_pixels: int, left: int) -> Image:
         raise _damaged(error) from None
     width, height = image.size
     is_webp = image.format == "WEBP"
-    most = most_pixels * 5 // 8 if is_webp else most_pixels  # its decoder has further copies
-    if width * height > most:
+    limit = most_pixels * 5 // 8 if is_webp else most_pixels  # its decoder has further copies
+    if width * height > limit:
         kind = " in a WebP" if is_webp else ""
         msg = (
-            f"has {width} x {height} pixels: at most {most >> 20} million are accepted{kind}. "
+            f"has {width} x {height} pixels: at most {limit >> 20} million are accepted{kind}. "
             "Scale it down"
         )
         raise InvalidRequest(msg)
@@ -84,12 +84,12 @@ def shown_size(image: Image, data: bytes) -> tuple[int, int]:
     """
     width, height = image.size
     try:
-        turned = may_have_exif(image, data) and image.getexif().get(_ORIENTATION) in _SIDEWAYS
+        is_turned = may_have_exif(image, data) and image.getexif().get(_ORIENTATION) in _SIDEWAYS
     except MemoryError:
         raise
     except Exception as error:
         raise _damaged(error) from None
-    return (height, width) if turned else (width, height)
+    return (height, width) if is_turned else (width, height)
 
 
 def rgb(image: Image) -> Image:
@@ -205,18 +205,18 @@ class PdfDocument:
         """Return the number of pages."""
         return len(self._document)
 
-    def sizes(self, only: int = -1) -> Iterator[tuple[int, int]]:
+    def sizes(self, index: int = -1) -> Iterator[tuple[int, int]]:
         """Yield the size of each page in pixels, or only of the page with this index."""
-        for number in range(len(self._document)) if only < 0 else [only]:
+        for number in range(len(self._document)) if index < 0 else [index]:
             try:
                 points = self._document.get_page_size(number)
             except self._error as error:
                 raise self._damaged(error) from None
             yield self._pixels(*points)
 
-    def pages(self, only: int = -1) -> Iterator[Image]:
+    def pages(self, index: int = -1) -> Iterator[Image]:
         """Yield each page as an RGB picture, or only the page with this index."""
-        for number in range(len(self._document)) if only < 0 else [only]:
+        for number in range(len(self._document)) if index < 0 else [index]:
             try:
                 with closing(self._document[number]) as page:
                     width, height = self._pixels(*page.get_size())

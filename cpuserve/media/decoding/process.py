@@ -106,9 +106,9 @@ def _serve(sock: socket.socket) -> None:
     except MemoryError:
         pass
     limit_time(0, 0)
-    used = int(time.process_time() * 1e6).to_bytes(USED_BYTES, "little")
+    used_us = int(time.process_time() * 1e6).to_bytes(USED_BYTES, "little")
     fault("picture_fork.send")
-    send(sock, kind, used, text)
+    send(sock, kind, used_us, text)
     if descriptor >= 0:
         socket.send_fds(sock, [b"f"], [descriptor])
 
@@ -146,14 +146,14 @@ def _measured(family: Family, size: tuple[int, int]) -> Decoded:
 def _written(family: Family, images: Iterator[object]) -> tuple[DecodedFile, int]:
     """Write the patches of each picture, one after another."""
     descriptor = _anonymous_file()
-    found = []
+    pictures = []
     for image in images:
-        found.append(_measured(family, image.size))  # type: ignore[attr-defined]
-        left = memoryview(family.patches(image)).cast("B")  # type: ignore[arg-type]
-        while left:
-            part = left[: fault("picture_fork.write", len(left))]
-            left = left[os.write(descriptor, part) :]
-    return DecodedFile(found), descriptor
+        pictures.append(_measured(family, image.size))  # type: ignore[attr-defined]
+        remaining = memoryview(family.patches(image)).cast("B")  # type: ignore[arg-type]
+        while remaining:
+            part = remaining[: fault("picture_fork.write", len(remaining))]
+            remaining = remaining[os.write(descriptor, part) :]
+    return DecodedFile(pictures), descriptor
 
 
 def _anonymous_file() -> int:
@@ -162,8 +162,8 @@ def _anonymous_file() -> int:
     make = getattr(os, "memfd_create", None)
     if make is not None:
         return int(make("pictures"))
-    with tempfile.TemporaryFile() as made:
-        return os.dup(made.fileno())
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 if __name__ == "__main__":

@@ -40,14 +40,14 @@ def text_of_document(data: bytes) -> str:
     Raises InvalidRequest if it cannot be read or has no text; the message has no subject.
     """
     parts = _pages(data) if is_document(data) else _paragraphs(data)
-    kept, left = [], MOST_CHARS
+    paragraphs, chars_left = [], MOST_CHARS
     for part in parts:
-        left -= len(part) + 1
-        if left < 0:
+        chars_left -= len(part) + 1
+        if chars_left < 0:
             msg = f"has more than {MOST_CHARS >> 20} million characters: send a part of it"
             raise InvalidRequest(msg)
-        kept.append(part)
-    text = "\n".join(kept).strip()
+        paragraphs.append(part)
+    text = "\n".join(paragraphs).strip()
     if not text:
         msg = "has no text, as scans do: send it to a model that reads pictures"
         raise InvalidRequest(msg)
@@ -62,14 +62,14 @@ def _pages(data: bytes) -> Iterator[str]:
 
 def _paragraphs(data: bytes) -> Iterator[str]:
     """Yield each paragraph, and each row of a table, of a Word document."""
-    other = "is neither a PDF nor a Word document: send its text, or save it as .docx"
+    unknown_kind = "is neither a PDF nor a Word document: send its text, or save it as .docx"
     if not has_word_head(data):
-        raise InvalidRequest(other)
+        raise InvalidRequest(unknown_kind)
     try:
         with closing(zipfile.ZipFile(BytesIO(data))) as archive, archive.open(_CONTENT) as file:
             yield from _lines(ElementTree.iterparse(file, ("start", "end")))
     except KeyError:
-        raise InvalidRequest(other) from None
+        raise InvalidRequest(unknown_kind) from None
     except _DAMAGES as error:
         said = " ".join(str(error).split())[:200]
         msg = f"is a damaged Word document ({said}): save it again"

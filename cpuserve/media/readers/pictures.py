@@ -44,8 +44,8 @@ log = get_logger("pictures")
 
 def rules(options: ServerOptions, most_tokens: int) -> KindRules:
     """Return the rules for pictures, pages of documents included, that options set."""
-    most = most_pictures(options.limit_mm_per_prompt, KindRules().most)
-    return KindRules(most, server_settings(options, most_tokens))
+    max_pictures = most_pictures(options.limit_mm_per_prompt, KindRules().most)
+    return KindRules(max_pictures, server_settings(options, most_tokens))
 
 
 def open_reader(path: str, mmproj: str | None, rules: KindRules) -> PictureReader | None:
@@ -128,25 +128,25 @@ class PicturesOfPart:
         return hashlib.sha256(data).digest() + msgspec.msgpack.encode((self.family, self.document))
 
     def read(
-        self, data: bytes, known: Sequence[Decoded] | None, *, measures: bool, charge: Charge
+        self, data: bytes, layouts: Sequence[Decoded] | None, *, measures: bool, charge: Charge
     ) -> tuple[Sequence[Decoded], bytes | None]:
         """Decode a file, unless its layouts are known; see PartReader.read."""
-        budget, left = self.budget, self.budget.left
-        check_left(1, left)
+        budget, bytes_left = self.budget, self.budget.left
+        check_left(1, bytes_left)
         payload = None
-        if known is None:
+        if layouts is None:
             # The pages of a document are drawn when the engine asks for them.
-            later = measures or self._is_document(data)
+            defers = measures or self._is_document(data)
             try:
-                decoded = self._decode(data, charge, measures=later, left=left, spent=budget)
+                decoded = self._decode(data, charge, measures=defers, left=bytes_left, spent=budget)
             except PictureStopped:  # it took more time or memory than a large picture
-                budget.keep(left - MAX_PIXELS)
+                budget.keep(bytes_left - MAX_PIXELS)
                 raise
-            known, payload = decoded.file.pictures, None if later else decoded.patches
-        pixels = sum(picture.width * picture.height for picture in known)
-        check_left(pixels, left)
-        budget.keep(left - pixels)
-        return known, payload
+            layouts, payload = decoded.file.pictures, None if defers else decoded.patches
+        pixels = sum(picture.width * picture.height for picture in layouts)
+        check_left(pixels, bytes_left)
+        budget.keep(bytes_left - pixels)
+        return layouts, payload
 
     def payload(self, data: bytes, index: int, charge: Charge) -> bytes:
         """Return the patches of a picture or a page."""
@@ -177,7 +177,7 @@ class PicturesOfPart:
             left=left,
             page=page,
             opened=opened,
-            used=used,
+            charge_seconds=used,
         )
 
 
@@ -188,21 +188,21 @@ def _charges(
 
     num_bytes: the bytes of the file, which are work of the caller already.
     """
-    told = 0
+    charged = 0
 
     def opened(pixels: int) -> None:
-        nonlocal told
-        told = pixels
+        nonlocal charged
+        charged = pixels
         charge(max(0, pixels - num_bytes))
         if spent is not None:
             spent.spend(pixels)
 
     def used(seconds: float) -> None:
-        nonlocal told
+        nonlocal charged
         pixels = round(max(0.0, seconds - _SMALL_S) * _PIXELS_A_SECOND)
-        charge(max(0, pixels - max(told, num_bytes)))
+        charge(max(0, pixels - max(charged, num_bytes)))
         if spent is not None:
-            spent.spend(max(0, pixels - told))
-        told = 0  # another attempt counts its pixels again
+            spent.spend(max(0, pixels - charged))
+        charged = 0  # another attempt counts its pixels again
 
     return opened, used

@@ -80,7 +80,10 @@ def chat_items(
     """
 
     async def read() -> list[BatchItem]:
-        return [await _chat_item(context, *each) for each in zip(calls, params, strict=True)]
+        return [
+            await _chat_item(context, *call_params)
+            for call_params in zip(calls, params, strict=True)
+        ]
 
     return _result(read())
 
@@ -121,8 +124,8 @@ def decision_items(
     _, prompts = _result(read_prompts(context, call, num_bytes=0))
     sequences = [sequences_of(prompt, params, priority) for prompt in prompts]
     beginning = shared_beginning(sequences[0])
-    first = [] if beginning is None else [BatchItem([beginning])]
-    return first, [BatchItem(own) for own in sequences]
+    first_items = [] if beginning is None else [BatchItem([beginning])]
+    return first_items, [BatchItem(option_sequences) for option_sequences in sequences]
 
 
 def _result(work: Awaitable[T]) -> T:
@@ -142,11 +145,11 @@ async def _chat_item(
     tools, (prompt,) = await read_prompts(context, call, num_bytes=0)
     form = response_structure(call, tools)
     # A thought and the text after it are separate engine requests that share one max_tokens.
-    most = max(1, output_limit(len(prompt.ids), params, context.bounds))
+    max_tokens = max(1, output_limit(len(prompt.ids), params, context.bounds))
     if params.max_tokens != 0:
-        params = msgspec.structs.replace(params, max_tokens=most)
-    own = msgspec.structs.replace(params, structured_outputs=form)
-    return BatchItem(sequences_of(prompt, own, call.priority or 0), tools)
+        params = msgspec.structs.replace(params, max_tokens=max_tokens)
+    form_params = msgspec.structs.replace(params, structured_outputs=form)
+    return BatchItem(sequences_of(prompt, form_params, call.priority or 0), tools)
 
 
 def run_batch(
@@ -165,7 +168,9 @@ def run_batch(
     try:
         with client.together():
             for position, item in enumerate(items):
-                item.choices = [Choice(each.index, each.prompt, 0) for each in item.sequences]
+                item.choices = [
+                    Choice(sequence.index, sequence.prompt, 0) for sequence in item.sequences
+                ]
                 item.records = records = [_record(context.metrics, e) for e in item.sequences]
                 batch.open.update(dict.fromkeys(records))
                 for request, choice, own in zip(item.sequences, item.choices, records, strict=True):
@@ -181,9 +186,9 @@ def run_batch(
 
 
 def _record(metrics: ServerMetrics, request: SequencePlan) -> Record:
-    most = request.params.max_tokens or 0
+    max_tokens = request.params.max_tokens or 0
     return metrics.start(
-        len(request.prompt.ids), most, request.n, adapter=request.params.adapter or ""
+        len(request.prompt.ids), max_tokens, request.n, adapter=request.params.adapter or ""
     )
 
 
@@ -278,14 +283,14 @@ def search_batch(
         InvalidRequest: a prompt is empty, or too long for the context.
         RequestError, EngineDead: see `run_batch`.
     """
-    own, ends = step_params(params, rules), stop_ids(params, context.bounds.eos_ids)
+    beam_params, stop_tokens = step_params(params, rules), stop_ids(params, context.bounds.eos_ids)
     searches = []
     for ids in prompts:
-        most = max(1, output_limit(len(ids), params, context.bounds))
-        searches.append((ids, BeamSearch(len(ids), rules, ends, most)))
+        max_tokens = max(1, output_limit(len(ids), params, context.bounds))
+        searches.append((ids, BeamSearch(len(ids), rules, stop_tokens, max_tokens)))
     while going := [(ids, search) for ids, search in searches if not search.done]:
         steps = [
-            [BatchItem.of([*ids, *beam.tokens], own) for beam in search.running]
+            [BatchItem.of([*ids, *beam.tokens], beam_params) for beam in search.running]
             for ids, search in going
         ]
         run_batch(client, context, [item for of_prompt in steps for item in of_prompt], _ended)

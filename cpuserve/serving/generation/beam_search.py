@@ -71,14 +71,14 @@ class BeamSearch:
     """
 
     def __init__(
-        self, num_prompt: int, rules: BeamRules, ends: Collection[int], max_tokens: int
+        self, num_prompt: int, rules: BeamRules, stop_tokens: Collection[int], max_tokens: int
     ) -> None:
         """num_prompt: the number of tokens of the prompt. ends: the tokens that end a text."""
         self.running = [Beam([], [], 0.0, 0.0)]
         self._ended: list[Beam] = []
         self._num_prompt = num_prompt
         self._rules = rules
-        self._ends = ends
+        self._ends = stop_tokens
         self._most = max_tokens
         self._steps = 0
 
@@ -97,7 +97,7 @@ class BeamSearch:
                     self._ended.append(self._grown(beam, row, token, logprob, rank, token))
                 else:
                     going.append((beam.total + logprob, number, token, logprob, rank))
-        going.sort(key=lambda each: -each[0])
+        going.sort(key=lambda candidate: -candidate[0])
         self.running = [
             self._grown(self.running[number], rows[number], token, logprob, rank)
             for _, number, token, logprob, rank in going[:width]
@@ -163,9 +163,9 @@ async def beam_events(
     """
     first = sequences[0]
     metrics, params = context.metrics, first.params
-    num_prompt, most = len(first.prompt.ids), params.max_tokens or 0
+    num_prompt, max_tokens = len(first.prompt.ids), params.max_tokens or 0
     who = params.caller, params.adapter or ""
-    meters = [metrics.start(num_prompt, most, first.n, *who) for _ in sequences]
+    meters = [metrics.start(num_prompt, max_tokens, first.n, *who) for _ in sequences]
     for sequence, meter in zip(sequences, meters, strict=True):
         sequence.tally.meter = meter
     reasons, ended = ["error"] * len(sequences), ""
@@ -223,12 +223,12 @@ class _Run:
         self.waits: tuple[dict[str, float], dict[str, float]] = {}, {}
         self._context = context
         self._sequences = sequences
-        first = sequences[0]
-        params = first.params
+        sequence = sequences[0]
+        params = sequence.params
         self._params = step_params(params, rules)
-        ends = stop_ids(params, context.bounds.eos_ids)
-        num_prompt = len(first.prompt.ids)
-        self._search = BeamSearch(num_prompt, rules, ends, params.max_tokens or 0)
+        stop_tokens = stop_ids(params, context.bounds.eos_ids)
+        num_prompt = len(sequence.prompt.ids)
+        self._search = BeamSearch(num_prompt, rules, stop_tokens, params.max_tokens or 0)
 
     async def best(self) -> list[Beam]:
         """Run the search, and return a beam for each sequence."""
@@ -249,31 +249,31 @@ class _Run:
 
     async def _next(self, beam: Beam, *, is_first: bool) -> TokenLogprob:
         """Return the most likely next tokens of a beam."""
-        context, first = self._context, self._sequences[0]
-        timeout = first.timeout_s
+        context, sequence = self._context, self._sequences[0]
+        timeout = sequence.timeout_s
         if timeout is not None:
-            timeout = max(1e-3, timeout - (time.monotonic() - first.tally.started))
-        prompt = first.prompt
+            timeout = max(1e-3, timeout - (time.monotonic() - sequence.tally.started))
+        prompt = sequence.prompt
         request = AddRequest.of(
             [*prompt.ids, *beam.tokens],
             self._params,
-            first.priority,
+            sequence.priority,
             continues=not is_first,
             media=prompt.media,
         )
         stream = context.client.generate(request, timeout_s=timeout, payload_of=prompt.payload_of)
-        found: TokenLogprob | None = None
+        logprob: TokenLogprob | None = None
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 if output.queue_full:
                     raise context.backlog.refusal(output.error or "The queue is full")
-                if first.tally.waits:
+                if sequence.tally.waits:
                     self._begin(output)
                 check_failed(output)
                 if output.logprobs:
-                    found = output.logprobs[0]
-        assert found is not None
-        return found
+                    logprob = output.logprobs[0]
+        assert logprob is not None
+        return logprob
 
     def _begin(self, output: Output) -> None:
         """Count the sequences as running; called for the first output of the search."""

@@ -60,9 +60,9 @@ def fan_out(
     timeout_s, interval = _timeout(call.timeout, longest_s), _interval(call)
     sequences: list[SequencePlan] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
-        first = len(sequences)
-        for sequence in sequences_of(prompt, of_prompt, call.priority or 0, first):
-            is_scored = sequence.index > first and of_prompt.prompt_logprobs is not None
+        first_index = len(sequences)
+        for sequence in sequences_of(prompt, of_prompt, call.priority or 0, first_index):
+            is_scored = sequence.index > first_index and of_prompt.prompt_logprobs is not None
             sequence.tally.allowance = call.allowance
             sequences.append(
                 replace(
@@ -70,7 +70,7 @@ def fan_out(
                     timeout_s=timeout_s,
                     progress=call.stream and call.return_progress,
                     interval=interval,
-                    scored_by=first if is_scored else None,
+                    scored_by=first_index if is_scored else None,
                     lines=call.lines,
                 )
             )
@@ -78,21 +78,28 @@ def fan_out(
 
 
 def sequences_of(
-    prompt: Prompt, params: SamplingParams, priority: int = 0, first: int = 0
+    prompt: Prompt, params: SamplingParams, priority: int = 0, first_index: int = 0
 ) -> list[SequencePlan]:
-    """Return params.n sequences for a prompt, which are the choices from `first` on."""
+    """Return params.n sequences for a prompt, which are the choices from `first_index` on."""
     sequences = []
     if prompt.labels is not None:
         params = msgspec.structs.replace(params, label_ids=prompt.labels.flat)
     for k in range(params.n):
-        own, after_thought = _params_of(params, k), None
+        sequence_params, after_thought = _params_of(params, k), None
         if prompt.later is not None:
-            after_thought, form = own, own.structured_outputs
+            after_thought, form = sequence_params, sequence_params.structured_outputs
             if form is not None:
                 form = msgspec.structs.replace(form, later=True)
-                own = msgspec.structs.replace(own, structured_outputs=form)
+                sequence_params = msgspec.structs.replace(sequence_params, structured_outputs=form)
         sequences.append(
-            SequencePlan(first + k, prompt, own, params.n, priority, after_thought=after_thought)
+            SequencePlan(
+                first_index + k,
+                prompt,
+                sequence_params,
+                params.n,
+                priority,
+                after_thought=after_thought,
+            )
         )
     return sequences
 
@@ -118,14 +125,14 @@ def shared_beginning(sequences: Sequence[SequencePlan]) -> SequencePlan | None:
     The sequence generates no tokens. The other sequences find its KV blocks in the prefix cache,
     and the states of recurrent layers, which exist only at the end of a prompt that has run.
     """
-    first = sequences[0]
-    if not first.prompt.shared:
+    sequence = sequences[0]
+    if not sequence.prompt.shared:
         return None
-    prompt = Prompt(first.prompt.ids[: first.prompt.shared])
-    params = msgspec.structs.replace(first.params, max_tokens=0, logprobs=None, label_ids=[])
-    tally = Tally(allowance=first.tally.allowance)
+    prompt = Prompt(sequence.prompt.ids[: sequence.prompt.shared])
+    params = msgspec.structs.replace(sequence.params, max_tokens=0, logprobs=None, label_ids=[])
+    tally = Tally(allowance=sequence.tally.allowance)
     return SequencePlan(
-        first.index, prompt, params, 1, first.priority, first.timeout_s, tally=tally
+        sequence.index, prompt, params, 1, sequence.priority, sequence.timeout_s, tally=tally
     )
 
 
@@ -152,11 +159,13 @@ def _check_scores(prompts: list[Prompt], params: list[SamplingParams], echo: boo
     top = params[0].prompt_logprobs if params else None
     if top is None:
         return
-    shown = params[0].n if echo else 1
-    tokens = shown * sum(len(prompt.ids) for prompt in prompts)
+    num_shown = params[0].n if echo else 1
+    tokens = num_shown * sum(len(prompt.ids) for prompt in prompts)
     if tokens * (top + 2) > MAX_PROMPT_LOGPROBS:
-        most = MAX_PROMPT_LOGPROBS // tokens - 2
-        lower = f"ask for at most {most} alternatives, or " if most >= 0 else ""
+        max_alternatives = MAX_PROMPT_LOGPROBS // tokens - 2
+        lower = (
+            f"ask for at most {max_alternatives} alternatives, or " if max_alternatives >= 0 else ""
+        )
         msg = (
             f"The logprobs of {tokens} prompt tokens with {top} alternatives each are "
             f"{tokens * (top + 2)} values: at most {MAX_PROMPT_LOGPROBS} are allowed in an answer. "
@@ -177,8 +186,8 @@ def _num_items(num_prompt: int, params: SamplingParams) -> int:
         params.exempt_ids,
         *params.bad_word_ids,
     )
-    given = sum(len(some) for some in lists if some is not None)
-    return num_prompt + given + (0 if form is None else form.num_chars)
+    num_listed = sum(len(items) for items in lists if items is not None)
+    return num_prompt + num_listed + (0 if form is None else form.num_chars)
 
 
 def _interval(call: GenerateCall) -> int:
@@ -190,13 +199,13 @@ def _interval(call: GenerateCall) -> int:
     return interval if interval is not None and call.stream else 1
 
 
-def _timeout(asked: float | None, longest_s: float | None) -> float | None:
-    if asked is None:
+def _timeout(timeout_s: float | None, longest_s: float | None) -> float | None:
+    if timeout_s is None:
         return longest_s
-    if not 0.0 < asked <= MAX_TIMEOUT_S:
-        msg = f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, got {asked:g}"
+    if not 0.0 < timeout_s <= MAX_TIMEOUT_S:
+        msg = f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, got {timeout_s:g}"
         raise InvalidRequest(msg, role="timeout")
-    return asked if longest_s is None else min(asked, longest_s)
+    return timeout_s if longest_s is None else min(timeout_s, longest_s)
 
 
 def check_capacity(context: ModelContext, sequences: Sequence[SequencePlan]) -> None:
@@ -204,13 +213,15 @@ def check_capacity(context: ModelContext, sequences: Sequence[SequencePlan]) -> 
 
     The same error is raised if the first token would come after the call's timeout.
     """
-    count, active, most = len(sequences), context.active_sequences, context.limits.max_sequences
+    count = len(sequences)
+    active = context.active_sequences
+    max_sequences = context.limits.max_sequences
     caller = sequences[0].params.caller
     context.backlog.check(sequences[0].timeout_s, caller)
-    if active + count > most and not context.backlog.has_share(caller):
+    if active + count > max_sequences and not context.backlog.has_share(caller):
         msg = (
-            f"This request needs {count} sequences, but {active} of at most {most} are in use: "
-            f"try again later"
+            f"This request needs {count} sequences, but {active} of at most {max_sequences} are in "
+            f"use: try again later"
         )
         raise context.backlog.refusal(msg)
 
@@ -223,12 +234,14 @@ def admit(context: ModelContext, sequences: Sequence[SequencePlan]) -> None:
     The errors are the same as in check_capacity, and LimitReached.
     """
     check_capacity(context, sequences)
-    seen: set[int] = set()
+    prompt_ids: set[int] = set()
     for sequence in sequences:
         # A prompt is computed once for its n sequences, so its tokens count once.
         prompt = sequence.prompt
-        sequence.tally.num_queued = 0 if id(prompt) in seen else len(prompt.ids) - prompt.shared
-        seen.add(id(prompt))
+        sequence.tally.num_queued = (
+            0 if id(prompt) in prompt_ids else len(prompt.ids) - prompt.shared
+        )
+        prompt_ids.add(id(prompt))
     if (allowance := sequences[0].tally.allowance) is not None:
         allowance.reserve(sum(s.tally.num_queued + (s.params.max_tokens or 0) for s in sequences))
     for sequence in sequences:
@@ -272,15 +285,19 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequencePlan]) -> TokenUsag
     cached: dict[int, int] = {}
     for sequence in sequences:
         # The prompt tokens that all prompts of the call share are counted by another sequence.
-        found = max(0, sequence.tally.cached_tokens - sequence.prompt.shared)
-        known = cached.get(id(sequence.prompt), found)
+        num_cached = max(0, sequence.tally.cached_tokens - sequence.prompt.shared)
+        num_prompt_cached = cached.get(id(sequence.prompt), num_cached)
         # The later ones of the n sequences of a new prompt find the blocks of the first one.
         # Blocks of the first sequence are no cache hits of the request,
         # so the smallest number of cached tokens of the n sequences counts.
-        cached[id(sequence.prompt)] = min(known, found)
+        cached[id(sequence.prompt)] = min(num_prompt_cached, num_cached)
     reasoning = sum(sequence.tally.reasoning_tokens for sequence in sequences)
-    shown = {id(each.prompt): each.prompt.shown for each in sequences if each.prompt.shown}
-    media = [item for items in shown.values() for item in items]
+    shown_prompts = {
+        id(sequence.prompt): sequence.prompt.shown
+        for sequence in sequences
+        if sequence.prompt.shown
+    }
+    media = [item for items in shown_prompts.values() for item in items]
     usage = TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, media)
     usage.drafts = sum(sequence.tally.draft_tokens for sequence in sequences)
     usage.accepted = sum(sequence.tally.accepted_tokens for sequence in sequences)

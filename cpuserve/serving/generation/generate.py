@@ -87,18 +87,18 @@ class Generation:
 
     def usage(self) -> TokenUsage:
         """Return the token counts so far."""
-        return usage_of(sum(each.prompt_tokens for each in self._rounds), self.all_sequences)
+        return usage_of(sum(round_.prompt_tokens for round_ in self._rounds), self.all_sequences)
 
     @property
     def all_sequences(self) -> list[SequencePlan]:
         """The sequences of all rounds so far, and the one that computes a shared beginning."""
-        first = [] if self._beginning is None else [self._beginning]
-        return [*first, *self.shown_sequences]
+        beginning = [] if self._beginning is None else [self._beginning]
+        return [*beginning, *self.shown_sequences]
 
     @property
     def shown_sequences(self) -> list[SequencePlan]:
         """The sequences of all rounds so far."""
-        return [sequence for each in self._rounds for sequence in each.sequences]
+        return [sequence for round_ in self._rounds for sequence in round_.sequences]
 
     @property
     def searches_tools(self) -> bool:
@@ -117,13 +117,13 @@ class Generation:
             None if recent is None else recent.named(self.sequences[0].params.caller, response_id)
         )
 
-    def difference_from(self, earlier: RecentPrompt) -> PromptDifference | None:
+    def difference_from(self, earlier_prompt: RecentPrompt) -> PromptDifference | None:
         """Return the first difference of this prompt from an earlier one; None if there is none."""
         recent = self.sequences[0].tally.recent
         if recent is None:
             return None
-        found = difference(earlier, recent, self.context.decoder)
-        return as_shown(found, recent.caller, earlier.response_id)
+        prompt_difference = difference(earlier_prompt, recent, self.context.decoder)
+        return as_shown(prompt_difference, recent.caller, earlier_prompt.response_id)
 
     def cache_miss(self) -> dict[str, object] | None:
         """Return why tokens of an earlier prompt are computed again (RecentPrompt.miss)."""
@@ -156,29 +156,29 @@ class Generation:
             )
             for sequence in self.sequences
         ]
-        whole = WholeResponse(choices)
+        response = WholeResponse(choices)
         async with aclosing(self.events()) as batches:
             async for events in batches:
-                whole.add(events)
+                response.add(events)
         if self.call.num_best is not None:
-            whole.keep_best(self.sequences[0].n, self.call.num_best)
-        return whole
+            response.keep_best(self.sequences[0].n, self.call.num_best)
+        return response
 
     async def _one(self, sequence: SequencePlan) -> Events:
         admit(self.context, self.sequences)
-        each, turn, whole = self.call.usage_in_each, self._turn, False
+        usage_in_each, turn, is_whole = self.call.usage_in_each, self._turn, False
         try:
             async with aclosing(_run(self.context, sequence, self._tools)) as batches:
                 async for events in batches:
                     if turn is not None:
                         turn.add(events)
-                    if each:
+                    if usage_in_each:
                         events.append(self.usage())
                     yield events
-            whole = True
+            is_whole = True
         finally:
             if turn is not None:
-                turn.end(whole=whole)
+                turn.end(whole=is_whole)
         yield [self.usage()]
 
     async def _after(self, beginning: SequencePlan) -> Events:
@@ -196,7 +196,7 @@ class Generation:
     async def _searching(self, call: GenerateCall, prepare: Prepare) -> Events:
         """Run the response in rounds: each one ends where the model searches for tools."""
         current, calls, searches = self, 0, 0
-        began = self.sequences[0].tally.started
+        start_s = self.sequences[0].tally.started
         while True:
             assert call.tool_search is not None
             part = SearchRound(call.tool_search, calls, searches)
@@ -204,8 +204,8 @@ class Generation:
             run = _run(current.context, current.sequences[0], current._tools)
             async with aclosing(run) as batches:
                 async for events in batches:
-                    if shown := part.read(events):
-                        yield shown
+                    if text_events := part.read(events):
+                        yield text_events
             calls, searches = part.num_calls, searches + len(part.searches)
             if not part.goes_on:
                 yield [part.finish or Finish(0, "stop")]
@@ -219,8 +219,8 @@ class Generation:
                 break
             call = following
             current = await prepare(msgspec.structs.replace(call))
-            later = current.sequences[0]
-            current.sequences[0] = later.after(later.tally.started - began)
+            next_sequence = current.sequences[0]
+            current.sequences[0] = next_sequence.after(next_sequence.tally.started - start_s)
             self._rounds.append(current)
         yield [self.usage()]
 
@@ -269,13 +269,13 @@ class Generation:
             for sequence in sequences
         ]
         try:
-            left = len(sequences)
-            while left:
+            num_left = len(sequences)
+            while num_left:
                 events = await queue.get()
                 if isinstance(events, SequenceFailure):
                     raise events.error
                 if events is None:
-                    left -= 1
+                    num_left -= 1
                     continue
                 if self.call.usage_in_each:
                     events.append(self.usage())
@@ -353,8 +353,8 @@ async def _run(context: ModelContext, sequence: SequencePlan, tools: ToolUse | N
         if run is not None and tally.first_output:
             tally.response_ids = run.response_ids
             if tally.recent is not None and context.recent is not None:
-                ends = {*context.bounds.eos_ids, *params.stop_token_ids}
-                context.recent.remember(tally.recent, run.response_ids, ends)
+                stop_tokens = {*context.bounds.eos_ids, *params.stop_token_ids}
+                context.recent.remember(tally.recent, run.response_ids, stop_tokens)
                 if context.kept is not None:
                     context.kept.put(tally.recent)
 
@@ -373,8 +373,8 @@ class _Scores:
     def give(self, events: list[Event]) -> None:
         """Store the prompt logprobs from the first events with tokens, which contain them."""
         if not self.known.is_set():
-            first = events[0]
-            self._rows = first.scores if isinstance(first, PromptScores) else None
+            event = events[0]
+            self._rows = event.scores if isinstance(event, PromptScores) else None
             self.known.set()
 
     def put_into(self, events: list[Event], index: int) -> None:
@@ -387,40 +387,40 @@ async def _pump(
     source: Events,
     sequence: SequencePlan,
     queue: _Queue,
-    given: _Scores | None,
-    taken: _Scores | None,
+    scores_to_give: _Scores | None,
+    scores_to_take: _Scores | None,
 ) -> None:
     """Put the events of `sequence`, from `source`, into `queue`.
 
-    given: where to store the prompt logprobs that this sequence computes for other sequences.
-    taken: where to get the prompt logprobs that another sequence computes for this one.
+    scores_to_give: where to store the prompt logprobs that this sequence computes for others.
+    scores_to_take: where to get the prompt logprobs that another sequence computes for this one.
     """
     # Events that arrive before the prompt logprobs are kept here. Events must not stay unread
     # in the engine's stream, because stop strings are found only when the text is read.
-    held: list[list[Event]] = []
+    held_events: list[list[Event]] = []
 
     async def show(scores: _Scores) -> None:
         await scores.known.wait()
-        scores.put_into(held[0], sequence.index)
-        for events in held:
+        scores.put_into(held_events[0], sequence.index)
+        for events in held_events:
             await queue.put(events)
-        held.clear()
+        held_events.clear()
 
     try:
         async with aclosing(source) as batches:
             async for events in batches:
                 progresses = isinstance(events[0], PromptProgress)
-                if given is not None and not progresses:
-                    given.give(events)
-                if taken is None or progresses:
+                if scores_to_give is not None and not progresses:
+                    scores_to_give.give(events)
+                if scores_to_take is None or progresses:
                     await queue.put(events)
                     continue
-                held.append(events)
-                if taken.known.is_set():
-                    await show(taken)
-                    taken = None
-        if taken is not None and held:
-            await show(taken)
+                held_events.append(events)
+                if scores_to_take.known.is_set():
+                    await show(scores_to_take)
+                    scores_to_take = None
+        if scores_to_take is not None and held_events:
+            await show(scores_to_take)
         await queue.put(None)
     except CANCELLATIONS:
         raise

@@ -110,9 +110,9 @@ def _is_followed(call: GenerateCall) -> bool:
     """Whether a call is a chat that continues with its messages, the response and more."""
     if call.messages is None or call.embed or call.continue_final_message:
         return False
-    cut = call.truncate_prompt_tokens is not None
+    is_cut = call.truncate_prompt_tokens is not None
     rounds = call.decisions or call.tool_search or call.beams or call.earlier
-    return not (cut or rounds is not None)
+    return not (is_cut or rounds is not None)
 
 
 def _followings(
@@ -124,10 +124,10 @@ def _followings(
     At the first response this is not known, so there are two results.
     """
     said: ConversationMessage = {"role": "assistant", "content": "".join(response.text)}
-    after: ConversationMessage = {"role": "user", "content": ""}
+    next_message: ConversationMessage = {"role": "user", "content": ""}
     if response.calls:
         first = response.calls[0]
-        after = {"role": "tool", "tool_call_id": first.id, "name": first.name, "content": ""}
+        next_message = {"role": "tool", "tool_call_id": first.id, "name": first.name, "content": ""}
         said["tool_calls"] = [
             {
                 "id": call.id,
@@ -137,19 +137,19 @@ def _followings(
             for call in response.calls
         ]
     if not response.thoughts:
-        return [[said, after]]
-    whole = {**said, "reasoning_content": response.reasoning}
-    earlier = [message for message in messages if message.get("role") == "assistant"]
-    if not earlier:
-        return [[said, after], [whole, after]]
-    sent = any("reasoning_content" in message for message in earlier)
-    return [[whole if sent else said, after]]
+        return [[said, next_message]]
+    whole_message = {**said, "reasoning_content": response.reasoning}
+    earlier_messages = [message for message in messages if message.get("role") == "assistant"]
+    if not earlier_messages:
+        return [[said, next_message], [whole_message, next_message]]
+    has_reasoning = any("reasoning_content" in message for message in earlier_messages)
+    return [[whole_message if has_reasoning else said, next_message]]
 
 
 def _arguments(call: WholeToolCall) -> Any:
     """Return the arguments of a call as clients send them back."""
-    written = "".join(call.arguments)
-    return {"input": written} if call.custom else written
+    text = "".join(call.arguments)
+    return {"input": text} if call.custom else text
 
 
 async def _compute(
@@ -157,7 +157,7 @@ async def _compute(
     calls: Sequence[GenerateCall],
     num_bytes: int,
     params: SamplingParams,
-    known: bytes,
+    known_bytes: bytes,
 ) -> None:
     """Compute the prompts of calls. known: the tokens of the last prompt and its response."""
     if context.unavailable() is not None:
@@ -170,12 +170,14 @@ async def _compute(
         prompt_logprobs=None,
         structured_outputs=None,
     )
-    computed = [known]
+    computed = [known_bytes]
     for call in calls:
         (prompt,) = await prompts_of(context, call, num_bytes)
         ids = bytes_of(prompt.ids)
-        missing = len(prompt.ids) - max(common_tokens(each, ids) for each in computed)
-        if missing < _LEAST_TOKENS:
+        num_missing = len(prompt.ids) - max(
+            common_tokens(computed_ids, ids) for computed_ids in computed
+        )
+        if num_missing < _LEAST_TOKENS:
             continue
         computed.append(ids)
         request = AddRequest.of(
@@ -188,7 +190,7 @@ async def _compute(
         stream = context.client.generate(request, payload_of=prompt.payload_of)
         async with aclosing(stream) as outputs:
             async for _ in outputs:
-                context.metrics.computed_ahead += missing
+                context.metrics.computed_ahead += num_missing
 
 
 async def compute_next_turn(turns: NextTurns, number: int) -> None:
@@ -214,7 +216,7 @@ async def compute_next_turns(turns: NextTurns) -> None:
         finally:
             work.cancel()
             busy.cancel()
-            ended = await asyncio.gather(work, busy, return_exceptions=True)
-        if isinstance(ended[0], Exception):
+            results = await asyncio.gather(work, busy, return_exceptions=True)
+        if isinstance(results[0], Exception):
             turns.forget(number)
-            raise ended[0]
+            raise results[0]

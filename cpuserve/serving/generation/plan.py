@@ -102,9 +102,11 @@ class SequencePlan:
     def progress_of(self, output: Output) -> PromptProgress:
         """Return the event of an output that only reports the prompt's progress."""
         elapsed_ms = round(1000 * (time.monotonic() - self.tally.started))
-        cached, done = output.cached_tokens, output.processed
+        cached, num_done = output.cached_tokens, output.processed
         media = self.prompt.media
-        read = [item.parts for item in media if sum(item.spans[-1]) <= done]
+        num_parts = [item.parts for item in media if sum(item.spans[-1]) <= num_done]
         tiles = sum(item.parts for item in media)
         total = len(self.prompt.ids)
-        return PromptProgress(self.index, total, cached, done, elapsed_ms, tiles, sum(read))
+        return PromptProgress(
+            self.index, total, cached, num_done, elapsed_ms, tiles, sum(num_parts)
+        )

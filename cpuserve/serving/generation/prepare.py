@@ -79,12 +79,15 @@ async def prepare(
     _choose_adapter(served, call)
     call.caller, call.allowance = caller, allowance
     # A search for tools makes further prompts, which need the messages and tools again.
-    kept = None if call.tool_search is None else msgspec.structs.replace(call)
-    return await _prepared(served.context, num_bytes, call, kept)
+    original_call = None if call.tool_search is None else msgspec.structs.replace(call)
+    return await _prepared(served.context, num_bytes, call, original_call)
 
 
 async def _prepared(
-    context: ModelContext, num_bytes: int, call: GenerateCall, kept: GenerateCall | None = None
+    context: ModelContext,
+    num_bytes: int,
+    call: GenerateCall,
+    original_call: GenerateCall | None = None,
 ) -> Generation:
     """Return the generation of a call, and drop the call's inputs. kept: a copy with the inputs."""
     tools, form = None, None
@@ -101,7 +104,9 @@ async def _prepared(
     call.drop_inputs()
     num_tokens = sum(len(prompt.ids) for prompt in prompts)
     num_tokens -= prompts[0].shared * (len(prompts) - 1)
-    searches = None if kept is None else (kept, partial(_prepared, context, num_bytes))
+    searches = (
+        None if original_call is None else (original_call, partial(_prepared, context, num_bytes))
+    )
     return Generation(
         context, call, sequences, num_tokens, tools, beginning, turn=turn, searches=searches
     )
@@ -153,18 +158,18 @@ async def _sequences(
 def _check_kind(context: ModelContext, call: GenerateCall) -> None:
     """Raise InvalidRequest unless the model can output what the call needs, such as text."""
     gives = _GIVES.get(context.pooling, _VECTORS)
-    wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
+    task = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
     if call.vectors == "words":
-        wants = _SPARSE
+        task = _SPARSE
     if call.classify:
-        wants = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
-    if gives == wants or (context.pooling == "rank" and wants == _CLASSES):  # it has one label
+        task = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
+    if gives == task or (context.pooling == "rank" and task == _CLASSES):  # it has one label
         return
     name = context.model_names[0]
     if gives == _TEXT:
-        msg = f"{name} generates text. {_SERVED_AS.get(wants, _SERVED_AS[_CLASSES])}"
+        msg = f"{name} generates text. {_SERVED_AS.get(task, _SERVED_AS[_CLASSES])}"
     else:
-        msg = f"{name} gives {gives[0]} and no {wants[0]}: use {gives[1]}"
+        msg = f"{name} gives {gives[0]} and no {task[0]}: use {gives[1]}"
     raise InvalidRequest(msg, role="model")
 
 

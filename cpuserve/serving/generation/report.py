@@ -67,8 +67,8 @@ class GenerationReport:
     @property
     def first_s(self) -> float | None:
         """Seconds until the first output; None = there is none."""
-        arrived, first = self.times.arrived, self.times.first
-        return None if arrived is None or first is None else first - arrived
+        arrived, first_token = self.times.arrived, self.times.first
+        return None if arrived is None or first_token is None else first_token - arrived
 
 
 def report_of(generation: Generation) -> GenerationReport:

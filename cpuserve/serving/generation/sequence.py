@@ -67,17 +67,17 @@ class SequenceRun:
         waits: a structured output begins only after the thought.
         """
         sequence, tools, context = self._sequence, self._tools, self._context
-        found = TextProcessor(
+        processor = TextProcessor(
             context.get_tokenizer(), sequence.prompt.ids, sequence.params, sequence.index
         )
         if tools is not None:
             parser = tools.parser(sequence.index, sequence.prompt, opening)
             if not waits:
                 parser = self._after(tools, parser)
-            found.find_calls(parser, context.shown_ids, tells_thoughts=tools.thoughts.told)
+            processor.find_calls(parser, context.shown_ids, tells_thoughts=tools.thoughts.told)
         if sequence.lines is not None:
-            found.limit_lines(sequence.lines)
-        return found
+            processor.limit_lines(sequence.lines)
+        return processor
 
     @property
     def request(self) -> AddRequest:
@@ -141,25 +141,27 @@ class SequenceRun:
 
     def turn(self) -> tuple[list[Event], int]:
         """Begin the next engine request; return its events and the number of tokens it adds."""
-        tools, sequence, why = self._tools, self._sequence, self._processor.turn
+        tools, sequence, turn_reason = self._tools, self._sequence, self._processor.turn
         assert tools is not None
         self.is_first = False
         opening = sequence.prompt.later or ""
-        if why is NextTurn.NONE:
+        if turn_reason is NextTurn.NONE:
             self._tokens.clear()
             self._processor = self._begin(opening)
             self._opening = self._encoded(opening)
             self._next(self._opening, scores=sequence.params.prompt_logprobs)
             return [], 0
         end = tools.learned_format.thought_end
-        text = tools.thoughts.last_words + end.closed if why is NextTurn.OPEN else end.gap
+        text = tools.thoughts.last_words + end.closed if turn_reason is NextTurn.OPEN else end.gap
         if not (opening or _begins_itself(sequence.after_thought)):
             text += end.begin
-        given = self._encoded(text + opening)
-        self._tokens += given
+        opening_ids = self._encoded(text + opening)
+        self._tokens += opening_ids
         self._next()
-        after, is_last = partial(self._after, tools), not self.params.max_tokens
-        return self._processor.go_on(given, opening, after, is_last=is_last), len(given)
+        next_parser, is_last = partial(self._after, tools), not self.params.max_tokens
+        return self._processor.go_on(opening_ids, opening, next_parser, is_last=is_last), len(
+            opening_ids
+        )
 
     def _after(self, tools: ToolUse, parser: ToolParser) -> ToolParser:
         """Return the parser of the text that the grammar of the response constrains."""
@@ -173,23 +175,23 @@ class SequenceRun:
     def _encoded(self, text: str) -> list[int]:
         return self._context.get_tokenizer().encode(text, add_special_tokens=False)
 
-    def _next(self, given: Sequence[int] = (), scores: int | None = None) -> None:
+    def _next(self, forced_ids: Sequence[int] = (), scores: int | None = None) -> None:
         """Set the ids and the parameters of the next engine request.
 
-        given: ids that count as a part of the prompt.
+        forced_ids: ids that count as a part of the prompt.
         scores: how many alternatives the prompt's logprobs have;
           None if the client has these logprobs already, or wants none.
         """
-        sequence, used = self._sequence, len(self._tokens)
+        sequence, num_generated = self._sequence, len(self._tokens)
         params = sequence.after_thought or sequence.params
-        self.ids = [*sequence.prompt.ids, *self._tokens, *given]
+        self.ids = [*sequence.prompt.ids, *self._tokens, *forced_ids]
         bounds = self._context.bounds
         room = min(bounds.max_model_len, bounds.kv_tokens + 1) - len(self.ids)
-        most = max(0, min((params.max_tokens or 0) - used, room))
+        max_tokens = max(0, min((params.max_tokens or 0) - num_generated, room))
         self.params = msgspec.structs.replace(
             params,
-            max_tokens=most,
-            min_tokens=min(most, max(0, params.min_tokens - used)),
+            max_tokens=max_tokens,
+            min_tokens=min(max_tokens, max(0, params.min_tokens - num_generated)),
             prompt_logprobs=scores,
         )
 
@@ -209,28 +211,31 @@ class EventPace:
         """Return the events to show now, [] for none. ends: the sequence has ended."""
         if self._interval == 1:
             return events
-        held = self._held = _joined(self._held, events)
-        count = sum(len(event.token_ids) for event in held if isinstance(event, Text))
+        held_events = self._held = _joined(self._held, events)
+        count = sum(len(event.token_ids) for event in held_events if isinstance(event, Text))
         if not ends and count < (self._interval if self._begun else 1):
             return []
         self._begun, self._held = True, []
-        return held
+        return held_events
 
 
-def _joined(first: list[Event], second: list[Event]) -> list[Event]:
+def _joined(earlier_events: list[Event], later_events: list[Event]) -> list[Event]:
     """Return the events of both lists, with all tokens and their logprobs in the first Text."""
-    if not (first and second):
-        return first or second
-    texts = [next((e for e in events if isinstance(e, Text)), None) for events in (first, second)]
-    one, other = texts
-    if one is None or other is None:
-        return [*first, *second]
-    one.token_ids = one.token_ids + other.token_ids
-    if other.logprobs is not None:
-        one.logprobs = [*(one.logprobs or ()), *other.logprobs]
-    rest = [event for event in second if event is not other]
-    if first[-1] is one:
-        one.text += other.text
-    elif other.text:
-        rest.insert(0, Text(other.index, other.text, []))
-    return [*first, *rest]
+    if not (earlier_events and later_events):
+        return earlier_events or later_events
+    texts = [
+        next((e for e in events if isinstance(e, Text)), None)
+        for events in (earlier_events, later_events)
+    ]
+    text, next_text = texts
+    if text is None or next_text is None:
+        return [*earlier_events, *later_events]
+    text.token_ids = text.token_ids + next_text.token_ids
+    if next_text.logprobs is not None:
+        text.logprobs = [*(text.logprobs or ()), *next_text.logprobs]
+    other_events = [event for event in later_events if event is not next_text]
+    if earlier_events[-1] is text:
+        text.text += next_text.text
+    elif next_text.text:
+        other_events.insert(0, Text(next_text.index, next_text.text, []))
+    return [*earlier_events, *other_events]

@@ -42,18 +42,18 @@ class StopFilter:
 
     def push(self, text: str) -> str:
         """Return the text that may be shown now; sets `matched` when a stop string is complete."""
-        seen, text = len(self._held), self._held + text
-        new, found = text[seen:], []
+        num_seen, text = len(self._held), self._held + text
+        new_text, matches = text[num_seen:], []
         for match in self._matches:
-            if end := match.push(new):
-                found.append((seen + end, seen + end - len(match.stop), match.stop))
-        if found:
-            end, start, self.matched = min(found)
+            if end := match.push(new_text):
+                matches.append((num_seen + end, num_seen + end - len(match.stop), match.stop))
+        if matches:
+            end, start, self.matched = min(matches)
             self._held = ""
             return text[: end if self._include else start]
-        shown = len(text) - max((match.length for match in self._matches), default=0)
-        self._held = text[shown:]
-        return text[:shown]
+        num_shown = len(text) - max((match.length for match in self._matches), default=0)
+        self._held = text[num_shown:]
+        return text[:num_shown]
 
     @property
     def holds(self) -> bool:
@@ -62,8 +62,8 @@ class StopFilter:
 
     def flush(self) -> str:
         """Return the text that is still held back; called once, after the last piece."""
-        held, self._held = self._held, ""
-        return held
+        held_text, self._held = self._held, ""
+        return held_text
 
 
 class _Match:
@@ -84,20 +84,20 @@ class _Match:
 
     def push(self, text: str) -> int:
         """Read more text; return the index in `text` after the first complete stop string, or 0."""
-        stop, length, at = self.stop, self.length, 0
-        while at < len(text):
+        stop, length, position = self.stop, self.length, 0
+        while position < len(text):
             if not length:
-                at = text.find(stop[0], at)
-                if at < 0:
+                position = text.find(stop[0], position)
+                if position < 0:
                     break
-            elif text[at] != stop[length]:
+            elif text[position] != stop[length]:
                 length = self._shorter[length - 1]
                 continue
             length += 1
-            at += 1
+            position += 1
             if length == len(stop):
                 self.length = 0
-                return at
+                return position
             if length > len(self._shorter):
                 self._extend()
         self.length = length
@@ -106,11 +106,11 @@ class _Match:
     def _extend(self) -> None:
         """Append the next entry to the failure function of the algorithm, `_shorter`."""
         stop, shorter = self.stop, self._shorter
-        last = stop[len(shorter)]
+        next_char = stop[len(shorter)]
         length = shorter[-1]
-        while length and last != stop[length]:
+        while length and next_char != stop[length]:
             length = shorter[length - 1]
-        shorter.append(length + (last == stop[length]))
+        shorter.append(length + (next_char == stop[length]))
 
 
 class NextTurn(Enum):
@@ -243,19 +243,19 @@ class TextProcessor:
             events.insert(0, PromptScores(self._index, output.prompt_logprobs))
         if output.vector is not None:
             events.append(Embedding(self._index, output.vector))
-        shown = output.tokens
+        num_shown = output.tokens
         if finish == "stop" and not self._include:
-            shown = shown[:-1]  # the text of a stop token is not part of the response
-        pieces = self._read(shown, text)
+            num_shown = num_shown[:-1]  # the text of a stop token is not part of the response
+        pieces = self._read(num_shown, text)
         if self.turn is None and self._waits and finish == "stop":
             self.turn = NextTurn.OPEN if self._thought else NextTurn.NONE
-            text.token_ids = text.token_ids[: len(shown)]
+            text.token_ids = text.token_ids[: len(num_shown)]
         count = len(text.token_ids)
         self._num_tokens += count
         if self.turn is not None:
             return [*events, *self._shown(pieces)], count
         if finish is not None or self._has_ended():
-            pieces += self._rest(text, cut=finish not in (None, "stop"))
+            pieces += self._rest(text, is_cut=finish not in (None, "stop"))
         stop: str | int | None = REPETITION_FOUND if finish == "repetition" else output.stop_id
         if self._stops is not None and self._stops.matched is not None:
             finish, stop = "stop", self._stops.matched
@@ -264,8 +264,8 @@ class TextProcessor:
         elif self._calls is not None and self._calls.is_full:
             finish = finish if finish is not None and count == len(output.tokens) else "stop"
         pieces = self._shown(pieces)
-        if pieces and isinstance(first := pieces[0], Text):
-            text.text = first.text
+        if pieces and isinstance(piece := pieces[0], Text):
+            text.text = piece.text
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
@@ -287,7 +287,7 @@ class TextProcessor:
             pieces = [piece for piece in pieces if not isinstance(piece, Thought)]
         return _joined(pieces) if len(pieces) > 1 else pieces
 
-    def _read(self, shown: list[int], event: Text) -> list[Piece]:
+    def _read(self, shown_ids: list[int], event: Text) -> list[Piece]:
         """Return the pieces of new tokens; without a parser, their text is added to `event`.
 
         The end of the response is looked for after each token,
@@ -295,11 +295,11 @@ class TextProcessor:
         """
         stops, parser = self._stops, self._calls
         if stops is None and parser is None and self._lines is None:
-            event.text += self._detokenizer.push(shown)
+            event.text += self._detokenizer.push(shown_ids)
             return []
         pieces: list[Piece] = []
         logprobs, spoken = event.logprobs, []
-        for index, token in enumerate(shown):
+        for index, token in enumerate(shown_ids):
             thought = parser is not None and parser.in_thought
             text = self._detokenizer.push_one(token)
             if stops is not None and self._num_tokens + index >= self._min_tokens:
@@ -317,7 +317,7 @@ class TextProcessor:
                 break
         if logprobs is not None:
             # The logprobs of an end token, which is not shown, come last.
-            event.logprobs = spoken + logprobs[len(shown) : len(event.token_ids)]
+            event.logprobs = spoken + logprobs[len(shown_ids) : len(event.token_ids)]
         return pieces
 
     @property
@@ -379,10 +379,10 @@ class TextProcessor:
         stopped = stopped or (self._lines is not None and self._lines.ended)
         return stopped or (self._calls is not None and self._calls.is_full)
 
-    def _rest(self, event: Text, *, cut: bool) -> list[Piece]:
+    def _rest(self, event: Text, *, is_cut: bool) -> list[Piece]:
         """Return the pieces of the text that is still held back at the end of the response.
 
-        cut: a limit such as max_tokens has ended the response.
+        is_cut: a limit such as max_tokens has ended the response.
         """
         stops, pieces = self._stops, []
         if not self._has_ended():
@@ -394,28 +394,33 @@ class TextProcessor:
         if self._lines is not None:
             pieces += self._passed(self._lines.flush(), event)
         if self._calls is not None and not self._calls.is_full:
-            pieces += self._calls.flush(cut=cut and not self._has_ended())
+            pieces += self._calls.flush(cut=is_cut and not self._has_ended())
         return pieces
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
     """Return the pieces, with adjacent pieces of one type joined."""
-    found = pieces[:1]
+    joined = pieces[:1]
     for piece in pieces[1:]:
-        last = found[-1]
-        if isinstance(piece, Text) and isinstance(last, Text):
-            found[-1] = Text(piece.index, last.text + piece.text, [])
-        elif isinstance(piece, Thought) and isinstance(last, Thought):
-            found[-1] = Thought(piece.index, last.text + piece.text)
+        last_piece = joined[-1]
+        if isinstance(piece, Text) and isinstance(last_piece, Text):
+            joined[-1] = Text(piece.index, last_piece.text + piece.text, [])
+        elif isinstance(piece, Thought) and isinstance(last_piece, Thought):
+            joined[-1] = Thought(piece.index, last_piece.text + piece.text)
         elif (
             isinstance(piece, ToolCallDelta)
-            and isinstance(last, ToolCallDelta)
+            and isinstance(last_piece, ToolCallDelta)
             and piece.id is None
         ):
-            written = last.arguments + piece.arguments
-            found[-1] = ToolCallDelta(
-                piece.index, last.call, written, last.id, last.name, last.custom
+            arguments = last_piece.arguments + piece.arguments
+            joined[-1] = ToolCallDelta(
+                piece.index,
+                last_piece.call,
+                arguments,
+                last_piece.id,
+                last_piece.name,
+                last_piece.custom,
             )
         else:
-            found.append(piece)
-    return found
+            joined.append(piece)
+    return joined

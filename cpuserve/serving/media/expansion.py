@@ -47,10 +47,10 @@ class Expansion:
         count: the number of items. If the prompt has another number of these texts, a user may
           have written some, so it stays as it is.
         """
-        written = self._texts.written
-        if written is None or self.is_marked(text) or text.count(written) != count:
+        template_text = self._texts.written
+        if template_text is None or self.is_marked(text) or text.count(template_text) != count:
             return text
-        return text.replace(written, self._texts.marker)
+        return text.replace(template_text, self._texts.marker)
 
     def is_marked(self, text: str) -> bool:
         """Whether a rendered prompt has the marker of an item."""

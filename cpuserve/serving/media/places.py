@@ -26,10 +26,10 @@ def placed(
     """
     placed_messages = list(messages)
     for kind, marks in reader.marks.items():
-        whole = KINDS[kind].parts[0]  # a part of this kind has one item
+        part_kind = KINDS[kind].parts[0]  # a part of this kind has one item
         parts = {part for part, read_as in reader.part_kinds.items() if read_as == kind}
         placed_messages = [
-            _placed(message, marks, reader, parts, whole) for message in placed_messages
+            _placed(message, marks, reader, parts, part_kind) for message in placed_messages
         ]
     return placed_messages
 
@@ -39,13 +39,13 @@ def _placed(
     marks: Sequence[str],
     reader: MediaReader,
     kinds: set[str],
-    whole: str,
+    part_kind: str,
 ) -> ConversationMessage:
     content = message.get("content")
     if not isinstance(content, list):
         return message
     items = [part for part in content if reader.reads(part) and part.kind in kinds]
-    if not items or any(part.kind != whole for part in items):
+    if not items or any(part.kind != part_kind for part in items):
         return message
     texts = [part for part in content if isinstance(part, str)]
     for mark in marks:
@@ -58,13 +58,13 @@ def _parts(
     content: Sequence[ContentPart], items: Sequence[MediaPart], mark: str
 ) -> list[ContentPart]:
     """Return the parts with the items in place of each `mark`, and no empty texts."""
-    rest, parts = iter(items), list[ContentPart]()
+    remaining_items, parts = iter(items), list[ContentPart]()
     for part in content:
         if not isinstance(part, str):
             parts += [] if any(part is item for item in items) else [part]
             continue
-        first, *others = part.split(mark)
-        parts.append(first)
-        for text in others:
-            parts += [next(rest), text]
+        first_text, *texts = part.split(mark)
+        parts.append(first_text)
+        for text in texts:
+            parts += [next(remaining_items), text]
     return [part for part in parts if part]

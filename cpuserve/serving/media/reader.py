@@ -138,7 +138,7 @@ class MediaReader:
     async def read(
         self,
         messages: list[ConversationMessage],
-        own: Collection[int],
+        own_parts: Collection[int],
         settings: Mapping[str, Any] | None,
         *,
         measures: bool,
@@ -146,7 +146,7 @@ class MediaReader:
     ) -> tuple[list[ConversationMessage], list[ReadItem]]:
         """Return messages with one part for each item, and the items in order.
 
-        own: the indices of the user's own last turn. An item there that cannot be read is
+        own_parts: the indices of the user's own last turn. An item there that cannot be read is
           refused; elsewhere, a line of text takes its place, so that the conversation can go on.
         settings: settings of the preprocessing that the request has.
         measures: only find the layouts; damaged data is not noticed.
@@ -170,7 +170,7 @@ class MediaReader:
                 try:
                     file = await self._file(part, readers[kind], salt, measures=measures)
                 except InvalidRequest as error:
-                    if index in own:
+                    if index in own_parts:
                         raise
                     parts.append(_left_out(part, error))
                     continue
@@ -240,29 +240,33 @@ class MediaReader:
         return sum(ids.count(expansion.marker) for expansion in self._expansions.values())
 
     def expanded(
-        self, ids: Sequence[int], items: Sequence[ReadItem], earlier: Sequence[MediaItem]
+        self, ids: Sequence[int], items: Sequence[ReadItem], expanded_items: Sequence[MediaItem]
     ) -> tuple[list[int], list[MediaItem]] | None:
         """Return the tokens with placeholders in place of markers, and the items with places.
 
-        earlier: the first items, if `ids` already has their placeholders.
+        expanded_items: the first items, if `ids` already has their placeholders.
         The result is None if the markers are not those of the other items.
         """
         markers = {expansion.marker: kind for kind, expansion in self._expansions.items()}
-        done = max((begin + count for item in earlier for begin, count in item.spans), default=0)
-        places = [at for at in range(done, len(ids)) if ids[at] in markers]
-        rest = items[len(earlier) :]
-        if [markers[ids[place]] for place in places] != [item.kind for item in rest]:
+        num_expanded = max(
+            (begin + count for item in expanded_items for begin, count in item.spans), default=0
+        )
+        places = [
+            position for position in range(num_expanded, len(ids)) if ids[position] in markers
+        ]
+        new_items = items[len(expanded_items) :]
+        if [markers[ids[place]] for place in places] != [item.kind for item in new_items]:
             return None
-        tokens, placed = list(ids[:done]), list(earlier)
-        for place, item in zip(places, rest, strict=True):
-            tokens += ids[done:place]
+        tokens, placed = list(ids[:num_expanded]), list(expanded_items)
+        for place, item in zip(places, new_items, strict=True):
+            tokens += ids[num_expanded:place]
             spans = self._expansions[item.kind].spans(item.ids, len(tokens))
             layout = item.layout
             work = layout.work, layout.parts, layout.form
             placed.append(MediaItem(item.kind, item.digest, spans, *work))
             tokens += item.ids
-            done = place + 1
-        return [*tokens, *ids[done:]], placed
+            num_expanded = place + 1
+        return [*tokens, *ids[num_expanded:]], placed
 
     # --- helpers of `read` --------------------------------------------------------------------
 
@@ -284,10 +288,10 @@ class MediaReader:
                 yield from filter(self.reads, content)
 
     def _check_number(self, kind: str, count: int) -> None:
-        most = self._rules.of_kind(kind).most
-        if count > most:
+        limit = self._rules.of_kind(kind).most
+        if count > limit:
             msg = (
-                f"messages have {count} {KINDS[kind].noun}s or more: at most {most} are accepted "
+                f"messages have {count} {KINDS[kind].noun}s or more: at most {limit} are accepted "
                 "in a request. Send fewer, or start the server with a larger --limit-mm-per-prompt"
             )
             raise InvalidRequest(msg, role="messages")
@@ -303,8 +307,8 @@ class MediaReader:
             if part.url and not is_data_url(part.url) and ":" in part.url[:16]:
                 data = await _fetched(part.url, sources)
             else:
-                most = sources.most_bytes
-                data = (await DECODING.run(size, lambda: _as_data(part).read(most))).data
+                max_bytes = sources.most_bytes
+                data = (await DECODING.run(size, lambda: _as_data(part).read(max_bytes))).data
             return await DECODING.run(
                 len(data), lambda: self._decoded(data, salt, reader, measures=measures)
             )
@@ -365,15 +369,15 @@ async def _fetched(url: str, sources: SourceRules) -> bytes:
     Raises InvalidRequest also after that time: a resolver may take longer than sources.timeout_s.
     """
     loop = asyncio.get_running_loop()
-    begun = loop.create_future()
+    future = loop.create_future()
 
     def fetch() -> bytes:
-        loop.call_soon_threadsafe(begun.cancel)
+        loop.call_soon_threadsafe(future.cancel)
         return read_source(url, sources)
 
     fetching = asyncio.ensure_future(_FETCHING.run(1, fetch))
     try:
-        await asyncio.wait((begun, fetching), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((future, fetching), return_when=asyncio.FIRST_COMPLETED)
         return await asyncio.wait_for(fetching, sources.timeout_s + 0.25)
     except asyncio.TimeoutError:
         msg = f"was not fetched within {sources.timeout_s:g} s: send its bytes as a data: URL"
@@ -390,8 +394,8 @@ def _as_data(part: MediaPart) -> MediaPart:
 
 
 def _left_out(part: MediaPart, error: InvalidRequest) -> str:
-    why = error.message.removeprefix(part.where).strip()
-    return f"[{part.noun[:1].upper()}{part.noun[1:]} was left out: it {why}.]"
+    reason = error.message.removeprefix(part.where).strip()
+    return f"[{part.noun[:1].upper()}{part.noun[1:]} was left out: it {reason}.]"
 
 
 def _digest(key: bytes, index: int) -> bytes:

@@ -121,18 +121,18 @@ class _Processes:
 class LimitedCoder:
     """A Coder that encodes in processes with limits; any thread may use it.
 
-    why: the part of the tokenizer that needs limits, for messages.
+    reason: the part of the tokenizer that needs limits, for messages.
     """
 
     waits = True
 
-    def __init__(self, path: Path, why: str) -> None:
+    def __init__(self, path: Path, reason: str) -> None:
         """Load the tokenizer.json of a directory.
 
         Raises:
             ModelError: it is broken, or loading it takes too much.
         """
-        self._path, self._why = path, why
+        self._path, self._why = path, reason
         size = (path / "tokenizer.json").stat().st_size
         self._load_cpu_s = LOAD_CPU_S + LOAD_CPU_S_PER_BYTE * size
         self._load_bytes = min(LOAD_BYTES + LOAD_PER_BYTE * size, MAX_MEMORY_BYTES)
@@ -177,8 +177,8 @@ class LimitedCoder:
             InvalidRequest: the text takes too much time or memory.
             ServiceUnavailable: the process does not run, or is too slow.
         """
-        first, second = (text, None) if isinstance(text, str) else text
-        return Tokens(self._done("tokens", first, second, add_special_tokens=add_special_tokens))
+        text_a, text_b = (text, None) if isinstance(text, str) else text
+        return Tokens(self._done("tokens", text_a, text_b, add_special_tokens=add_special_tokens))
 
     def spans(
         self, text: str, *, add_special_tokens: bool, most: int | None
@@ -233,14 +233,14 @@ class LimitedCoder:
         deaths = 0
         for _ in range(TRIES + 1):
             fork = self._take()
-            begins = what == "ordinary" and not fork.begun
-            job.nonces = self._nonces if begins else None
-            tokens = len(self.description.added) if begins else 0
+            is_first = what == "ordinary" and not fork.begun
+            job.nonces = self._nonces if is_first else None
+            tokens = len(self.description.added) if is_first else 0
             job.cpu_s = CPU_S + CPU_S_PER_CHAR * chars + CPU_S_PER_TOKEN * tokens
             job.wall_s = WALL_S + WALL_PER_CPU * job.cpu_s
             memory = MEMORY_BYTES + MEMORY_PER_CHAR * chars + MEMORY_PER_TOKEN * tokens + more_bytes
             job.memory_bytes = min(memory, MAX_MEMORY_BYTES)
-            started = time.monotonic()
+            start_s = time.monotonic()
             try:
                 kind, content = fork.ask(job)
             except TimeoutError:
@@ -251,7 +251,7 @@ class LimitedCoder:
                 raise self._slow(job) from None
             except _Lost:
                 fork.sock.close()
-                took = time.monotonic() - started
+                took = time.monotonic() - start_s
                 if took > _LATE * job.wall_s:
                     raise self._slow(job) from None
                 if took > _LATE * job.cpu_s:
@@ -263,7 +263,7 @@ class LimitedCoder:
             except BaseException:  # a lone surrogate, or Ctrl-C: nobody waits for the reply
                 fork.sock.close()
                 raise
-            fork.begun = fork.begun or begins
+            fork.begun = fork.begun or is_first
             self._put_back(fork, keep=kind == DONE and chars + len(content) < LARGE_BYTES)
             return self._content(kind, content, job, chars)
         msg = "the process that encodes texts was killed twice: try again"
@@ -278,9 +278,9 @@ class LimitedCoder:
         return content
 
     def _too_much(self, job: EncodeJob, chars: int, *, late: bool = False) -> InvalidRequest:
-        most = f"{job.cpu_s:.3g} s" if late else f"{job.memory_bytes >> 20} MB of memory"
+        limit = f"{job.cpu_s:.3g} s" if late else f"{job.memory_bytes >> 20} MB of memory"
         return InvalidRequest(
-            f"the tokenizer of this model takes more than {most} for a text of {chars} "
+            f"the tokenizer of this model takes more than {limit} for a text of {chars} "
             f"characters ({self._why}): send a shorter text, or serve the model with another "
             "tokenizer (--tokenizer)"
         )
@@ -331,34 +331,34 @@ class LimitedCoder:
         sock = server.connect()
         try:
             sock.settimeout(wall_s + SILENT_S)
-            first = receive(sock)
-            if first is None:
+            greeting = receive(sock)
+            if greeting is None:
                 raise _Lost
-            if first[:1] == BROKEN:
-                raise ModelError(first[1:].decode("utf-8", "replace"))
-            if first[:1] == UNLIMITED:
+            if greeting[:1] == BROKEN:
+                raise ModelError(greeting[1:].decode("utf-8", "replace"))
+            if greeting[:1] == UNLIMITED:
                 log.warning(
                     "this system cannot limit the memory of a process: load only models that you "
                     "trust"
                 )
-            return _Fork(server, sock), self._described(first)
+            return _Fork(server, sock), self._described(greeting)
         except BaseException:
             sock.close()
             raise
 
-    def _described(self, first: bytes) -> Description:
-        known: Description | None = getattr(self, "description", None)
-        return known or msgspec.msgpack.decode(first[1:], type=Description)
+    def _described(self, greeting: bytes) -> Description:
+        description: Description | None = getattr(self, "description", None)
+        return description or msgspec.msgpack.decode(greeting[1:], type=Description)
 
     def _not_loaded(self, error: BaseException) -> ModelError:
         self._processes.end()
-        why = f"the process that loads it cannot be started: {error} ({LIMITS})"
+        reason = f"the process that loads it cannot be started: {error} ({LIMITS})"
         if isinstance(error, _Lost):
-            why = (
+            reason = (
                 f"loading it, or encoding a short text, takes more than {self._load_cpu_s:.3g} s "
                 f"of CPU time or {self._load_bytes >> 20} MB of memory ({self._why})"
             )
-        return ModelError(f"tokenizer {self._path}: {why}")
+        return ModelError(f"tokenizer {self._path}: {reason}")
 
     def _put_back(self, fork: _Fork, *, keep: bool) -> None:
         with self._lock:
@@ -381,26 +381,26 @@ class LimitedOrdinary:
         return self._coder.encode_ordinary(text)
 
 
-def limited_parts(path: Path, why: str) -> Parts:
+def limited_parts(path: Path, reason: str) -> Parts:
     """Return the tokenizer of a directory, which is used in processes with limits.
 
     Raises:
         ModelError: it is broken, or loading it takes too much.
     """
-    coder: Any = LimitedCoder(path, why)
-    known = coder.description
+    coder: Any = LimitedCoder(path, reason)
+    description = coder.description
     return Parts(
         core=coder,
-        scheme=known.scheme,
-        vocab_size=known.vocab_size,
-        special_ids=known.special_ids,
-        bos_id=known.bos_id,
-        special_tokens=known.special_tokens,
-        chat_template=known.chat_template,
-        tool_template=known.tool_template,
-        add_bos=known.add_bos,
-        strips_leading_space=known.strips_leading_space,
-        prompts=known.prompts,
+        scheme=description.scheme,
+        vocab_size=description.vocab_size,
+        special_ids=description.special_ids,
+        bos_id=description.bos_id,
+        special_tokens=description.special_tokens,
+        chat_template=description.chat_template,
+        tool_template=description.tool_template,
+        add_bos=description.add_bos,
+        strips_leading_space=description.strips_leading_space,
+        prompts=description.prompts,
     )
 
 

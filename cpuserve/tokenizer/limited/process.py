@@ -78,17 +78,17 @@ def main() -> int:
     parser.add_argument("--memory", type=int, required=True)
     parser.add_argument("--cpu", type=float, required=True)
     parser.add_argument("--wall", type=float, required=True)
-    given, _ = parser.parse_known_args()
+    args, _ = parser.parse_known_args()
 
     def prepare() -> None:
         import tokenizers  # noqa: F401  its address space does not count
 
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 2)  # drop messages when memory runs out
-        if used := address_space():
-            limit_memory(used + given.memory)
-        limit_time(given.cpu, given.wall)
-        _LOADED.load(given.path)
+        if used_bytes := address_space():
+            limit_memory(used_bytes + args.memory)
+        limit_time(args.cpu, args.wall)
+        _LOADED.load(args.path)
         limit_time(0, 0)
 
     return serve_forks(
@@ -104,20 +104,20 @@ def _serve(sock: socket.socket) -> None:
     """Do the jobs of one connection in this fork."""
     send(sock, _LOADED.first)
     coder = _LOADED.coder
-    used = address_space()
+    used_bytes = address_space()
     while coder is not None and (body := receive(sock)) is not None:
         fault("tokenizer_fork.receive")
-        kind, content = _do(coder, body, used)
+        kind, content = _do(coder, body, used_bytes)
         fault("tokenizer_fork.send")
         send(sock, kind, content)
 
 
-def _do(coder: LibraryCoder, body: bytes, used: int) -> tuple[bytes, bytes]:
+def _do(coder: LibraryCoder, body: bytes, used_bytes: int) -> tuple[bytes, bytes]:
     """Return the kind and the content of the reply to a job."""
     job = msgspec.msgpack.decode(body, type=EncodeJob)
     del body
-    if used:
-        limit_memory(used + job.memory_bytes)
+    if used_bytes:
+        limit_memory(used_bytes + job.memory_bytes)
     limit_time(job.cpu_s, job.wall_s)
     try:
         return DONE, _done(coder, job)
@@ -151,8 +151,8 @@ def _done(coder: LibraryCoder, job: EncodeJob) -> bytes:
 def _description(parts: Parts, coder: LibraryCoder) -> Description:
     """Return the tokenizer for the client."""
     vocabulary = coder.vocabulary()
-    added = coder.added()
-    texts = {i: coder.text_of(i) or "" for i in {*vocabulary.values(), *added}}
+    added_tokens = coder.added()
+    texts = {i: coder.text_of(i) or "" for i in {*vocabulary.values(), *added_tokens}}
     return Description(
         scheme=parts.scheme,
         vocab_size=parts.vocab_size,
@@ -166,7 +166,7 @@ def _description(parts: Parts, coder: LibraryCoder) -> Description:
         prompts=parts.prompts,
         texts=texts,
         ids={text: i for text, i in vocabulary.items() if texts[i] != text},
-        added={i: AddedEntry(token.content, token.special) for i, token in added.items()},
+        added={i: AddedEntry(token.content, token.special) for i, token in added_tokens.items()},
         most_bytes=coder.most_bytes(),
     )
 

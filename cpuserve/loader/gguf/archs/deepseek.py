@@ -68,8 +68,8 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
     if gating not in (None, *_GATING):
         keys.fail("expert_gating_func", gating, "1, the softmax, or 2, the sigmoid")
     if keys.raw("attention.temperature_scale"):
-        wanted = "absent: queries scaled by their positions are not supported"
-        keys.fail("attention.temperature_scale", keys.raw("attention.temperature_scale"), wanted)
+        want = "absent: queries scaled by their positions are not supported"
+        keys.fail("attention.temperature_scale", keys.raw("attention.temperature_scale"), want)
     return {**latent_settings(keys), **_GATING[gating or 1 + biased]}
 
 
@@ -88,8 +88,11 @@ def _indexer(keys: Keys) -> dict[str, Any]:
 
 def _glm_dsa(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for GLM-5; layers without an indexer share one."""
-    own = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
-    return {**_deepseek32(keys), "indexer_types": ["full" if has else "shared" for has in own]}
+    has_indexer = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
+    return {
+        **_deepseek32(keys),
+        "indexer_types": ["full" if has else "shared" for has in has_indexer],
+    }
 
 
 def _deepseek4(keys: Keys) -> dict[str, Any]:
@@ -99,8 +102,8 @@ def _deepseek4(keys: Keys) -> dict[str, Any]:
     converters say in their metadata that they have it, although they do not.
     """
     if keys.raw("expert_gating_func") not in (None, 4):
-        wanted = "4, the square root of the softplus"
-        keys.fail("expert_gating_func", keys.raw("expert_gating_func"), wanted)
+        want = "4, the square root of the softplus"
+        keys.fail("expert_gating_func", keys.raw("expert_gating_func"), want)
     if not keys.flag("expert_weights_norm", True):
         keys.fail("expert_weights_norm", False, "true")
     limit = _limit_of_all(keys)
@@ -178,8 +181,8 @@ def _hy_v3(keys: Keys) -> dict[str, Any]:
     width = settings["moe_intermediate_size"]
     shared_width = keys.count("expert_shared_feed_forward_length", width)
     if shared_width % width:
-        wanted = f"a multiple of expert_feed_forward_length, {width}"
-        keys.fail("expert_shared_feed_forward_length", shared_width, wanted)
+        want = f"a multiple of expert_feed_forward_length, {width}"
+        keys.fail("expert_shared_feed_forward_length", shared_width, want)
     return {
         **settings,
         "num_shared_experts": shared_width // width,
@@ -191,7 +194,7 @@ def _hy_v3(keys: Keys) -> dict[str, Any]:
 def _glm5_next(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for GLM-5.3-Flash: layers without KV heads have delta nets."""
     need_sigmoid(keys)
-    own = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
+    has_indexer = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
     return {
         **latent_settings(keys, turns=False),
         **_streams(keys),
@@ -203,7 +206,7 @@ def _glm5_next(keys: Keys) -> dict[str, Any]:
         "swiglu_limit": _limit_of_all(keys),
         "index_kpool": keys.count("attention.indexer.kpool"),
         "index_kpool_always_select_tail": keys.flag("attention.indexer.kpool_select_tail", True),
-        "indexer_types": ["full" if has else "shared" for has in own],
+        "indexer_types": ["full" if has else "shared" for has in has_indexer],
     }
 
 
@@ -222,10 +225,10 @@ def _bailing_moe3(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
     settings = latent_settings(keys)
     width = settings["moe_intermediate_size"] * settings["n_shared_experts"]
-    given = keys.count("expert_shared_feed_forward_length", width)
-    if given != width:
-        wanted = f"{width}, the width of all shared experts"
-        keys.fail("expert_shared_feed_forward_length", given, wanted)
+    shared_width = keys.count("expert_shared_feed_forward_length", width)
+    if shared_width != width:
+        want = f"{width}, the width of all shared experts"
+        keys.fail("expert_shared_feed_forward_length", shared_width, want)
     bound = keys.raw("kda.gate_lower_bound")
     if not isinstance(bound, float) or not bound < 0:
         keys.fail("kda.gate_lower_bound", bound, "a number below 0")
@@ -278,17 +281,21 @@ def latent_settings(keys: Keys, *, turns: bool = True) -> dict[str, Any]:
 
 def _by_kind(keys: Keys, key: str, kinds: list[str]) -> dict[str, int]:
     """Return the number of heads of each kind of layer; all layers of a kind must have as many."""
-    found: dict[str, int] = {}
+    values_by_kind: dict[str, int] = {}
     for i, kind in enumerate(kinds):
         heads = keys.of_layer(key, i)
-        if found.setdefault(kind, heads) != heads:
+        if values_by_kind.setdefault(kind, heads) != heads:
             keys.fail(key, keys.raw(key), "the same for all layers of a kind")
-    return {"full_attention": found[kinds[0]], "sliding_attention": found[kinds[0]], **found}
+    return {
+        "full_attention": values_by_kind[kinds[0]],
+        "sliding_attention": values_by_kind[kinds[0]],
+        **values_by_kind,
+    }
 
 
 def _routed_layers(keys: Keys) -> list[str]:
     routed = [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers())]
-    return ["sparse" if has else "dense" for has in routed]
+    return ["sparse" if is_routed else "dense" for is_routed in routed]
 
 
 def _local_theta(keys: Keys) -> float:
@@ -301,14 +308,14 @@ def _mimo2(keys: Keys) -> dict[str, Any]:
     kinds, settings = keys.windows(), experts(keys)
     kv_heads = _by_kind(keys, "attention.head_count_kv", kinds)
     share = keys.count("rope.dimension_count") / keys.count("attention.key_length")
-    scaled = keys.raw("attention.value_scale") is not None
+    has_value_scale = keys.raw("attention.value_scale") is not None
     return {
         **settings,
         "n_routed_experts": settings["num_experts"],
         "num_key_value_heads": kv_heads["full_attention"],
         "swa_num_key_value_heads": kv_heads["sliding_attention"],
         "v_head_dim": keys.count("attention.value_length"),
-        "attention_value_scale": keys.real("attention.value_scale") if scaled else None,
+        "attention_value_scale": keys.real("attention.value_scale") if has_value_scale else None,
         "layer_types": kinds,
         "mlp_layer_types": _routed_layers(keys),
         "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
@@ -327,11 +334,11 @@ def _step35(keys: Keys) -> dict[str, Any]:
     heads = _by_kind(keys, "attention.head_count", kinds)
     kv_heads = set(_by_kind(keys, "attention.head_count_kv", kinds).values())
     if len(kv_heads) > 1:
-        wanted = "the same for all layers"
-        keys.fail("attention.head_count_kv", keys.raw("attention.head_count_kv"), wanted)
-    full: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base")}
+        want = "the same for all layers"
+        keys.fail("attention.head_count_kv", keys.raw("attention.head_count_kv"), want)
+    full_rope: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base")}
     if factors := keys.numbers("rope_freqs.weight"):
-        full |= {"rope_type": "freq_factors", "freq_factors": factors[: rotary // 4]}
+        full_rope |= {"rope_type": "freq_factors", "freq_factors": factors[: rotary // 4]}
     local = {"rope_theta": _local_theta(keys), "partial_rotary_factor": 1.0}
     limits = {
         key: keys.raw(f"swiglu_clamp_{name}")
@@ -353,7 +360,7 @@ def _step35(keys: Keys) -> dict[str, Any]:
         "rope_scaling": None,
         "partial_rotary_factor": None,
         "rope_parameters": {
-            "full_attention": {**full, "partial_rotary_factor": 0.5},
+            "full_attention": {**full_rope, "partial_rotary_factor": 0.5},
             "sliding_attention": local,
         },
     }

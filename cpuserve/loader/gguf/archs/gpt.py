@@ -40,10 +40,10 @@ def _gpt2(keys: Keys) -> dict[str, Any]:
 
 
 def _falcon(keys: Keys) -> dict[str, Any]:
-    two = keys.has("blk.0.attn_norm_2.weight")
+    has_two_norms = keys.has("blk.0.attn_norm_2.weight")
     return {
         "new_decoder_architecture": True,
-        "num_ln_in_parallel_attn": 2 if two else 1,
+        "num_ln_in_parallel_attn": 2 if has_two_norms else 1,
         "num_kv_heads": keys.count("attention.head_count_kv", 1),
         "ffn_hidden_size": keys.count("feed_forward_length"),
         "bias": keys.has("blk.0.attn_qkv.bias"),

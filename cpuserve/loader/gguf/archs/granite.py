@@ -87,19 +87,19 @@ def _granite_hybrid(keys: Keys) -> dict[str, Any]:
     In a model without experts, feed_forward_length is the width of the shared MLP.
     """
     experts, width = keys.whole("expert_count"), keys.count("embedding_length")
-    shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
-    inner = keys.count("ssm.inner_size")
-    if inner % width:
-        keys.fail("ssm.inner_size", inner, f"a multiple of embedding_length, {width}")
+    shared_key = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
+    channels = keys.count("ssm.inner_size")
+    if channels % width:
+        keys.fail("ssm.inner_size", channels, f"a multiple of embedding_length, {width}")
     return {
         **_granite(keys),
         "num_local_experts": experts,
         "num_experts_per_tok": keys.whole("expert_used_count"),
-        "shared_intermediate_size": keys.count(shared),
+        "shared_intermediate_size": keys.count(shared_key),
         "mlp_input_split": True,
         "layer_types": keys.layer_types("mamba", "attention"),
         "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else None,
-        "mamba_expand": inner // width,
+        "mamba_expand": channels // width,
         "mamba_n_heads": keys.count("ssm.time_step_rank"),
         "mamba_n_groups": keys.count("ssm.group_count", 1),
         "mamba_d_state": keys.count("ssm.state_size"),

@@ -34,16 +34,16 @@ _KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe"}
 
 def _nemotron_h(keys: Keys) -> dict[str, Any]:
     heads = keys.count("ssm.time_step_rank")
-    inner = keys.count("ssm.inner_size")
-    if inner % heads:
-        keys.fail("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
+    channels = keys.count("ssm.inner_size")
+    if channels % heads:
+        keys.fail("ssm.inner_size", channels, f"a multiple of ssm.time_step_rank, {heads}")
     kinds = [_kind(keys, block) for block in range(keys.layers())]
     settings: dict[str, Any] = {
         "layers_block_type": kinds,
         "mlp_hidden_act": "relu2",
         "attention_bias": any(name.endswith("attn_q.bias") for name in keys.file.tensors),
         "mamba_num_heads": heads,
-        "mamba_head_dim": inner // heads,
+        "mamba_head_dim": channels // heads,
         "n_groups": keys.count("ssm.group_count", 1),
         "ssm_state_size": keys.count("ssm.state_size"),
         "conv_kernel": keys.count("ssm.conv_kernel"),
@@ -77,8 +77,8 @@ def _nemotron_h(keys: Keys) -> dict[str, Any]:
 
 
 def _kind(keys: Keys, block: int) -> str:
-    own = (kind for part, kind in _KINDS.items() if keys.has(f"blk.{block}.{part}.weight"))
-    return next(own, "mlp")
+    kinds = (kind for part, kind in _KINDS.items() if keys.has(f"blk.{block}.{part}.weight"))
+    return next(kinds, "mlp")
 
 
 _NEMOTRON_H = {
@@ -114,10 +114,10 @@ _NEMOTRON = GgufArch(
 
 def _expansion(keys: Keys) -> int:
     """Return how often the width of the model is in the number of channels."""
-    inner, width = keys.count("ssm.inner_size"), keys.count("embedding_length")
-    if inner % width:
-        keys.fail("ssm.inner_size", inner, f"a multiple of embedding_length, {width}")
-    return inner // width
+    channels, width = keys.count("ssm.inner_size"), keys.count("embedding_length")
+    if channels % width:
+        keys.fail("ssm.inner_size", channels, f"a multiple of embedding_length, {width}")
+    return channels // width
 
 
 def _any(keys: Keys, end: str) -> bool:
@@ -136,13 +136,13 @@ def _mamba(keys: Keys) -> dict[str, Any]:
 
 
 def _mamba2(keys: Keys) -> dict[str, Any]:
-    heads, inner = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
-    if inner % heads:
-        keys.fail("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
+    heads, channels = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
+    if channels % heads:
+        keys.fail("ssm.inner_size", channels, f"a multiple of ssm.time_step_rank, {heads}")
     return {
         **_mamba(keys),
         "num_heads": heads,
-        "head_dim": inner // heads,
+        "head_dim": channels // heads,
         "n_groups": keys.count("ssm.group_count", 1),
     }
 
@@ -171,16 +171,16 @@ def _jamba(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _every(keys: Keys, key: str, kind: str, has: Sequence[bool]) -> dict[str, int]:
+def _every(keys: Keys, key: str, kind: str, flags: Sequence[bool]) -> dict[str, int]:
     """Return `{kind}_period` and `{kind}_offset` of the layers that have something.
 
     key: the metadata to name if these layers do not follow each other at one distance.
     """
-    found = [layer for layer, own in enumerate(has) if own]
-    offset = found[0] if found else len(has)
-    period = found[1] - offset if len(found) > 1 else max(len(has), offset + 1)
-    if found != list(range(offset, len(has), period)) or offset >= period:
-        keys.fail(key, keys.raw(key), f"for layers at one distance, not for layers {found}")
+    layers = [layer for layer, flag in enumerate(flags) if flag]
+    offset = layers[0] if layers else len(flags)
+    period = layers[1] - offset if len(layers) > 1 else max(len(flags), offset + 1)
+    if layers != list(range(offset, len(flags), period)) or offset >= period:
+        keys.fail(key, keys.raw(key), f"for layers at one distance, not for layers {layers}")
     return {f"{kind}_period": period, f"{kind}_offset": offset}
 
 

@@ -31,8 +31,8 @@ def longrope(keys: Keys) -> dict[str, Any]:
 def _nanbeige(keys: Keys) -> dict[str, Any]:
     """Return no settings; Nanbeige is Llama, but its layers may run several times."""
     if (loops := keys.count("num_loops", 1)) > 1:
-        wanted = "1, since layers that run several times are not supported. Llama and Qwen3 run"
-        keys.fail("num_loops", loops, wanted)
+        want = "1, since layers that run several times are not supported. Llama and Qwen3 run"
+        keys.fail("num_loops", loops, want)
     return {}
 
 
@@ -155,15 +155,15 @@ def _exaone4(keys: Keys) -> dict[str, Any]:
 def _apertus(keys: Keys) -> dict[str, Any]:
     """Return the parameters of xIELU for each layer, which files have as metadata."""
     layers = range(keys.layers())
-    found = []
+    params = []
     for name in ("alpha_p", "alpha_n", "beta", "eps"):
         values = keys.file.value(f"xielu.{name}")
         values = [values] * len(layers) if isinstance(values, float) else values
         if not isinstance(values, list) or len(values) != len(layers):
             msg = f"GGUF {keys.file.path}: xielu.{name} must be a number for each of the layers"
             raise ModelError(msg)
-        found.append([float(v) for v in values])
-    return {"hidden_act": "xielu", "xielu": tuple(zip(*found, strict=True))}
+        params.append([float(v) for v in values])
+    return {"hidden_act": "xielu", "xielu": tuple(zip(*params, strict=True))}
 
 
 def _cohere2_moe(keys: Keys) -> dict[str, Any]:
@@ -175,10 +175,10 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     shared_count = keys.whole("expert_shared_count")
     settings = experts(keys)
     width = settings["moe_intermediate_size"]
-    given = keys.count("expert_shared_feed_forward_length", max(shared_count, 1) * width)
-    if shared_count and given != shared_count * width:
-        wanted = f"{shared_count * width}, the width of all shared experts"
-        keys.fail("expert_shared_feed_forward_length", given, wanted)
+    shared_width = keys.count("expert_shared_feed_forward_length", max(shared_count, 1) * width)
+    if shared_count and shared_width != shared_count * width:
+        want = f"{shared_count * width}, the width of all shared experts"
+        keys.fail("expert_shared_feed_forward_length", shared_width, want)
     need_sigmoid(keys)
     dense = keys.file.tensors.get("blk.0.ffn_up.weight")
     return {
@@ -208,8 +208,8 @@ def _laguna(keys: Keys) -> dict[str, Any]:
     kinds = ["full_attention"] * len(layers)
     if keys.raw("attention.sliding_window"):
         pattern = keys.raw("attention.sliding_window_pattern")
-        every = pattern if isinstance(pattern, int) else 4
-        kinds = ["sliding_attention" if i % every else "full_attention" for i in layers]
+        interval = pattern if isinstance(pattern, int) else 4
+        kinds = ["sliding_attention" if i % interval else "full_attention" for i in layers]
         if isinstance(pattern, list):
             kinds = keys.windows()
     local = keys.count("rope.dimension_count_swa", keys.count("rope.dimension_count"))
@@ -251,15 +251,15 @@ def _llama4(keys: Keys) -> dict[str, Any]:
     are 128 experts.
     """
     settings = experts(keys)
-    whole = keys.raw("attention.sliding_window") == 0
+    has_no_window = keys.raw("attention.sliding_window") == 0
     return {
         "intermediate_size": settings["moe_intermediate_size"],
         "intermediate_size_mlp": keys.count("feed_forward_length"),
         "num_local_experts": settings["num_experts"],
         "num_experts_per_tok": settings["num_experts_per_tok"],
         "interleave_moe_layer_step": keys.count("interleave_moe_layer_step", 1),
-        "attention_chunk_size": None if whole else 8192,
-        "no_rope_layers": [1] * keys.layers() if whole else None,
+        "attention_chunk_size": None if has_no_window else 8192,
+        "no_rope_layers": [1] * keys.layers() if has_no_window else None,
         "use_qk_norm": settings["num_experts"] != 128,
     }
 

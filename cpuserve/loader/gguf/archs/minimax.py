@@ -15,8 +15,8 @@ def _minimax_01(keys: Keys) -> dict[str, Any]:
     layers = keys.layers()
     recurrent = keys.raw("attention.recurrent_layers")
     if recurrent is None:
-        every = keys.count("full_attention_interval", 8)
-        recurrent = [(i + 1) % every != 0 for i in range(layers)]
+        interval = keys.count("full_attention_interval", 8)
+        recurrent = [(i + 1) % interval != 0 for i in range(layers)]
     if not isinstance(recurrent, list):
         keys.fail("attention.recurrent_layers", recurrent, "a list with a boolean for each layer")
     kinds = ("full_attention", "linear_attention")

@@ -32,11 +32,12 @@ def _qwen4_exp(keys: Keys) -> dict[str, Any]:
 
 def _indexer(keys: Keys) -> dict[str, Any]:
     key, layers = "attention.compress_ratios", range(keys.layers())
-    found, own = keys.raw(key), [i for i in layers if keys.has(f"blk.{i}.indexer.k_proj.weight")]
-    listed = isinstance(found, list) and len(found) >= len(layers)
-    ratios = {found[i] for i in own} if listed else set()
+    rates = keys.raw(key)
+    indexer_layers = [i for i in layers if keys.has(f"blk.{i}.indexer.k_proj.weight")]
+    has_list = isinstance(rates, list) and len(rates) >= len(layers)
+    ratios = {rates[i] for i in indexer_layers} if has_list else set()
     if len(ratios) != 1 or not (isinstance(ratio := ratios.pop(), int) and ratio > 0):
-        keys.fail(key, found, "a list with the same number above 0 for all layers with attention")
+        keys.fail(key, rates, "a list with the same number above 0 for all layers with attention")
     return {
         "indexer_n_heads": keys.count("attention.indexer.head_count"),
         "indexer_kv_heads": 1,
@@ -52,9 +53,9 @@ def _table_layer(keys: Keys) -> int | None:
     layers = keys.raw("ple.layers")
     if layers is None or layers == []:
         return None
-    known = range(keys.layers())
-    if not isinstance(layers, list) or len(layers) != 1 or layers[0] not in known:
-        keys.fail("ple.layers", layers, f"a list with one layer from 0 to {known[-1]}")
+    layer_range = range(keys.layers())
+    if not isinstance(layers, list) or len(layers) != 1 or layers[0] not in layer_range:
+        keys.fail("ple.layers", layers, f"a list with one layer from 0 to {layer_range[-1]}")
     return int(layers[0])
 
 
@@ -66,10 +67,10 @@ def _ngrams(keys: Keys) -> dict[str, Any]:
     longest = keys.count("ple.ngram_size")
     if not 2 <= longest <= _LONGEST:
         keys.fail("ple.ngram_size", longest, f"a number from 2 to {_LONGEST}")
-    each, sizes = keys.count("ple.heads_per_ngram"), keys.raw("ple.head_vocab_sizes")
-    heads = (longest - 1) * each
-    known = range(1, _LARGEST + 1)
-    if not isinstance(sizes, list) or len(sizes) != heads or sizes[0] not in known:
+    num_heads, sizes = keys.count("ple.heads_per_ngram"), keys.raw("ple.head_vocab_sizes")
+    heads = (longest - 1) * num_heads
+    orders = range(1, _LARGEST + 1)
+    if not isinstance(sizes, list) or len(sizes) != heads or sizes[0] not in orders:
         keys.fail("ple.head_vocab_sizes", sizes, f"a list of {heads} sizes up to {_LARGEST}")
     _check_hashes(keys, longest, sizes)
     return {
@@ -78,7 +79,7 @@ def _ngrams(keys: Keys) -> dict[str, Any]:
         "ple_conv_kernel_size": keys.count("ple.conv_kernel"),
         "ple_eos_token_id": keys.whole("ple.eos_token_id"),
         "ngram_size": longest,
-        "heads_per_ngram": each,
+        "heads_per_ngram": num_heads,
         "ngram_vocab_size_base": sizes[0],
         # The rows of the file are already padded.
         "make_ngram_vocab_size_divisible_by": max(table.shape[0] if table else 0, sum(sizes)),
@@ -98,10 +99,10 @@ def _check_hashes(keys: Keys, longest: int, sizes: list[int]) -> None:
         "layer_multipliers": hash_multipliers(vocab, longest, 0, SEED),
     }
     for name, numbers in computed.items():
-        found = keys.raw(f"ple.{name}")
-        if found != list(numbers):
-            wanted = f"{list(numbers)}, as the hashes of n-grams in the safetensors have them"
-            keys.fail(f"ple.{name}", found, wanted)
+        stored_numbers = keys.raw(f"ple.{name}")
+        if stored_numbers != list(numbers):
+            want = f"{list(numbers)}, as the hashes of n-grams in the safetensors have them"
+            keys.fail(f"ple.{name}", stored_numbers, want)
 
 
 def _with_table(arch: GgufArch, keys: Keys) -> GgufArch:
@@ -109,8 +110,8 @@ def _with_table(arch: GgufArch, keys: Keys) -> GgufArch:
     layer = _table_layer(keys)
     if layer is None:
         return arch
-    at = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding.shard_0"
-    return replace(arch, top={**arch.top, _TABLE: at})
+    prefix = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding.shard_0"
+    return replace(arch, top={**arch.top, _TABLE: prefix})
 
 
 _MIX = {

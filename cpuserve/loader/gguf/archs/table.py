@@ -121,8 +121,8 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
         ModelError: the architecture has no entry; the message lists what runs instead.
     """
     name = file.value("general.architecture")
-    if isinstance(name, str) and (why := why_refused(name)) is not None:
-        msg = f"GGUF {file.path}: architecture {name!r} is not supported: {why}"
+    if isinstance(name, str) and (reason := why_refused(name)) is not None:
+        msg = f"GGUF {file.path}: architecture {name!r} is not supported: {reason}"
         raise ModelError(msg)
     arch = find(name) if isinstance(name, str) else None
     if arch is None:

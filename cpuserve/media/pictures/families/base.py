@@ -163,17 +163,17 @@ class OneTile(Family, frozen=True, kw_only=True):
         """Return the size (width, height) in pixels of the tile of a scaled picture."""
         return width, height
 
-    def text(self, across: int, down: int) -> str:
+    def text(self, columns: int, rows: int) -> str:
         """Return the text in place of the marker for so many rows of the tower."""
-        return f"{self.before}{self.placeholder * (across * down)}{self.after}"
+        return f"{self.before}{self.placeholder * (columns * rows)}{self.after}"
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return the layout of a picture of this size in pixels; see Family."""
-        used = self.scaled(width, height)
-        columns, lines = (length // self.patch for length in self.framed(*used))
-        across, down = columns // self.merge, lines // self.merge
-        text = self.text(across, down)
-        return PictureLayout(((lines, columns),), text, *used, rows=across * down)
+        scaled_size = self.scaled(width, height)
+        columns, lines = (length // self.patch for length in self.framed(*scaled_size))
+        grid_columns, rows = columns // self.merge, lines // self.merge
+        text = self.text(grid_columns, rows)
+        return PictureLayout(((lines, columns),), text, *scaled_size, rows=grid_columns * rows)
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family."""

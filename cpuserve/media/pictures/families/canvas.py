@@ -74,29 +74,29 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     @property
     def page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
-        across, down = self._canvas(1275, 1650)
-        return self.tile * max(across, down)
+        columns, rows = self._canvas(1275, 1650)
+        return self.tile * max(columns, rows)
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return the layout of a picture of this size in pixels."""
-        across, down = self._canvas(width, height)
-        number = across * down + (across * down > 1)
+        columns, lines = self._canvas(width, height)
+        number = columns * lines + (columns * lines > 1)
         side, rows = self.tile // self.patch, self.rows_of_tile * number
-        used = across * self.tile, down * self.tile
-        text = self._named(across, down) if self.names else self._plain(number)
-        return PictureLayout(((side, side),) * number, text, *used, rows=rows)
+        canvas_size = columns * self.tile, lines * self.tile
+        text = self._named(columns, lines) if self.names else self._plain(number)
+        return PictureLayout(((side, side),) * number, text, *canvas_size, rows=rows)
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family.patches."""
         import numpy as np
         from PIL.Image import Resampling
 
-        (across, down), tile, filter_ = self._canvas(*image.size), self.tile, self.resample
-        canvas = np.asarray(image.resize((across * tile, down * tile), Resampling(filter_)))
+        (columns, rows), tile, filter_ = self._canvas(*image.size), self.tile, self.resample
+        canvas = np.asarray(image.resize((columns * tile, rows * tile), Resampling(filter_)))
         tiles = cut_tiles(canvas, tile)
         if len(tiles) > 1:
-            whole = image.resize((tile, tile), Resampling(filter_))
-            tiles = np.stack([*tiles, np.asarray(whole)])
+            overview = image.resize((tile, tile), Resampling(filter_))
+            tiles = np.stack([*tiles, np.asarray(overview)])
         return in_merge_order(tiles, self.patch, self.merge)
 
     def changed(self, settings: Mapping[str, Any]) -> CanvasTiles:
@@ -122,11 +122,12 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
         if name == "fine_route" and self.names:
             if value is self.fine:
                 return self
-            here = "true" if self.fine else "false"
+            model_route = "true" if self.fine else "false"
             refuse_setting(
                 name,
                 f"cannot be {value!r:.40}: fine_route of this model's preprocessor_config.json, "
-                f"which is {here}, decides the connector that the server loads for all pictures",
+                f"which is {model_route}, decides the connector that the server loads for all "
+                "pictures",
             )
         settings = (
             "the settings of this model's pictures are crop_to_patches, min_patches, max_patches, "
@@ -140,12 +141,12 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Return how many tiles the canvas of a picture has across and down."""
-        most = self.most
-        if most > 1 and self._is_wide(width, height):
-            most = self.wide.tiles
+        max_tiles = self.most
+        if max_tiles > 1 and self._is_wide(width, height):
+            max_tiles = self.wide.tiles
         if self.most_rows:  # the whole picture is one more tile
-            most = min(most, max(1, self.most_rows // self.rows_of_tile - 1))
-        return self._most_alike(width, height, most)
+            max_tiles = min(max_tiles, max(1, self.most_rows // self.rows_of_tile - 1))
+        return self._most_alike(width, height, max_tiles)
 
     def _is_wide(self, width: int, height: int) -> bool:
         """Whether the page gets more tiles by the rule of Granite-Docling."""
@@ -154,30 +155,30 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
             return False
         if (rule.least > 0 and aspect <= rule.least) or (0 < rule.most < aspect):
             return False
-        across, _ = self._most_alike(width, height, self.most)
-        return rule.scale <= 0 or across * self.tile / width < rule.scale
+        columns, _ = self._most_alike(width, height, self.most)
+        return rule.scale <= 0 or columns * self.tile / width < rule.scale
 
-    def _most_alike(self, width: int, height: int, most: int) -> tuple[int, int]:
-        """Return the canvas of at most `most` tiles with the most similar aspect.
+    def _most_alike(self, width: int, height: int, max_tiles: int) -> tuple[int, int]:
+        """Return the canvas of at most `max_tiles` tiles with the most similar aspect.
 
         Of canvases of the same aspect, a larger one needs a picture of half its area.
         """
-        side = min(most, _MOST_SIDE) if self.names else most
+        side = min(max_tiles, _MOST_SIDE) if self.names else max_tiles
         grids = sorted(
             (
-                (across, down)
-                for across in range(1, side + 1)
-                for down in range(1, side + 1)
-                if min(self.least, most) <= across * down <= most
+                (columns, rows)
+                for columns in range(1, side + 1)
+                for rows in range(1, side + 1)
+                if min(self.least, max_tiles) <= columns * rows <= max_tiles
             ),
             key=lambda grid: grid[0] * grid[1],
         )
-        best, nearest = (1, 1), float("inf")
+        best, best_distance = (1, 1), float("inf")
         for grid in grids:
-            away = abs(width / height - grid[0] / grid[1])
-            enough = width * height > 0.5 * self.tile * self.tile * grid[0] * grid[1]
-            if away < nearest or (away == nearest and enough):
-                best, nearest = grid, away
+            distance = abs(width / height - grid[0] / grid[1])
+            is_large = width * height > 0.5 * self.tile * self.tile * grid[0] * grid[1]
+            if distance < best_distance or (distance == best_distance and is_large):
+                best, best_distance = grid, distance
         return best
 
     def _plain(self, number: int) -> str:
@@ -187,10 +188,10 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
         tiles = "".join(f"{self.numbered}_{tile}{rows}" for tile in range(1, number))
         return f"{self.before}{tiles}{self.whole}{rows}{self.after}"
 
-    def _named(self, across: int, down: int) -> str:
+    def _named(self, columns: int, lines: int) -> str:
         rows = self.marker * self.rows_of_tile
-        whole = f"\n{self.before}{self.whole}{rows}{self.after}" if across * down > 1 else ""
-        return named_tiles(across, down, self.before, rows) + whole
+        overview = f"\n{self.before}{self.whole}{rows}{self.after}" if columns * lines > 1 else ""
+        return named_tiles(columns, lines, self.before, rows) + overview
 
 
 def granite_docling(files: PictureFiles) -> CanvasTiles:
@@ -203,7 +204,7 @@ def granite_docling(files: PictureFiles) -> CanvasTiles:
     if processor.get("fine_route"):
         merge, fine = read_number(merge // 2, "vision_config.scale_factor / 2"), True
     side, patch = files.of_vision("image_size", 512), files.of_vision("patch_size", 16)
-    family = _tiles(files, tile=side, patch=patch, merge=merge, most=32, crops=True)
+    family = _tiles(files, tile=side, patch=patch, merge=merge, max_tiles=32, crops=True)
     wide = WideRule(
         int(_share(processor, "dense_max_patches")),
         *(_share(processor, f"dense_{name}") for name in ("max_scale", "min_aspect", "max_aspect")),
@@ -231,7 +232,7 @@ def internvl(files: PictureFiles) -> CanvasTiles:
         tile=read_number(_one(vision.get("image_size", 448)), "vision_config.image_size"),
         patch=read_number(_one(vision.get("patch_size", 14)), "vision_config.patch_size"),
         merge=int(1 / ratio),
-        most=12,
+        max_tiles=12,
         crops=True,
     )
     check_rows("image_seq_length", files.whole.get("image_seq_length"), family.rows_of_tile)
@@ -247,21 +248,21 @@ def aya_vision(files: PictureFiles) -> CanvasTiles:
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    whole, config = files.whole, files.config
+    processor_config, config = files.whole, files.config
     side, patch = files.of_vision("image_size", 224), files.of_vision("patch_size", 16)
     merge = read_number(config.get("downsample_factor", 2), "downsample_factor")
-    family = _tiles(files, tile=side, patch=patch, merge=merge, most=12, crops=False)
+    family = _tiles(files, tile=side, patch=patch, merge=merge, max_tiles=12, crops=False)
     # The processor knows the size of a tile, and how many pixels become a row.
-    pixels = read_number(whole.get("patch_size", 28), "patch_size")
-    pixels *= read_number(whole.get("downsample_factor", 1), "downsample_factor")
-    rows = (read_number(whole.get("img_size", 364), "img_size") // pixels) ** 2
+    pixels = read_number(processor_config.get("patch_size", 28), "patch_size")
+    pixels *= read_number(processor_config.get("downsample_factor", 1), "downsample_factor")
+    rows = (read_number(processor_config.get("img_size", 364), "img_size") // pixels) ** 2
     check_rows("img_size / patch_size", rows, family.rows_of_tile)
     return family.replaced(
-        marker=str(whole.get("img_patch_token", "<|IMG_PATCH|>")),
-        before=str(whole.get("start_of_img_token", "<|START_OF_IMG|>")),
-        after=str(whole.get("end_of_img_token", "<|END_OF_IMG|>")),
-        numbered=str(whole.get("tile_token", "TILE")),
-        whole=str(whole.get("tile_global_token", "TILE_GLOBAL")),
+        marker=str(processor_config.get("img_patch_token", "<|IMG_PATCH|>")),
+        before=str(processor_config.get("start_of_img_token", "<|START_OF_IMG|>")),
+        after=str(processor_config.get("end_of_img_token", "<|END_OF_IMG|>")),
+        numbered=str(processor_config.get("tile_token", "TILE")),
+        whole=str(processor_config.get("tile_global_token", "TILE_GLOBAL")),
     )
 
 
@@ -274,28 +275,29 @@ def internvl_chat(files: PictureFiles) -> CanvasTiles:
     """
     config, vision = files.config, files.vision
     image = config.get("force_image_size") or vision.get("image_size", 224)
-    least, most = 1, 1
+    min_tiles, max_tiles = 1, 1
     if config.get("dynamic_image_size", False):
         if config.get("use_thumbnail", False) is not True:
             msg = "use_thumbnail is false: pictures of several tiles have the whole picture as well"
             raise ModelError(msg)
-        least, most = config.get("min_dynamic_patch", 1), config.get("max_dynamic_patch", 6)
+        min_tiles = config.get("min_dynamic_patch", 1)
+        max_tiles = config.get("max_dynamic_patch", 6)
     size = {"height": image, "width": image}
-    settings = {"size": size, "min_patches": least, "max_patches": most, "resample": 3}
-    own = {**config, "vision_config": {**vision, "image_size": image}}
-    return internvl(replace(files, config=own, processor=settings))
+    settings = {"size": size, "min_patches": min_tiles, "max_patches": max_tiles, "resample": 3}
+    config_with_size = {**config, "vision_config": {**vision, "image_size": image}}
+    return internvl(replace(files, config=config_with_size, processor=settings))
 
 
 def _one(size: object) -> object:
     """Return the side of a square, which may be there twice."""
-    twice = isinstance(size, list | tuple) and len(size) == 2 and size[0] == size[1]
-    return size[0] if twice and isinstance(size, list | tuple) else size
+    is_square = isinstance(size, list | tuple) and len(size) == 2 and size[0] == size[1]
+    return size[0] if is_square and isinstance(size, list | tuple) else size
 
 
 def _tiles(
-    files: PictureFiles, *, tile: int, patch: int, merge: int, most: int, crops: bool
+    files: PictureFiles, *, tile: int, patch: int, merge: int, max_tiles: int, crops: bool
 ) -> CanvasTiles:
-    """Return the family with the tiles of an image processor. most, crops: its defaults.
+    """Return the family with the tiles of an image processor. max_tiles, crops: its defaults.
 
     tile: the side of the pictures that the tower reads.
     """
@@ -305,28 +307,28 @@ def _tiles(
         msg = f"tiles of {tile} pixels are not whole blocks of {merge} x {merge} patches of {patch}"
         raise ModelError(msg)
     files.check_scaled()
-    least = files.of_processor("min_patches", 1)
-    number = files.of_processor("max_patches", most)
+    min_tiles = files.of_processor("min_patches", 1)
+    number = files.of_processor("max_patches", max_tiles)
     if not processor.get("crop_to_patches", crops):
-        least, number = 1, 1
-    if not least <= number <= _MOST_TILES:
-        msg = f"min_patches is {least} and max_patches {number}: at most {_MOST_TILES} are read"
+        min_tiles, number = 1, 1
+    if not min_tiles <= number <= _MOST_TILES:
+        msg = f"min_patches is {min_tiles} and max_patches {number}: at most {_MOST_TILES} are read"
         raise ModelError(msg)
     resample = read_filter(processor, 3)
     return CanvasTiles(
-        tile=tile, patch=patch, merge=merge, least=least, most=number, resample=resample
+        tile=tile, patch=patch, merge=merge, least=min_tiles, most=number, resample=resample
     )
 
 
 def _share(processor: Mapping[str, Any], name: str) -> float:
-    found = processor.get(name) or 0
-    if not isinstance(found, int | float) or isinstance(found, bool) or found < 0:
-        msg = f"{name} is {found!r:.40}: a number is needed to read pictures"
+    share = processor.get(name) or 0
+    if not isinstance(share, int | float) or isinstance(share, bool) or share < 0:
+        msg = f"{name} is {share!r:.40}: a number is needed to read pictures"
         raise ModelError(msg)
-    return float(found)
+    return float(share)
 
 
-def _number(name: str, value: object, least: int, most: int = 1 << 30) -> int:
-    if not is_count(value, least, most):
-        refuse_setting(name, f"must be a number from {least} to {most}, got {value!r:.40}")
+def _number(name: str, value: object, low: int, high: int = 1 << 30) -> int:
+    if not is_count(value, low, high):
+        refuse_setting(name, f"must be a number from {low} to {high}, got {value!r:.40}")
     return value

@@ -51,26 +51,26 @@ def family_of(folder: Path) -> Family | None:
     reader = reader_of(config)
     if reader is None:
         return None
-    whole = _read(folder / "processor_config.json")
-    processor = whole.get("image_processor")  # before the other file, as in transformers
+    processor_config = _read(folder / "processor_config.json")
+    processor = processor_config.get("image_processor")  # before the other file, as in transformers
     if not isinstance(processor, Mapping) or not processor:
         processor = _read(folder / "preprocessor_config.json")
     if not processor:
         msg = f"{folder} has no preprocessor_config.json"
         raise ModelError(msg)
     tokens = _tokens(_read(folder / "tokenizer_config.json"))
-    return reader(PictureFiles(config, processor, whole, tokens))
+    return reader(PictureFiles(config, processor, processor_config, tokens))
 
 
 def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of special tokens, by their names in tokenizer_config.json."""
-    found: dict[str, str] = {}
-    for given in (config.get("extra_special_tokens"), config):
-        for name, token in given.items() if isinstance(given, Mapping) else ():
+    tokens: dict[str, str] = {}
+    for keys in (config.get("extra_special_tokens"), config):
+        for name, token in keys.items() if isinstance(keys, Mapping) else ():
             text = token.get("content") if isinstance(token, Mapping) else token
             if name.endswith("_token") and isinstance(text, str):
-                found[name] = text
-    return found
+                tokens[name] = text
+    return tokens
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -81,8 +81,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         return {}
     try:
         fault("processor_file.read")
-        found = msgspec.json.decode(read_small(path, "settings of pictures", MAX_SETTINGS_BYTES))
+        settings = msgspec.json.decode(read_small(path, "settings of pictures", MAX_SETTINGS_BYTES))
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         msg = f"{path} cannot be read: {error}"
         raise ModelError(msg) from None
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}

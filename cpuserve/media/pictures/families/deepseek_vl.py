@@ -47,8 +47,10 @@ class DeepseekVLPictures(LlavaPictures, frozen=True, kw_only=True):
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) with the longer side of the square."""
         share = self.side / max(width, height)
-        across, down = (max(round(length * share), self.least) for length in (width, height))
-        return across, down
+        scaled_width, scaled_height = (
+            max(round(length * share), self.least) for length in (width, height)
+        )
+        return scaled_width, scaled_height
 
 
 def deepseek_vl(files: PictureFiles) -> DeepseekVLPictures:
@@ -56,13 +58,13 @@ def deepseek_vl(files: PictureFiles) -> DeepseekVLPictures:
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    processor, whole = files.processor, files.whole
+    processor, processor_config = files.processor, files.whole
     side, patch = files.of_vision("image_size", 224), files.of_vision("patch_size", 16)
-    size, least = processor.get("size"), files.of_processor("min_size", 14)
+    size, min_side = processor.get("size"), files.of_processor("min_size", 14)
     sides = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
-    if sides != (side, side) or side % patch or least > side:
+    if sides != (side, side) or side % patch or min_side > side:
         msg = (
-            f"size is {size!r:.60} and min_size {least}, but the tower reads {side} x {side} "
+            f"size is {size!r:.60} and min_size {min_side}, but the tower reads {side} x {side} "
             f"pixels in patches of {patch}"
         )
         raise ModelError(msg)
@@ -70,15 +72,16 @@ def deepseek_vl(files: PictureFiles) -> DeepseekVLPictures:
         msg = "do_resize and do_pad must be true: the tower reads squares of one size"
         raise ModelError(msg)
     rows = (side // patch) ** 2
-    if whole.get("num_image_tokens", rows) != rows:
-        msg = f"num_image_tokens is {whole['num_image_tokens']!r}, but a picture has {rows} rows"
+    count = processor_config.get("num_image_tokens", rows)
+    if count != rows:
+        msg = f"num_image_tokens is {count!r}, but a picture has {rows} rows"
         raise ModelError(msg)
     return DeepseekVLPictures(
         side=side,
         patch=patch,
         resample=read_filter(processor, 3),
         marker=files.token("image", "<image_placeholder>"),
-        least=least,
+        least=min_side,
         border=read_border(processor),
     )
 

@@ -44,9 +44,9 @@ class Gemma3Pictures(OneTile, frozen=True, kw_only=True):
         del width, height
         return self.side, self.side
 
-    def text(self, across: int, down: int) -> str:
+    def text(self, columns: int, rows: int) -> str:
         """Return the text in place of the marker; see OneTile."""
-        return f"{self.marker}{super().text(across, down)}"
+        return f"{self.marker}{super().text(columns, rows)}"
 
     def with_setting(self, name: str, value: Any) -> Gemma3Pictures:
         """Return the family itself; InvalidRequest for a setting that would change pictures.
@@ -80,15 +80,15 @@ def gemma3(files: PictureFiles) -> Gemma3Pictures:
     if files.processor.get("do_pan_and_scan"):
         msg = "do_pan_and_scan, which adds parts of a picture, is not supported"
         raise ModelError(msg)
-    across = math.isqrt(rows)
-    if across**2 != rows or side // patch % across:
+    columns = math.isqrt(rows)
+    if columns**2 != rows or side // patch % columns:
         msg = f"mm_tokens_per_image is {rows}: no square that divides {side // patch} patches"
         raise ModelError(msg)
     check_rows("image_seq_length", files.whole.get("image_seq_length"), rows, "a picture")
     return Gemma3Pictures(
         side=side,
         patch=patch,
-        merge=side // patch // across,
+        merge=side // patch // columns,
         resample=read_filter(files.processor, 2),
         marker=files.token("boi", "<start_of_image>"),
         placeholder=files.token("image", "<image_soft_token>"),

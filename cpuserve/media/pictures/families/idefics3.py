@@ -60,12 +60,12 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return the layout of a picture of this size in pixels."""
         fitting = self._fitting(width, height)
-        down, across = fitting._grid(*fitting._tiled(width, height))
-        rows, number = self.rows_of_tile, down * across + 1
+        lines, columns = fitting._grid(*fitting._tiled(width, height))
+        rows, number = self.rows_of_tile, lines * columns + 1
         side = self.tile // self.patch
-        used = fitting._scaled(width, height) if self.splits else (self.tile, self.tile)
+        scaled_size = fitting._scaled(width, height) if self.splits else (self.tile, self.tile)
         return PictureLayout(
-            ((side, side),) * number, self._text(down, across), *used, rows=rows * number
+            ((side, side),) * number, self._text(lines, columns), *scaled_size, rows=rows * number
         )
 
     def patches(self, image: Image) -> np.ndarray:
@@ -79,8 +79,8 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
             image = image.resize(size, filter_)
         tiles = np.asarray(image)[None]
         if self._grid(*image.size) != (0, 0):
-            whole = np.asarray(image.resize((self.tile, self.tile), filter_))
-            tiles = np.stack([*cut_tiles(tiles[0], self.tile), whole])
+            overview = np.asarray(image.resize((self.tile, self.tile), filter_))
+            tiles = np.stack([*cut_tiles(tiles[0], self.tile), overview])
         return in_merge_order(tiles, self.patch, self.merge)
 
     def with_setting(self, name: str, value: Any) -> Idefics3:
@@ -100,8 +100,8 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
             return self.replaced(longest=longest, height=0, width=0)
         if name == "max_tokens":
             if not is_count(value, self.rows_of_tile):
-                least = f"{self.rows_of_tile}, the tokens of one tile"
-                refuse_setting(name, f"must be at least {least}, got {value!r:.40}")
+                minimum = f"{self.rows_of_tile}, the tokens of one tile"
+                refuse_setting(name, f"must be at least {minimum}, got {value!r:.40}")
             return self.replaced(most_rows=min(value, self.most_rows or value))
         raise setting_error(
             name,
@@ -120,8 +120,8 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
         longest = self.longest or max(self.height, self.width)
         family = self
         while family.splits:
-            down, across = family._grid(*family._tiled(width, height))
-            if (down * across + 1) * self.rows_of_tile <= self.most_rows:
+            rows, columns = family._grid(*family._tiled(width, height))
+            if (rows * columns + 1) * self.rows_of_tile <= self.most_rows:
                 break
             longest = (longest - 1) // self.tile * self.tile
             family = family.replaced(
@@ -167,8 +167,8 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
 
     def _steps(self, width: int, height: int) -> list[tuple[int, int]]:
         """Return the sizes of all scalings, one after another."""
-        first = [self._scaled(width, height)] if self.scales else []
-        return [*first, self._tiled(width, height)]
+        first_step = [self._scaled(width, height)] if self.scales else []
+        return [*first_step, self._tiled(width, height)]
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         """Return (rows, columns) of the tiles; (0, 0) if the whole picture is the only tile."""
@@ -176,12 +176,12 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
             return 0, 0
         return height // self.tile, width // self.tile
 
-    def _text(self, down: int, across: int) -> str:
+    def _text(self, lines: int, columns: int) -> str:
         rows = self.marker * self.rows_of_tile
-        whole = f"{self.around}{self.whole}{rows}{self.around}"
-        if not down:
-            return whole
-        return f"{named_tiles(across, down, self.around, rows)}\n{whole}"
+        overview = f"{self.around}{self.whole}{rows}{self.around}"
+        if not lines:
+            return overview
+        return f"{named_tiles(columns, lines, self.around, rows)}\n{overview}"
 
 
 def idefics3(files: PictureFiles) -> Idefics3:
@@ -192,7 +192,7 @@ def idefics3(files: PictureFiles) -> Idefics3:
     processor = files.processor
     patch = files.of_vision("patch_size")
     merge = read_number(files.config.get("scale_factor"), "scale_factor")
-    most = files.of_vision("image_size")
+    largest = files.of_vision("image_size")
     edge = part_of(processor, "max_image_size").get("longest_edge")
     tile, size = read_number(edge, "max_image_size.longest_edge"), part_of(processor, "size")
     sides: dict[str, Any] = {
@@ -203,10 +203,10 @@ def idefics3(files: PictureFiles) -> Idefics3:
     if "longest" not in sides and len(sides) < 2:
         msg = f"size is {size!r:.60}: longest_edge is needed, or height and width"
         raise ModelError(msg)
-    if tile > most or tile % (patch * merge):
+    if tile > largest or tile % (patch * merge):
         msg = (
-            f"tiles of {tile} pixels do not fit the tower, which reads {most} pixels in patches of "
-            f"{patch} and merges {merge} x {merge} of them"
+            f"tiles of {tile} pixels do not fit the tower, which reads {largest} pixels in patches "
+            f"of {patch} and merges {merge} x {merge} of them"
         )
         raise ModelError(msg)
     family = Idefics3(

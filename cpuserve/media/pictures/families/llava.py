@@ -118,8 +118,10 @@ def read_square(files: PictureFiles) -> tuple[int, int]:
     size, crop = processor.get("size"), processor.get("crop_size")
     square = processor.get("default_to_square")  # a size of one number would lose the aspect
     edge = size.get("shortest_edge") if isinstance(size, Mapping) else None if square else size
-    cut = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
-    if edge != side or cut != (side, side) or side % patch:
+    crop_size = (
+        (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
+    )
+    if edge != side or crop_size != (side, side) or side % patch:
         msg = (
             f"size is {size!r:.60} and crop_size {crop!r:.60}, but the tower reads {side} x {side} "
             f"pixels in patches of {patch}"
@@ -133,12 +135,12 @@ def read_border(processor: Mapping[str, Any]) -> tuple[int, int, int]:
 
     Raises ModelError if there are no such numbers.
     """
-    found = processor.get("image_mean")
-    shares = found if isinstance(found, list | tuple) else []
+    mean = processor.get("image_mean")
+    shares = mean if isinstance(mean, list | tuple) else []
     if len(shares) != 3 or not all(
         isinstance(share, int | float) and 0 <= share <= 1 for share in shares
     ):
-        msg = f"image_mean is {found!r:.60}: three numbers from 0 to 1 are needed"
+        msg = f"image_mean is {mean!r:.60}: three numbers from 0 to 1 are needed"
         raise ModelError(msg)
     red, green, blue = (int(255 * share) for share in shares)
     return red, green, blue

@@ -48,34 +48,35 @@ class LlavaNextPictures(Family, frozen=True, kw_only=True):
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return the layout of a picture of this size in pixels."""
-        down, across = self._canvas(width, height)
+        grid_rows, columns = self._canvas(width, height)
         side = self.side // self.patch
         lines = self._lines(width, height)
         count, length = line_shape(lines)
         rows = side**2 + count * (length + 1)
-        used, tiles = self._scaled(width, height), ((side, side),) * (1 + down * across)
-        return PictureLayout(tiles, self.marker * rows, *used, rows=rows, lines=lines)
+        scaled_size = self._scaled(width, height)
+        tiles = ((side, side),) * (1 + grid_rows * columns)
+        return PictureLayout(tiles, self.marker * rows, *scaled_size, rows=rows, lines=lines)
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family.patches."""
         import numpy as np
         from PIL.Image import Resampling
 
-        (down, across), filter_ = self._canvas(*image.size), Resampling(self.resample)
+        (rows, columns), filter_ = self._canvas(*image.size), Resampling(self.resample)
         width, height = self._scaled(*image.size)
-        canvas = np.zeros((down * self.side, across * self.side, 3), np.uint8)
+        canvas = np.zeros((rows * self.side, columns * self.side, 3), np.uint8)
         top, left = (canvas.shape[0] - height) // 2, (canvas.shape[1] - width) // 2
         scaled = np.asarray(image.resize((width, height), filter_))
         canvas[top : top + height, left : left + width] = scaled
-        whole = np.asarray(image.resize((self.side, self.side), filter_))
-        tiles = np.concatenate([whole[None], cut_tiles(canvas, self.side)])
-        kept = self.side // self.patch * self.patch  # a tile may end with a part of a patch
-        return in_merge_order(tiles[:, :kept, :kept], self.patch, 1)
+        overview = np.asarray(image.resize((self.side, self.side), filter_))
+        tiles = np.concatenate([overview[None], cut_tiles(canvas, self.side)])
+        tile_side = self.side // self.patch * self.patch  # a tile may end with a part of a patch
+        return in_merge_order(tiles[:, :tile_side, :tile_side], self.patch, 1)
 
     def in_low_detail(self) -> LlavaNextPictures:
         """Return the family that makes few rows of a picture."""
-        least = min(map(math.prod, self.canvases))
-        return self.replaced(canvases=tuple(c for c in self.canvases if math.prod(c) == least))
+        min_tiles = min(map(math.prod, self.canvases))
+        return self.replaced(canvases=tuple(c for c in self.canvases if math.prod(c) == min_tiles))
 
     def with_setting(self, name: str, value: Any) -> LlavaNextPictures:
         """Return the family with a setting; see Family.
@@ -89,53 +90,53 @@ class LlavaNextPictures(Family, frozen=True, kw_only=True):
                 "the settings of this model's pictures are detail, and a maximum number of tokens",
             )
         sizes = {canvas: self._most_rows(*canvas) for canvas in self.canvases}
-        least = min(sizes.values())
-        if not is_count(value, least):
+        minimum = min(sizes.values())
+        if not is_count(value, minimum):
             refuse_setting(
                 name,
-                f"must be at least {least}, the tokens of a large picture on the smallest canvas, "
-                f"got {value!r:.40}",
+                f"must be at least {minimum}, the tokens of a large picture on the smallest canvas"
+                f", got {value!r:.40}",
             )
         return self.replaced(canvases=tuple(c for c, rows in sizes.items() if rows <= value))
 
-    def _most_rows(self, down: int, across: int) -> int:
+    def _most_rows(self, rows: int, columns: int) -> int:
         side: int = self.side // self.patch
-        return side**2 + down * side * (across * side + 1)
+        return side**2 + rows * side * (columns * side + 1)
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Return (tiles down, tiles across) of the canvas that keeps most pixels of a picture.
 
         Of canvases that keep as many, it is the smallest.
         """
-        best, kept, wasted = self.canvases[0], 0, float("inf")
-        for down, across in self.canvases:
-            high, wide = down * self.side, across * self.side
-            scale = min(wide / width, high / height)
+        best, best_pixels, least_waste = self.canvases[0], 0, float("inf")
+        for rows, columns in self.canvases:
+            canvas_height, canvas_width = rows * self.side, columns * self.side
+            scale = min(canvas_width / width, canvas_height / height)
             pixels = min(int(width * scale) * int(height * scale), width * height)
-            rest = high * wide - pixels
-            if pixels > kept or (pixels == kept and rest < wasted):
-                best, kept, wasted = (down, across), pixels, rest
+            waste = canvas_height * canvas_width - pixels
+            if pixels > best_pixels or (pixels == best_pixels and waste < least_waste):
+                best, best_pixels, least_waste = (rows, columns), pixels, waste
         return best
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) of a picture on its canvas, with its aspect."""
-        down, across = self._canvas(width, height)
-        high, wide = down * self.side, across * self.side
-        if wide / width < high / height:
-            return wide, min(math.ceil(height * (wide / width)), high)
-        return min(math.ceil(width * (high / height)), wide), high
+        rows, columns = self._canvas(width, height)
+        canvas_height, canvas_width = rows * self.side, columns * self.side
+        if canvas_width / width < canvas_height / height:
+            return canvas_width, min(math.ceil(height * (canvas_width / width)), canvas_height)
+        return min(math.ceil(width * (canvas_height / height)), canvas_width), canvas_height
 
     def _lines(self, width: int, height: int) -> tuple[int, ...]:
         """Return PictureLayout.lines: the part of the canvas without padding."""
-        down, across = self._canvas(width, height)
+        rows, columns = self._canvas(width, height)
         side = self.side // self.patch
-        high, wide = down * side, across * side
+        canvas_height, canvas_width = rows * side, columns * side
         top, left = 0, 0
-        if width / height > wide / high:
-            top = (high - int(round(height * (wide / width), 7))) // 2
+        if width / height > canvas_width / canvas_height:
+            top = (canvas_height - int(round(height * (canvas_width / width), 7))) // 2
         else:
-            left = (wide - int(round(width * (high / height), 7))) // 2
-        return down, across, top, high - top, left, wide - left
+            left = (canvas_width - int(round(width * (canvas_height / height), 7))) // 2
+        return rows, columns, top, canvas_height - top, left, canvas_width - left
 
 
 def llava_next(files: PictureFiles) -> LlavaNextPictures:
@@ -159,21 +160,21 @@ def llava_next(files: PictureFiles) -> LlavaNextPictures:
 
 def read_canvases(files: PictureFiles, side: int) -> tuple[tuple[int, int], ...]:
     """Return (tiles down, tiles across) of each canvas; ModelError if one is no number of tiles."""
-    found = files.processor.get("image_grid_pinpoints")
-    if files.config.get("image_grid_pinpoints", found) != found:
+    pinpoints = files.processor.get("image_grid_pinpoints")
+    if files.config.get("image_grid_pinpoints", pinpoints) != pinpoints:
         msg = "image_grid_pinpoints of config.json and preprocessor_config.json are not equal"
         raise ModelError(msg)
     canvases = [
-        (each[0] // side, each[1] // side)
-        for each in (found if isinstance(found, list) else [])
-        if isinstance(each, list)
-        and len(each) == 2
-        and all(isinstance(length, int) and length > 0 and length % side == 0 for length in each)
+        (size[0] // side, size[1] // side)
+        for size in (pinpoints if isinstance(pinpoints, list) else [])
+        if isinstance(size, list)
+        and len(size) == 2
+        and all(isinstance(length, int) and length > 0 and length % side == 0 for length in size)
     ]
-    if not canvases or not isinstance(found, list) or len(canvases) != len(found):
+    if not canvases or not isinstance(pinpoints, list) or len(canvases) != len(pinpoints):
         msg = (
-            f"image_grid_pinpoints is {found!r:.60}: a list of sizes in multiples of {side} pixels "
-            "is needed"
+            f"image_grid_pinpoints is {pinpoints!r:.60}: a list of sizes in multiples of {side} "
+            "pixels is needed"
         )
         raise ModelError(msg)
     if max(map(math.prod, canvases)) > _MOST_TILES:

@@ -54,10 +54,10 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True):
                 f"{math.isqrt(_MOST_SQUARE)}. Scale it down"
             )
             raise InvalidRequest(msg)
-        across, down = (max(1, self.side * length // longest) for length in (width, height))
+        columns, grid_rows = (max(1, self.side * length // longest) for length in (width, height))
         rows = side**2 + 1
         lines = (0, 0, 0, 1, 0, 0)  # one line without rows has its end
-        return PictureLayout(((side, side),), self.marker * rows, across, down, rows, lines)
+        return PictureLayout(((side, side),), self.marker * rows, columns, grid_rows, rows, lines)
 
     def patches(self, image: Image) -> np.ndarray:
         """Return the patches of an RGB picture; see Family.patches."""
@@ -69,9 +69,9 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True):
         (width, height), longest = image.size, max(image.size)
         square = images.new("RGB", (longest, longest), self.border)
         square.paste(image, ((longest - width) // 2, (longest - height) // 2))
-        filter_, kept = images.Resampling(self.resample), self.side // self.patch * self.patch
+        filter_, tile_side = images.Resampling(self.resample), self.side // self.patch * self.patch
         scaled = np.asarray(square.resize((self.side, self.side), filter_))
-        return in_merge_order(scaled[None, :kept, :kept], self.patch, 1)
+        return in_merge_order(scaled[None, :tile_side, :tile_side], self.patch, 1)
 
     def of_count(self, count: int) -> OnevisionPictures:
         """Return the family for a request with so many pictures, pages of documents included."""
@@ -85,10 +85,10 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True):
             return lines
         return (*lines, max(1, int(rows // ratio)), max(1, int(columns // ratio)))
 
-    def _most_rows(self, down: int, across: int) -> int:
+    def _most_rows(self, rows: int, columns: int) -> int:
         side: int = self.side // self.patch
-        shares = min(down * across, _SCALED**2 * self.most_tiles)
-        return side**2 + int(shares * side**2) + down * side
+        shares = min(rows * columns, _SCALED**2 * self.most_tiles)
+        return side**2 + int(shares * side**2) + rows * side
 
 
 def llava_onevision(files: PictureFiles) -> OnevisionPictures:
@@ -96,22 +96,22 @@ def llava_onevision(files: PictureFiles) -> OnevisionPictures:
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    processor, whole = files.processor, files.whole
+    processor, processor_config = files.processor, files.whole
     side, patch = files.of_vision("image_size", 224), files.of_vision("patch_size", 16)
     for name in ("size", "crop_size"):  # tiles are cut as crop_size says
         size = processor.get(name)
-        found = [size, size]
+        canvas = [size, size]
         if isinstance(size, Mapping):
-            found = [size.get("height"), size.get("width")]
+            canvas = [size.get("height"), size.get("width")]
         if size is None and name == "crop_size":
             continue
-        if found != [side, side] or side < patch:
+        if canvas != [side, side] or side < patch:
             msg = f"{name} is {size!r:.60}, but the tower reads {side} x {side} pixels"
             raise ModelError(msg)
     if not processor.get("do_resize", True) or processor.get("do_center_crop"):
         msg = "do_resize must be true and do_center_crop false: the tower reads whole pictures"
         raise ModelError(msg)
-    length = whole.get("num_image_tokens", (side // patch) ** 2)
+    length = processor_config.get("num_image_tokens", (side // patch) ** 2)
     if length != (side // patch) ** 2:
         msg = f"num_image_tokens is {length!r}, but a tile has {(side // patch) ** 2} rows"
         raise ModelError(msg)
@@ -121,19 +121,19 @@ def llava_onevision(files: PictureFiles) -> OnevisionPictures:
         canvases=read_canvases(files, side),
         resample=read_filter(processor, 3),
         marker=files.token("image", "<image>"),
-        most_tiles=_most_tiles(files.config, whole),
+        most_tiles=_most_tiles(files.config, processor_config),
         border=read_border(processor),
     )
 
 
-def _most_tiles(config: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
+def _most_tiles(config: Mapping[str, Any], processor_config: Mapping[str, Any]) -> int:
     aspect = config.get("vision_aspect_ratio", _USUAL_ASPECT)
-    found = _ASPECT.fullmatch(aspect) if isinstance(aspect, str) else None
-    if found is None or whole.get("vision_aspect_ratio", aspect) != aspect:
+    match = _ASPECT.fullmatch(aspect) if isinstance(aspect, str) else None
+    if match is None or processor_config.get("vision_aspect_ratio", aspect) != aspect:
         msg = (
             f"vision_aspect_ratio is {aspect!r:.40} in config.json and "
-            f"{whole.get('vision_aspect_ratio')!r:.40} in processor_config.json: "
+            f"{processor_config.get('vision_aspect_ratio')!r:.40} in processor_config.json: "
             f"{_USUAL_ASPECT}, or another number, is needed in both"
         )
         raise ModelError(msg)
-    return int(found[1])
+    return int(match[1])

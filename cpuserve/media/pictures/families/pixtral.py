@@ -43,9 +43,9 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
         """The length in pixels of the longer side of a page of a document."""
         return self.edge
 
-    def text(self, across: int, down: int) -> str:
+    def text(self, columns: int, rows: int) -> str:
         """Return the text in place of the marker; see OneTile."""
-        return self.line.join([self.marker * across] * down) + self.after
+        return self.line.join([self.marker * columns] * rows) + self.after
 
     def in_low_detail(self) -> PixtralPictures:
         """Return the family that makes few rows of a picture."""
@@ -73,12 +73,12 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
             sides = (width, height)
             if ratio > 1:
                 sides = (math.floor(width / ratio), math.floor(height / ratio))
-            across, down = ((side - 1) // self.block + 1 for side in sides)
-            across, down = max(across, 1), max(down, 1)
-            if across * down <= self.most_rows:
-                return across * self.block, down * self.block
+            columns, rows = ((side - 1) // self.block + 1 for side in sides)
+            columns, rows = max(columns, 1), max(rows, 1)
+            if columns * rows <= self.most_rows:
+                return columns * self.block, rows * self.block
             # One block less on the longer side.
-            edge = (max(across, down) - 1) * self.block
+            edge = (max(columns, rows) - 1) * self.block
 
 
 def mistral3(files: PictureFiles) -> PixtralPictures:
@@ -86,7 +86,7 @@ def mistral3(files: PictureFiles) -> PixtralPictures:
 
     Raises ModelError if a number is missing, or numbers contradict each other.
     """
-    processor, whole = files.processor, files.whole
+    processor, outer = files.processor, files.whole
     patch = files.of_vision("patch_size", 16)
     merge = read_number(files.config.get("spatial_merge_size", 2), "spatial_merge_size")
     edge = read_number(part_of(processor, "size").get("longest_edge"), "size.longest_edge")
@@ -94,25 +94,25 @@ def mistral3(files: PictureFiles) -> PixtralPictures:
     if processor.get("do_center_crop"):
         msg = "do_center_crop must be false: the tower reads whole pictures"
         raise ModelError(msg)
-    if whole.get("patch_size", patch) != patch or whole.get("spatial_merge_size", merge) != merge:
+    if outer.get("patch_size", patch) != patch or outer.get("spatial_merge_size", merge) != merge:
         msg = (
-            f"processor_config.json has patch_size {whole.get('patch_size')!r:.40} and "
-            f"spatial_merge_size {whole.get('spatial_merge_size')!r:.40}, but the model reads "
+            f"processor_config.json has patch_size {outer.get('patch_size')!r:.40} and "
+            f"spatial_merge_size {outer.get('spatial_merge_size')!r:.40}, but the model reads "
             f"blocks of {merge} x {merge} patches of {patch} pixels"
         )
         raise ModelError(msg)
-    usual = "[IMG]"
+    default = "[IMG]"
     line = files.token("image_break", "[IMG_BREAK]")
     after = files.token("image_end", "[IMG_END]")
     if _is_light_on(files.config):
-        usual, line, after = "<|image_pad|>", "", ""
+        default, line, after = "<|image_pad|>", "", ""
     return PixtralPictures(
         edge=edge,
         most_rows=MOST_PATCHES // merge**2,
         patch=patch,
         merge=merge,
         resample=read_filter(processor, 3),
-        marker=files.token("image", usual),
+        marker=files.token("image", default),
         line=line,
         after=after,
     )
@@ -124,11 +124,11 @@ def _is_light_on(config: Mapping[str, Any]) -> bool:
     Its first files call themselves a Mistral 3.
     """
     names = config.get("architectures") or [""]
-    own = isinstance(names, list) and str(names[0]).lower().startswith("lightonocr")
-    return own or config.get("model_type") == "lighton_ocr"
+    is_named = isinstance(names, list) and str(names[0]).lower().startswith("lightonocr")
+    return is_named or config.get("model_type") == "lighton_ocr"
 
 
-def _number(name: str, value: object, least: int) -> int:
-    if not is_count(value, least):
-        refuse_setting(name, f"must be a number of at least {least}, got {value!r:.40}")
+def _number(name: str, value: object, low: int) -> int:
+    if not is_count(value, low):
+        refuse_setting(name, f"must be a number of at least {low}, got {value!r:.40}")
     return value

@@ -35,24 +35,24 @@ class PictureFiles:
         """The config of the tower; {} if it has none."""
         return part_of(self.config, "vision_config")
 
-    def of_vision(self, key: str, usual: int | None = None) -> int:
-        """Return a number of the tower's config, `usual` without it; see read_number."""
-        return read_number(self.vision.get(key, usual), f"vision_config.{key}")
+    def of_vision(self, key: str, default: int | None = None) -> int:
+        """Return a number of the tower's config, `default` without it; see read_number."""
+        return read_number(self.vision.get(key, default), f"vision_config.{key}")
 
-    def of_processor(self, key: str, usual: int | None = None) -> int:
-        """Return a number of the image processor, `usual` without it; see read_number."""
-        return read_number(self.processor.get(key, usual), key)
+    def of_processor(self, key: str, default: int | None = None) -> int:
+        """Return a number of the image processor, `default` without it; see read_number."""
+        return read_number(self.processor.get(key, default), key)
 
-    def token(self, name: str, usual: str) -> str:
-        """Return the text of a token, `usual` if tokenizer_config.json does not have it."""
-        return self.tokens.get(f"{name}_token", usual)
+    def token(self, name: str, default: str) -> str:
+        """Return the text of a token, `default` if tokenizer_config.json does not have it."""
+        return self.tokens.get(f"{name}_token", default)
 
     def check_square(self, side: int) -> None:
         """Raise ModelError if pictures do not become squares of the side that the tower reads."""
         size = part_of(self.processor, "size")
         if (size.get("height"), size.get("width")) != (side, side):
-            shown = f"{self.processor.get('size')!r:.60}"
-            msg = f"size is {shown}, but the tower reads {side} x {side} pixels"
+            size_text = f"{self.processor.get('size')!r:.60}"
+            msg = f"size is {size_text}, but the tower reads {side} x {side} pixels"
             raise ModelError(msg)
 
     def check_scaled(self) -> None:
@@ -68,13 +68,13 @@ def part_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def check_rows(name: str, length: object, rows: int, what: str = "a tile") -> None:
+def check_rows(name: str, length: object, rows: int, part: str = "a tile") -> None:
     """Raise ModelError if a checkpoint says that a tile, or what else has them, has other rows.
 
     name, length: the key and its value, None without it.
     """
     if length is not None and length != rows:
-        msg = f"{name} is {length!r}, but {what} has {rows} rows"
+        msg = f"{name} is {length!r}, but {part} has {rows} rows"
         raise ModelError(msg)
 
 
@@ -85,14 +85,14 @@ def cut_tiles(pixels: np.ndarray, side: int) -> np.ndarray:
     return lines.swapaxes(1, 2).reshape(-1, side, side, _CHANNELS)
 
 
-def named_tiles(across: int, down: int, before: str, rows: str) -> str:
+def named_tiles(columns: int, grid_rows: int, before: str, rows: str) -> str:
     """Return a text with the line and the column of each tile.
 
     before: the text before each name. rows: the text of the rows of a tile.
     """
     lines = (
-        "".join(f"{before}<row_{y + 1}_col_{x + 1}>{rows}" for x in range(across)) + "\n"
-        for y in range(down)
+        "".join(f"{before}<row_{y + 1}_col_{x + 1}>{rows}" for x in range(columns)) + "\n"
+        for y in range(grid_rows)
     )
     return "".join(lines)
 
@@ -102,37 +102,37 @@ def in_merge_order(tiles: np.ndarray, patch: int, merge: int) -> np.ndarray:
     import numpy as np
 
     number, height, width, _ = tiles.shape
-    down, across = height // patch // merge, width // patch // merge
-    split = tiles.reshape(number, down, merge, patch, across, merge, patch, _CHANNELS)
-    ordered = split.transpose(0, 1, 4, 2, 5, 3, 6, 7)
+    rows, columns = height // patch // merge, width // patch // merge
+    blocks = tiles.reshape(number, rows, merge, patch, columns, merge, patch, _CHANNELS)
+    ordered = blocks.transpose(0, 1, 4, 2, 5, 3, 6, 7)
     return np.ascontiguousarray(ordered).reshape(-1, patch * patch * _CHANNELS)
 
 
-def read_number(value: object, name: str, least: int = 1) -> int:
-    """Return a number of a checkpoint; ModelError if it is none, below `least`, or too large."""
-    if type(value) is not int or not least <= value <= MOST_NUMBER:
+def read_number(value: object, name: str, low: int = 1) -> int:
+    """Return a number of a checkpoint; ModelError if it is none, below `low`, or too large."""
+    if type(value) is not int or not low <= value <= MOST_NUMBER:
         msg = f"{name} is {value!r:.40}: a whole number is needed to read pictures"
         raise ModelError(msg)
     return value
 
 
-def read_filter(processor: Mapping[str, Any], usual: int) -> int:
+def read_filter(processor: Mapping[str, Any], default: int) -> int:
     """Return Pillow's number of the filter of an image processor; ModelError if there is none."""
-    found = processor.get("resample", usual)
-    if type(found) is not int or not 0 <= found <= _MOST_FILTER:
-        msg = f"resample is {found!r:.40}: a filter of Pillow is needed, from 0 to {_MOST_FILTER}"
+    filter_ = processor.get("resample", default)
+    if type(filter_) is not int or not 0 <= filter_ <= _MOST_FILTER:
+        msg = f"resample is {filter_!r:.40}: a filter of Pillow is needed, from 0 to {_MOST_FILTER}"
         raise ModelError(msg)
-    return found
+    return filter_
 
 
-def refuse_setting(name: str, why: str) -> NoReturn:
+def refuse_setting(name: str, reason: str) -> NoReturn:
     """Raise the error for a setting of the preprocessing that a family cannot follow."""
-    raise setting_error(name, why)
+    raise setting_error(name, reason)
 
 
-def setting_error(name: str, why: str) -> InvalidRequest:
+def setting_error(name: str, reason: str) -> InvalidRequest:
     """Return the error for a setting of the preprocessing that a family cannot follow."""
-    return InvalidRequest(f"{name} {why}", role="mm_processor_kwargs")
+    return InvalidRequest(f"{name} {reason}", role="mm_processor_kwargs")
 
 
 def value_error(name: str, value: object, settings: str) -> InvalidRequest:
@@ -155,6 +155,6 @@ def read_flag(name: str, value: object) -> bool:
     return value
 
 
-def is_count(value: object, least: int, most: int = MOST_NUMBER) -> TypeGuard[int]:
+def is_count(value: object, low: int, high: int = MOST_NUMBER) -> TypeGuard[int]:
     """Return whether the value of a setting is a whole number in these bounds."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

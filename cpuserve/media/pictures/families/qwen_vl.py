@@ -51,8 +51,8 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
     @property
     def page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
-        most = min(self.most // self.frames, self.most_rows * self.block**2)
-        return math.isqrt(4 * most // 3)
+        max_pixels = min(self.most // self.frames, self.most_rows * self.block**2)
+        return math.isqrt(4 * max_pixels // 3)
 
     @property
     def row_pixels(self) -> int:
@@ -75,9 +75,9 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
                 refuse_setting(name, f"must be at least 1, got {value!r:.40}")
             return self.replaced(most_rows=min(self.most_rows, value))
         if name == "min_tokens":
-            most = min(self.most_rows, self.most // self.row_pixels)
-            if not is_count(value, 1, most):
-                refuse_setting(name, f"must be between 1 and {most}, got {value!r:.40}")
+            max_rows = min(self.most_rows, self.most // self.row_pixels)
+            if not is_count(value, 1, max_rows):
+                refuse_setting(name, f"must be between 1 and {max_rows}, got {value!r:.40}")
             return self.replaced(least=value * self.row_pixels)
         if name in ("fps", "num_frames", "do_sample_frames", "video"):
             refuse_setting(name, "is for videos, which this server does not read: send pictures")
@@ -99,14 +99,14 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
             if not is_count(value, 1):
                 refuse_setting(name, f"must be a number of pixels, got {value!r:.40}")
             pixels[edge] = value
-        least, most = pixels.values()
-        if most < self.row_pixels or least > most:
+        min_pixels, max_pixels = pixels.values()
+        if max_pixels < self.row_pixels or min_pixels > max_pixels:
             refuse_setting(
                 name,
-                f"means at least {least} and at most {most} pixels: the most must be at least "
-                f"{self.row_pixels}, which are one token, and not below the least",
+                f"means at least {min_pixels} and at most {max_pixels} pixels: the most must be at "
+                f"least {self.row_pixels}, which are one token, and not below the least",
             )
-        return self.replaced(least=least, most=most)
+        return self.replaced(least=min_pixels, most=max_pixels)
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with about the same aspect."""
@@ -124,14 +124,14 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
             )
             raise InvalidRequest(msg)
         block, limit = self.block, self.most_rows * self.block**2
-        most, counted = min(self.most, limit * self.frames), self.frames * height * width
-        least = min(self.least, most)
+        max_pixels, num_pixels = min(self.most, limit * self.frames), self.frames * height * width
+        min_pixels = min(self.least, max_pixels)
         sides = [round(side / block) * block for side in (width, height)]
-        if self.frames * math.prod(sides) > most:
-            beta = math.sqrt(counted / most)
+        if self.frames * math.prod(sides) > max_pixels:
+            beta = math.sqrt(num_pixels / max_pixels)
             sides = [max(block, math.floor(s / beta / block) * block) for s in (width, height)]
-        elif self.frames * math.prod(sides) < least:
-            beta = math.sqrt(least / counted)
+        elif self.frames * math.prod(sides) < min_pixels:
+            beta = math.sqrt(min_pixels / num_pixels)
             sides = [math.ceil(side * beta / block) * block for side in (width, height)]
         if math.prod(sides) > limit:  # a long and narrow picture loses its aspect
             longer = sides.index(max(sides))
@@ -155,25 +155,26 @@ def qwen_vl(
     """
     processor, vision = files.processor, files.vision
     patch, merge = files.of_processor("patch_size"), files.of_processor("merge_size")
-    for name, own, number in (
+    for name, model_value, number in (
         ("patch_size", "patch_size", patch),
         ("spatial_merge_size", "merge_size", merge),
     ):
         if vision.get(name, number) != number:
-            msg = f"{own} is {number}, but vision_config.{name} is {vision[name]!r:.40}"
+            msg = f"{model_value} is {number}, but vision_config.{name} is {vision[name]!r:.40}"
             raise ModelError(msg)
     files.check_scaled()
     size = part_of(processor, "size")
-    least, most = (
-        read_number(processor.get(old) or size.get(edge), f"size.{edge}")
-        for old, edge in zip(("min_pixels", "max_pixels"), _EDGES, strict=True)
+    min_pixels, max_pixels = (
+        read_number(processor.get(old_key) or size.get(edge), f"size.{edge}")
+        for old_key, edge in zip(("min_pixels", "max_pixels"), _EDGES, strict=True)
     )
-    if least > most or most < frames * (patch * merge) ** 2:
-        msg = f"size allows at least {least} and at most {most} pixels, which is no picture"
+    if min_pixels > max_pixels or max_pixels < frames * (patch * merge) ** 2:
+        allowed = f"at least {min_pixels} and at most {max_pixels} pixels"
+        msg = f"size allows {allowed}, which is no picture"
         raise ModelError(msg)
     return QwenVL(
-        least=least,
-        most=most,
+        least=min_pixels,
+        most=max_pixels,
         most_rows=MOST_PATCHES // merge**2,
         patch=patch,
         merge=merge,

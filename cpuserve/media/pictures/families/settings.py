@@ -63,11 +63,11 @@ def configured(family: Family, settings: Mapping[str, Any]) -> Family:
     try:
         return changed(family, settings)
     except InvalidRequest as error:
-        given = {
+        options = {
             f"{_OPTIONS[name]} {value}" if name in _OPTIONS else "--mm-processor-kwargs": None
             for name, value in settings.items()
         }
-        msg = f"{' and '.join(given)}: {error.message}"
+        msg = f"{' and '.join(options)}: {error.message}"
         raise ConfigError(msg) from None
 
 
