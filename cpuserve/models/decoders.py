@@ -737,9 +737,8 @@ Baichuan = DecoderRow(
     layers=partial(build_decoder, attention=_baichuan_attention),
     prepare=_baichuan,
     overrides={"num_key_value_heads": None, "head_dim": None},  # keys that no published code reads
-    read_arguments=lambda config: {
-        "parts": {"split": read_bool(config, "split_qkv", False)}
-    },  # of GGUF
+    # The key is in the configs of GGUF files.
+    read_arguments=lambda config: {"parts": {"split": read_bool(config, "split_qkv", False)}},
     finish=lambda spec, config: replace(spec, rope=None) if config["alibi"] else spec,
     built=_normed_head,
 )

@@ -222,13 +222,11 @@ def _read_ropes(config: Mapping[str, Any], width: int) -> tuple[Rope, Rope, int]
         share = read_float(params, "partial_rotary_factor", rotary / width)
         if int(width * share) != rotary:
             refuse("rope_parameters.partial_rotary_factor", share, f"{rotary / width:g}")
-        extra_params = {"partial_rotary_factor": 1.0}
+        extra = {"partial_rotary_factor": 1.0}
         if kind == "yarn" and params.get("attention_factor") is None:
-            extra_params["attention_factor"] = 1.0
+            extra["attention_factor"] = 1.0
         ropes.append(
-            read_rope(
-                {**rope_config, "rope_parameters": {**params, **extra_params}}, rotary, 1048576
-            )
+            read_rope({**rope_config, "rope_parameters": {**params, **extra}}, rotary, 1048576)
         )
     return ropes[0][0], ropes[1][0], ropes[0][1]
 

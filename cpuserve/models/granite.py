@@ -176,10 +176,8 @@ MiniCpm = replace(
 def _granite_moe(config: Config) -> dict[str, Any]:
     """Return the settings of experts; intermediate_size is the width of one."""
     parts = read_experts(config, count="num_local_experts", width="intermediate_size")
-    shared_width = config.get("shared_intermediate_size")
-    parts["shared_width"] = (
-        read_int(config, "shared_intermediate_size", low=0) if shared_width else 0
-    )
+    width = config.get("shared_intermediate_size")
+    parts["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if width else 0
     return {"parts": {**parts, **_split(config)}}
 
 
@@ -227,13 +225,13 @@ def _mlp(
             score="chosen_softmax",
         )
     if shared_width:
-        shared_gate_up = [
+        names = [
             rows(f"{prefix}.shared_mlp.input_linear", i * shared_width, shared_width)
             for i in range(2)
         ]
         if is_split:
-            shared_gate_up = [f"{prefix}.shared_mlp.{part}_proj" for part in ("gate", "up")]
-        g = b.linear(h, shared_gate_up, features=shared_width, then=activation)
+            names = [f"{prefix}.shared_mlp.{part}_proj" for part in ("gate", "up")]
+        g = b.linear(h, names, features=shared_width, then=activation)
         b.linear(g, f"{prefix}.shared_mlp.output_linear", add_to=x, use="down")
 
 

@@ -45,9 +45,8 @@ def selects_all(
     """
     if top_k % pool:
         refuse(keys[0], top_k, f"a multiple of {keys[1]} ({pool})")
-    return (
-        top_k + pool - 1 >= spec.max_position
-    )  # the tokens after the last whole pool are read too
+    # The tokens after the last whole pool are read too.
+    return top_k + pool - 1 >= spec.max_position
 
 
 def read_indexer(

@@ -28,10 +28,8 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
     pad = None if s.tower is None else s.parts["pad"]
-    token_rows = b.embed(
-        name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers"
-    )
-    b.add(token_rows, to=inputs)
+    y = b.embed(name, vocab=vocab, width=s.layers * width, scale=scale, other=pad, use="layers")
+    b.add(y, to=inputs)
     return inputs
 
 

@@ -213,6 +213,15 @@ def unpaired(
     return parts
 
 
+def unpaired_qkv(s: ModelSpec, prefix: str, rotary: int) -> dict[str, int]:
+    """Return {name of a part: number of rows} of q, k and v below `prefix`; see `unpaired`."""
+    return {
+        **unpaired(f"{prefix}.q_proj", s.q_heads, s.head_dim, rotary),
+        **unpaired(f"{prefix}.k_proj", s.kv_heads, s.head_dim, rotary),
+        f"{prefix}.v_proj": s.kv_heads * s.head_dim,
+    }
+
+
 def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
     """Scale `width` columns of q by their positions, if the model has parts["query_scale"]."""
     scale = s.parts.get("query_scale")
@@ -274,14 +283,12 @@ def attend(
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     prefix = f"model.layers.{layer}.{name}"
-    q, k, v = (f"{prefix}.{part}_proj" for part in "qkv")
-    heads = {q: s.q_heads, k: s.kv_heads, v: s.kv_heads}
-    parts = {name: n * d for name, n in heads.items()}
+    heads = {"q": s.q_heads, "k": s.kv_heads, "v": s.kv_heads}
+    parts = {f"{prefix}.{part}_proj": count * d for part, count in heads.items()}
     if fused:
         parts = {f"{prefix}.qkv_proj": sum(parts.values())}
     elif paired and rope is not None:
-        rotated = [unpaired(name, heads[name], d, rope.rotary) for name in (q, k)]
-        parts = {**rotated[0], **rotated[1], v: parts[v]}
+        parts = unpaired_qkv(s, prefix, rope.rotary)
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
     if wide_norm:
         b.part_norm(qkv, f"{prefix}.q_norm", width=s.q_heads * d)
@@ -401,10 +408,8 @@ def guess_inputs(
     hidden = norm(b, b.embed(embedding), "guess.hidden_norm")
     following = b.embed(embedding, width=s.width, scale=s.embed_scale)
     following = norm(b, following, "guess.embedding_norm")
-    left_half, right_half = (
-        (hidden, following) if "hidden_first" in s.parts else (following, hidden)
-    )
-    joined_inputs = b.columns(left_half, s.width, more=right_half)
+    left, right = (hidden, following) if "hidden_first" in s.parts else (following, hidden)
+    joined_inputs = b.columns(left, s.width, more=right)
     return b.linear(joined_inputs, "guess.fc", features=s.width)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -22,15 +21,16 @@ from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import (
     build_decoder,
     gated_mlp,
+    heads_of,
     layer_rope,
     layer_window,
     read_decoder,
-    unpaired,
+    unpaired_qkv,
 )
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, ValueId
+from cpuserve.program.ops import ValueId
 
 _DEFAULTS = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
 _KINDS = ("full_attention", "chunked_attention")
@@ -99,17 +99,13 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     mean square of a head, and the norm has no weight, so it is the same before the RoPE.
     """
     prefix, d, rope = f"model.layers.{layer}.self_attn", s.head_dim, layer_rope(s, layer)
-    heads = {
-        f"{prefix}.q_proj": s.q_heads,
-        f"{prefix}.k_proj": s.kv_heads,
-        f"{prefix}.v_proj": s.kv_heads,
-    }
-    parts = {name: n * d for name, n in heads.items()}
-    if rope is not None:
-        parts = _unpaired(heads, d, rope)
-    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
-    if rope is not None and s.parts["qk_norm"]:
-        b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
+    if rope is None:
+        qkv = heads_of(b, s, prefix, h)
+    else:
+        parts = unpaired_qkv(s, prefix, rope.rotary)
+        qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias, use="qkv")
+        if s.parts["qk_norm"]:
+            b.part_norm(qkv, None, width=d, parts=s.q_heads + s.kv_heads)
     scale = s.parts["query_scale"]
     if rope is None and scale is not None:
         b.scale_queries(qkv, s.q_heads * d, beta=scale[0], length=scale[1], ahead=1)
@@ -117,13 +113,6 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     window = layer_window(s, layer)
     a = b.attention(qkv, layer=layer, window=window, sections=window > 0)
     b.linear(a, f"{prefix}.o_proj", bias=s.out_bias, add_to=x, use="output")
-
-
-def _unpaired(heads: Mapping[str, int], head_dim: int, rope: Rope) -> dict[str, int]:
-    """Return the parts of q, k and v, where neighbouring rows of q and k are rotated as a pair."""
-    q, k, v = heads
-    rotated = [unpaired(name, heads[name], head_dim, rope.rotary) for name in (q, k)]
-    return {**rotated[0], **rotated[1], v: heads[v] * head_dim}
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -60,16 +60,16 @@ class LlavaTower:
         vision: Mapping[str, Any] = read_object(config, "vision_config") or _USUAL
         if vision.get("model_type") == "pixtral":
             return _pixtral_spec(config, pictures, width)
-        feature_layer = config.get("vision_feature_layer", -2)
+        layer = config.get("vision_feature_layer", -2)
         strategy = config.get("vision_feature_select_strategy", "default")
         if (
             vision.get("model_type", _KIND) != _KIND
             or strategy != "default"
-            or type(feature_layer) is not int
+            or type(layer) is not int
         ):
             return None
         count = read_int(vision, "num_hidden_layers", 12, high=4096)
-        layers = _layers_up_to(feature_layer, count)
+        layers = _layers_up_to(layer, count)
         patch = read_int(vision, "patch_size", 32, high=1024)
         side = read_int(vision, "image_size", 224, high=1 << 14) // patch
         if side < 1:
@@ -146,13 +146,13 @@ class LlavaOnevisionTower:
         None: the model has another vision model than SigLIP, or takes features of several layers.
         """
         vision = features_of_siglip(config)
-        feature_layer = config.get("vision_feature_layer", -1)
+        layer = config.get("vision_feature_layer", -1)
         strategy = config.get("vision_feature_select_strategy", "full")
         kind = vision.get("model_type", _ONEVISION_KIND)
-        if kind != _ONEVISION_KIND or strategy != "full" or type(feature_layer) is not int:
+        if kind != _ONEVISION_KIND or strategy != "full" or type(layer) is not int:
             return None
         siglip = read_siglip(vision)
-        layers = _layers_up_to(feature_layer, siglip["layers"])
+        layers = _layers_up_to(layer, siglip["layers"])
         patch = read_int(vision, "patch_size", high=1024)
         image = read_int(vision, "image_size", high=1 << 14)
         if image < patch:

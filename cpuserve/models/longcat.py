@@ -47,11 +47,7 @@ class LongcatFlash:
                 read_int(settings, "num_hidden_layers", 56, low=2, high=4096) // 2
             )
         settings["num_layers"] = read_int(settings, "num_layers", high=2048)
-        settings |= {
-            key_of_program: settings[key]
-            for key, key_of_program in _KEYS.items()
-            if key in settings
-        }
+        settings |= {name: settings[key] for key, name in _KEYS.items() if key in settings}
         for key in ("ffn_hidden_size", "expert_ffn_hidden_size"):
             if _KEYS[key] not in settings:
                 read_int(settings, key)

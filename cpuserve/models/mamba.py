@@ -36,18 +36,18 @@ def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
     """
     width = read_int(config, "hidden_size", high=1 << 20)
     channels = read_int(config, "mamba_expand", 2, high=64) * width
-    channels_formula = "mamba_expand x hidden_size"
+    formula = "mamba_expand x hidden_size"
     if config.get("mamba_d_ssm") is not None:
-        channels, channels_formula = read_int(config, "mamba_d_ssm", high=1 << 20), "mamba_d_ssm"
+        channels, formula = read_int(config, "mamba_d_ssm", high=1 << 20), "mamba_d_ssm"
     heads = read_int(config, "mamba_n_heads", 128, high=65536)
     if channels % heads:
-        refuse("mamba_n_heads", heads, f"a divisor of {channels_formula} ({channels})")
+        refuse("mamba_n_heads", heads, f"a divisor of {formula} ({channels})")
     head_dim = config.get("mamba_d_head")
     if head_dim not in (None, "auto", channels // heads):
         refuse(
             "mamba_d_head",
             head_dim,
-            f"{channels // heads}: {channels_formula}, for each of mamba_n_heads",
+            f"{channels // heads}: {formula}, for each of mamba_n_heads",
         )
     groups = read_int(config, "mamba_n_groups", 1, high=65536)
     if heads % groups:
@@ -200,10 +200,8 @@ def _read_channels(config: Mapping[str, Any], norms: str, eps: float) -> Mamba1S
     have 0 instead.
     """
     sizes = read_mamba1(config, {}, norms, eps)
-    channels_or_default = config.get("intermediate_size") or sizes.channels
-    channels = read_int(
-        {"intermediate_size": channels_or_default}, "intermediate_size", high=1 << 24
-    )
+    value = config.get("intermediate_size") or sizes.channels
+    channels = read_int({"intermediate_size": value}, "intermediate_size", high=1 << 24)
     return replace(sizes, channels=channels)
 
 

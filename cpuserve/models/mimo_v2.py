@@ -45,10 +45,8 @@ def _keys(config: Config) -> Config:
     if not has_value_scale:
         config["attention_value_scale"] = 1.0
     head_dim = read_int(config, "head_dim", high=1024)
-    full_config, local_rope = split_ropes(
-        _ropes(config), head_dim, 131072, theta=5e6, local_theta=1e4
-    )
-    return {**full_config, "local_rope": local_rope}
+    full, local_rope = split_ropes(_ropes(config), head_dim, 131072, theta=5e6, local_theta=1e4)
+    return {**full, "local_rope": local_rope}
 
 
 def _layers(config: Config) -> dict[str, Any]:

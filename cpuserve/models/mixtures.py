@@ -143,12 +143,10 @@ Mellum = DecoderRow(
 
 def _dots1(config: Config) -> dict[str, Any]:
     window = read_window(config, 4096)
-    first_window_layer = read_int(config, "max_window_layers", 62, low=0)
+    first = read_int(config, "max_window_layers", 62, low=0)
     return {
         "parts": {
-            "windows": read_windows(
-                config, window, lambda i: window > 0 and i >= first_window_layer
-            ),
+            "windows": read_windows(config, window, lambda i: window > 0 and i >= first),
             **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "n_shared_experts", 1),
             "dense_layers": read_first_dense(config, 0),
@@ -242,9 +240,7 @@ def _rotated_share(config: Config) -> dict[str, Any]:
     head_dim = read_int(config, "head_dim", 128)
     values = {**without_nulls(config), "head_dim": head_dim}
     shares = read_object(config, "rope_parameters"), values
-    if "rotary_dim" in values and not any(
-        "partial_rotary_factor" in rope_params for rope_params in shares
-    ):
+    if "rotary_dim" in values and not any("partial_rotary_factor" in params for params in shares):
         rotary = read_int(config, "rotary_dim", high=head_dim)
         values["partial_rotary_factor"] = rotary / head_dim
     return values

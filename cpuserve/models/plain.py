@@ -19,7 +19,7 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.decoder_row import Config, DecoderRow, FamilyRow, without_nulls
-from cpuserve.models.llama import read_clip, read_decoder, unpaired
+from cpuserve.models.llama import read_clip, read_decoder, unpaired, unpaired_qkv
 from cpuserve.models.parts import SpecParts
 from cpuserve.models.plain_layers import PlainLayers, by_group, matrices
 from cpuserve.models.spec import ModelSpec
@@ -694,12 +694,7 @@ def _gptj_keys(config: Config) -> Config:
 
 def _unpaired_queries(s: ModelSpec, prefix: str) -> dict[str, int]:
     """Return the parts of matrices for q, k and v."""
-    rotary = s.rope.rotary if s.rope else 0
-    return {
-        **unpaired(f"{prefix}.attn.q_proj", s.q_heads, s.head_dim, rotary),
-        **unpaired(f"{prefix}.attn.k_proj", s.kv_heads, s.head_dim, rotary),
-        f"{prefix}.attn.v_proj": s.kv_heads * s.head_dim,
-    }
+    return unpaired_qkv(s, f"{prefix}.attn", s.rope.rotary if s.rope else 0)
 
 
 _GPTJ = PlainLayers(

@@ -132,12 +132,8 @@ class Gemma4UnifiedTower:
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
         """Return the hyperparameters of the tower (TowerDef)."""
         vision, rows = read_object(config, "vision_config"), BUDGETS[-1]
-        bidirectional = read_object(config, "text_config").get(
-            "use_bidirectional_attention", "vision"
-        )
-        if (
-            bidirectional == "vision"
-        ):  # a step has whole pictures, so requests cannot ask for more tokens
+        mode = read_object(config, "text_config").get("use_bidirectional_attention", "vision")
+        if mode == "vision":  # a step has whole pictures, so requests cannot ask for more tokens
             rows = read_int(pictures, "max_soft_tokens", 280, high=rows)
         hidden = read_int(vision, "mm_embed_dim", 3840, high=1 << 20)
         _check_joined(vision, hidden)
@@ -165,7 +161,7 @@ class Gemma4UnifiedTower:
             activation="gelu_tanh",
             patch=patch,
             merge=1,
-            spans="sliding" if bidirectional == "vision" else "",
+            spans="sliding" if mode == "vision" else "",
             most=rows,
             table=table,
             pixels=pixels,
@@ -253,11 +249,7 @@ def _side_by_side(
     modules: {name of a part of its matrix: number of rows} for each module.
     """
     if not s.family["clips_linears"]:
-        all_parts = {
-            name: count
-            for parts_of_module in modules.values()
-            for name, count in parts_of_module.items()
-        }
+        all_parts = {name: count for module in modules.values() for name, count in module.items()}
         return b.linear(x, list(all_parts), features=list(all_parts.values()))
     out: ValueId | None = None
     for module, parts in reversed(list(modules.items())):

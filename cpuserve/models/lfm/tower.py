@@ -111,10 +111,8 @@ class Lfm3VlTower:
             refuse("vision_config.conv_kernel_size", size, "an odd number")
         if read_int(vision, "in_channels", 3) != 3:
             refuse("vision_config.in_channels", vision["in_channels"], "3")
-        layer_config = {"num_hidden_layers": 14, **vision}
-        kinds = read_kinds(
-            layer_config, "layer_types", KINDS, lambda i: KINDS[i >= 2 and i % 2 == 0]
-        )
+        counted = {"num_hidden_layers": 14, **vision}
+        kinds = read_kinds(counted, "layer_types", KINDS, lambda i: KINDS[i >= 2 and i % 2 == 0])
         return read_tower(
             config,
             pictures,
