@@ -282,10 +282,10 @@ def _take_everything(handler: logging.Handler) -> None:
         "%s: %s", kind.__name__, error, exc_info=(kind, error, trace)
     )
 
-    def in_thread(found: threading.ExceptHookArgs) -> None:
-        error = found.exc_value
+    def in_thread(record: threading.ExceptHookArgs) -> None:
+        error = record.exc_value
         if error is not None:
-            where = "unknown" if found.thread is None else found.thread.name
+            where = "unknown" if record.thread is None else record.thread.name
             failed.error("the thread %s ended: %r", where, error, exc_info=error)
 
     def unraisable(found: sys.UnraisableHookArgs) -> None:

@@ -53,24 +53,29 @@ def buckets_of(text: str | None) -> Mapping[tuple[int, int], float]:
     if text is None:
         return BUCKETS
     try:
-        given: Any = ast.literal_eval(text)
-        found = {
+        shares: Any = ast.literal_eval(text)
+        buckets = {
             (int(height), int(width)): float(share)
-            for (height, width, frames), share in given.items()
+            for (height, width, frames), share in shares.items()
             if share and int(frames) == 1
         }
-        videos = any(share for (_, _, frames), share in given.items() if int(frames) != 1)
+        videos = any(share for (_, _, frames), share in shares.items() if int(frames) != 1)
     except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         msg = "flag --random-mm-bucket-config must be a dict such as {(256, 256, 1): 1.0}"
         raise ConfigError(msg) from None
-    sides = {side for size in found for side in size}
-    if videos or not found or min(found.values()) < 0 or not sides <= {*range(1, _MOST_SIDE + 1)}:
+    sides = {side for size in buckets for side in size}
+    if (
+        videos
+        or not buckets
+        or min(buckets.values()) < 0
+        or not sides <= {*range(1, _MOST_SIDE + 1)}
+    ):
         msg = (
             "flag --random-mm-bucket-config must have sizes of 1 frame, sides of 1 to "
             f"{_MOST_SIDE} pixels and probabilities above 0: videos are not read"
         )
         raise ConfigError(msg)
-    return found
+    return buckets
 
 
 def noise(rng: random.Random, count: int, buckets: Mapping[tuple[int, int], float]) -> list[Noise]:

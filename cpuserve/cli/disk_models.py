@@ -122,8 +122,8 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         say(msgspec.json.encode(shown).decode())
         return 0
-    for title, found in shown.items():
-        items = found.items() if isinstance(found, dict) else [(name, "") for name in found]
+    for title, section in shown.items():
+        items = section.items() if isinstance(section, dict) else [(name, "") for name in section]
         rows = [(name, str(value)) for name, value in items]
         say(f"  {title}")
         for line in aligned(rows) if rows else ["none"]:
@@ -164,15 +164,15 @@ def _capabilities(facts: ModelFacts, path: Path) -> list[str]:
 
     if facts.pooling != "none":
         return ["embedding"]
-    found = ["completion"]
+    capabilities = ["completion"]
     try:
         _, learned = _template(path)
     except ModelError:
-        return found
+        return capabilities
     if facts.tower is not None:
-        found.append("vision")
+        capabilities.append("vision")
     if learned.calls is not None:
-        found.append("tools")
+        capabilities.append("tools")
     if learned.tags not in (None, NO_THOUGHTS):
-        found.append("thinking")
-    return found
+        capabilities.append("thinking")
+    return capabilities

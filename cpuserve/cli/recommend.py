@@ -32,11 +32,11 @@ LEAST_CONTEXT = 4096
 QUANTIZED = {"bf16": "none", "int8/q8_0": "int8", "int4/q4_k": "int4"}
 
 
-def _llama(width: int, inner: int, layers: int, heads: int, kv: int) -> dict[str, Any]:
+def _llama(width: int, intermediate: int, layers: int, heads: int, kv: int) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **_sizes(width, inner, layers, heads, kv),
+        **_sizes(width, intermediate, layers, heads, kv),
         "vocab_size": 49152,
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
@@ -44,12 +44,19 @@ def _llama(width: int, inner: int, layers: int, heads: int, kv: int) -> dict[str
 
 
 def _qwen(
-    width: int, inner: int, layers: int, heads: int, kv: int, *, tied: bool = False, **more: Any
+    width: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv: int,
+    *,
+    tied: bool = False,
+    **more: Any,
 ) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        **_sizes(width, inner, layers, heads, kv),
+        **_sizes(width, intermediate, layers, heads, kv),
         "head_dim": 128,
         "vocab_size": 151936,
         "max_position_embeddings": 40960,
@@ -59,10 +66,10 @@ def _qwen(
     }
 
 
-def _sizes(width: int, inner: int, layers: int, heads: int, kv: int) -> dict[str, Any]:
+def _sizes(width: int, intermediate: int, layers: int, heads: int, kv: int) -> dict[str, Any]:
     return {
         "hidden_size": width,
-        "intermediate_size": inner,
+        "intermediate_size": intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv,
@@ -136,9 +143,9 @@ def weights_of(name: str) -> ModelWeights:
 
 def fit_of(machine: Instance, weights: ModelWeights) -> Fit:
     """Return the format for a model: precise if the machine is fast enough, else small."""
-    sizes = [each for each in sizes_on(machine, weights) if each.format in QUANTIZED]
-    fitting = [each for each in sizes if each.context >= LEAST_CONTEXT]
-    quick = [each for each in fitting if each.decode_tokens_per_s >= READING_TOKENS_PER_S]
+    sizes = [size for size in sizes_on(machine, weights) if size.format in QUANTIZED]
+    fitting = [size for size in sizes if size.context >= LEAST_CONTEXT]
+    quick = [size for size in fitting if size.decode_tokens_per_s >= READING_TOKENS_PER_S]
     chosen = quick[0] if quick else fitting[-1] if fitting else None
     return Fit(weights.name, weights.matrices + weights.others, chosen)
 

@@ -208,26 +208,26 @@ class EncodedMedia:
     @property
     def starves(self) -> bool:
         """Whether the payload of an item has not come, and a request waits for it."""
-        return any(wanted.starves for wanted in self.wanted.values())
+        return any(wanted_item.starves for wanted_item in self.wanted.values())
 
     def asks(self) -> list[tuple[RequestId, int]]:
         """Return (request, index) of each item, if its payload is to be sent now."""
         found: list[tuple[RequestId, int]] = []
         work = 0
-        for count, wanted in enumerate(self._in_turns()):
-            work += wanted.item.work
-            if count >= MOST_PAYLOADS and work > 2 * self._together(wanted):
+        for count, wanted_item in enumerate(self._in_turns()):
+            work += wanted_item.item.work
+            if count >= MOST_PAYLOADS and work > 2 * self._together(wanted_item):
                 break
-            if wanted.starves and wanted.asked not in wanted.requests:
-                wanted.asked, index = next(iter(wanted.requests.items()))
-                found.append((wanted.asked, index))
+            if wanted_item.starves and wanted_item.asked not in wanted_item.requests:
+                wanted_item.asked, index = next(iter(wanted_item.requests.items()))
+                found.append((wanted_item.asked, index))
         return found
 
     def take(self, request: RequestId, index: int, payload: bytes) -> None:
         """Take the payload of an item; it is dropped if the request does not wait for it."""
-        wanted = self.wanted.get(self._item_of.get(request, b""))
-        if wanted is not None and wanted.requests[request] == index:
-            wanted.payload = payload
+        wanted_item = self.wanted.get(self._item_of.get(request, b""))
+        if wanted_item is not None and wanted_item.requests[request] == index:
+            wanted_item.payload = payload
 
     def next(self) -> list[WantedItem]:
         """Return the items to encode now, with rows of the media buffer for them; [] = none.
@@ -236,36 +236,36 @@ class EncodedMedia:
         `encoded` or `refused`, but an item leaves it if nobody waits for it any more.
         """
         work = 0
-        for wanted in () if self._running else list(self._in_turns()):
-            if self._running and wanted.item.kind != self._running[0].item.kind:
+        for wanted_item in () if self._running else list(self._in_turns()):
+            if self._running and wanted_item.item.kind != self._running[0].item.kind:
                 continue
-            work += wanted.item.work
-            if self._running and work > self._together(wanted):
+            work += wanted_item.item.work
+            if self._running and work > self._together(wanted_item):
                 break
-            if wanted.starves or not self._reserve(wanted):
-                work -= wanted.item.work
+            if wanted_item.starves or not self._reserve(wanted_item):
+                work -= wanted_item.item.work
             else:
-                self._running.append(wanted)
+                self._running.append(wanted_item)
         return self._running
 
-    def encoded(self, wanted: WantedItem) -> None:
+    def encoded(self, wanted_item: WantedItem) -> None:
         """Record that the rows of an item of `next()` are in the media buffer."""
-        self._encoded[wanted.key] = wanted.rows
-        self._running.remove(wanted)
-        for caller in {*wanted.callers.values()}:
-            self._turns.encoded(caller, wanted.item.work)
-        self._close(wanted)
+        self._encoded[wanted_item.key] = wanted_item.rows
+        self._running.remove(wanted_item)
+        for caller in {*wanted_item.callers.values()}:
+            self._turns.encoded(caller, wanted_item.item.work)
+        self._close(wanted_item)
 
-    def lost(self, wanted: WantedItem) -> None:
+    def lost(self, wanted_item: WantedItem) -> None:
         """Record that the rows of an item of `next()` are not on disk; it has to be encoded."""
-        wanted.stored = False
-        self._give_back(wanted)
+        wanted_item.stored = False
+        self._give_back(wanted_item)
 
-    def refused(self, wanted: WantedItem) -> list[RequestId]:
+    def refused(self, wanted_item: WantedItem) -> list[RequestId]:
         """Forget an item that cannot be encoded; return the requests that waited for it."""
-        self._give_back(wanted)
-        self._close(wanted)
-        return list(wanted.requests)
+        self._give_back(wanted_item)
+        self._close(wanted_item)
+        return list(wanted_item.requests)
 
     # --- helpers of the methods above ---------------------------------------------------------
 
@@ -278,13 +278,13 @@ class EncodedMedia:
     def _in_turns(self) -> Iterable[WantedItem]:
         """The wanted items in the order in which they are to be encoded."""
         items = self.wanted.values()
-        callers = ({*wanted.callers.values()} for wanted in items)
-        sizes = (wanted.item.work for wanted in items)
+        callers = ({*wanted_item.callers.values()} for wanted_item in items)
+        sizes = (wanted_item.item.work for wanted_item in items)
         return self._turns.order(zip(items, sizes, callers, strict=True))
 
-    def _together(self, wanted: WantedItem) -> int:
+    def _together(self, wanted_item: WantedItem) -> int:
         """The most work of items of one kind that are encoded together."""
-        tower = self._towers.get(wanted.item.kind)
+        tower = self._towers.get(wanted_item.item.kind)
         return 0 if tower is None else tower.together
 
     def _grid(self, item: MediaItem) -> tuple[int, int] | None:
@@ -308,29 +308,29 @@ class EncodedMedia:
 
     def _stop_waiting(self, request: RequestId) -> None:
         self.blocked.discard(request)
-        wanted = self.wanted.get(self._item_of.pop(request, b""))
-        if wanted is None:
+        wanted_item = self.wanted.get(self._item_of.pop(request, b""))
+        if wanted_item is None:
             return
-        del wanted.requests[request], wanted.callers[request]
-        if not wanted.requests:
-            self._give_back(wanted)
-            del self.wanted[wanted.key]
+        del wanted_item.requests[request], wanted_item.callers[request]
+        if not wanted_item.requests:
+            self._give_back(wanted_item)
+            del self.wanted[wanted_item.key]
 
-    def _close(self, wanted: WantedItem) -> None:
-        del self.wanted[wanted.key]
-        for request in wanted.requests:
+    def _close(self, wanted_item: WantedItem) -> None:
+        del self.wanted[wanted_item.key]
+        for request in wanted_item.requests:
             del self._item_of[request]
             self.blocked.discard(request)
 
-    def _give_back(self, wanted: WantedItem) -> None:
-        self._free += wanted.rows
-        wanted.rows = []
-        if wanted in self._running:
-            self._running.remove(wanted)
+    def _give_back(self, wanted_item: WantedItem) -> None:
+        self._free += wanted_item.rows
+        wanted_item.rows = []
+        if wanted_item in self._running:
+            self._running.remove(wanted_item)
 
-    def _reserve(self, wanted: WantedItem) -> bool:
+    def _reserve(self, wanted_item: WantedItem) -> bool:
         """Take rows for an item, and evict others for it; False if too many are held."""
-        count, held = wanted.item.num_rows, set(self._held.values())
+        count, held = wanted_item.item.num_rows, set(self._held.values())
         loose = [key for key in self._encoded if key not in held]
         if count > len(self._free) + sum(len(self._encoded[key]) for key in loose):
             return False
@@ -339,7 +339,7 @@ class EncodedMedia:
                 break
             self._free += self._encoded.pop(key)
         self._free.sort()  # neighbours are written at once
-        wanted.rows, self._free = self._free[:count], self._free[count:]
+        wanted_item.rows, self._free = self._free[:count], self._free[count:]
         return True
 
     def check_invariants(self, running: Sequence[RequestId], known: Iterable[RequestId]) -> None:
@@ -348,11 +348,13 @@ class EncodedMedia:
         running, known: the requests that have a slot, and all requests that have not ended.
         """
         rows = [row for each in self._encoded.values() for row in each]
-        rows += [row for wanted in self.wanted.values() for row in wanted.rows]
+        rows += [row for wanted_item in self.wanted.values() for row in wanted_item.rows]
         assert sorted([*rows, *self._free]) == list(range(self._num_rows)), "media rows leak"
         assert set(self._held) <= set(running), "a request that does not run holds an item"
         assert set(self._item_of) <= set(known), "a request that has ended waits for an item"
         wants = {(r, w.key) for w in self.wanted.values() for r in w.requests}
         assert wants == set(self._item_of.items()), "the two maps of waiting requests differ"
         assert self.blocked <= set(self._item_of), "a request waits for nothing"
-        assert all(wanted.requests for wanted in self.wanted.values()), "nobody waits for it"
+        assert all(wanted_item.requests for wanted_item in self.wanted.values()), (
+            "nobody waits for it"
+        )

@@ -118,8 +118,8 @@ class WaitingQueue:
         most: how many of a caller and a priority are yielded, the earliest ones.
         """
         for level in self._levels.values():
-            for own in level.of.values():
-                yield from islice((r for r in own if r.wait.mark is not None), most)
+            for requests in level.of.values():
+                yield from islice((r for r in requests if r.wait.mark is not None), most)
 
     def push(self, request: Request) -> None:
         """Insert `request` at its place."""

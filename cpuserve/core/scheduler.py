@@ -575,10 +575,10 @@ class Scheduler:
 
     # --- why requests wait --------------------------------------------------------------------
 
-    def _note_waits(self, begun: list[Request]) -> None:
+    def _note_waits(self, started: list[Request]) -> None:
         """Note what holds back the requests that are not in this step, or only in the next ones.
 
-        begun: the requests without a first token that could have been in it.
+        started: the requests without a first token that could have been in it.
         """
         now, num_rows = time.monotonic(), self.work.rows
         cause = self._queue_cause()
@@ -588,10 +588,10 @@ class Scheduler:
         self._waits.pass_over(self.waiting, now, in_order=in_order)
         in_step = {request.id for request in self.batch_requests[num_rows:]}
         blocked = self.media.blocked
-        begun = [*begun, *(self.requests[number] for number in blocked - in_step)]
+        started = [*started, *(self.requests[number] for number in blocked - in_step)]
         if self.masks_late:
-            begun += [request for request in self.running if request.masked]
-        for request in begun:
+            started += [request for request in self.running if request.masked]
+        for request in started:
             if not request.is_running or request.num_output or request.id in self.parked.ids:
                 continue
             if request.id in in_step:

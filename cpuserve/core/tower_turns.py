@@ -50,7 +50,7 @@ class TowerTurns:
             for caller in callers:
                 lines.setdefault(caller, []).append((item, work))
         turns = {caller: self._turns[caller] for caller in lines}
-        places, passed = dict.fromkeys(lines, 0), set()
+        places, passed_over = dict.fromkeys(lines, 0), set()
         number = self._num_turns
         while turns:
             caller = min(turns, key=turns.__getitem__)
@@ -60,6 +60,6 @@ class TowerTurns:
             turns[caller] = turns[caller][0] + work, number
             if places[caller] == len(lines[caller]):
                 del turns[caller]
-            if id(item) not in passed:
-                passed.add(id(item))
+            if id(item) not in passed_over:
+                passed_over.add(id(item))
                 yield item

@@ -12,20 +12,20 @@ from cpuserve.media.kinds import KINDS
 
 def check_media(items: Iterable[MediaItem], num_prompt: int, limits: Limits) -> None:
     """Raise InvalidRequest if the engine cannot encode an item of a prompt of this length."""
-    before = 0
+    num_before = 0
     for index, item in enumerate(items):
-        noun, most = KINDS[item.kind].noun, limits.media_rows.get(item.kind, 0)
-        if not most:
+        noun, max_rows = KINDS[item.kind].noun, limits.media_rows.get(item.kind, 0)
+        if not max_rows:
             msg = f"this model reads no {noun}s: send text only, or use a model that reads them"
             raise InvalidRequest(msg, role="messages")
-        if item.num_rows > most:
+        if item.num_rows > max_rows:
             msg = (
                 f"{noun} {index} is {item.num_rows} tokens long, and this server encodes "
-                f"{noun}s of at most {most} tokens: send a smaller one"
+                f"{noun}s of at most {max_rows} tokens: send a smaller one"
             )
             raise InvalidRequest(msg, role="messages")
         assert len(item.digest) == DIGEST_BYTES, "a digest is too short"
         assert item.spans, "an item without tokens"
         for begin, count in item.spans:
-            assert before <= begin < begin + count <= num_prompt, "the spans overlap"
-            before = begin + count
+            assert num_before <= begin < begin + count <= num_prompt, "the spans overlap"
+            num_before = begin + count

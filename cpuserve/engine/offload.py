@@ -127,8 +127,8 @@ def make_offload(
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor, max(1, len(config.kv_groups)))
-    kept = None if proposer is None else proposer.kept_keys
-    head = 0 if kept is None else sum(kept.sizes)
+    draft_keys = None if proposer is None else proposer.kept_keys
+    head = 0 if draft_keys is None else sum(draft_keys.sizes)
     sizes = (*blocks.sizes, head) if head else blocks.sizes
     directories = {"host": config.shared_prefix_dir, "disk": config.prefix_cache_dir}
     files = any(directories.values()) or config.kv_tiers
@@ -164,7 +164,7 @@ def make_offload(
             log.warning("the KV tier %s cannot be used, so nothing is found there: %s", name, error)
     if not tiers:
         return None
-    if proposer is not None and kept is not None and head:
+    if proposer is not None and draft_keys is not None and head:
         own = [HeadTier(tier, len(blocks.sizes)) for tier in tiers]
-        proposer.keep(Offload(kept, own))
+        proposer.keep(Offload(draft_keys, own))
     return Offload(blocks, tiers)

@@ -160,9 +160,9 @@ class LargestValues:
 
     def __call__(self, x: Float64) -> Float64:
         """Return the vector with at most `count` values."""
-        kept = np.argsort(-x, kind="stable")[: self.count]
+        top_columns = np.argsort(-x, kind="stable")[: self.count]
         y = np.zeros_like(x)
-        y[kept] = x[kept]
+        y[top_columns] = x[top_columns]
         return y
 
     def width_after(self, width: int) -> int | None:
@@ -234,9 +234,9 @@ class Head:
 def through(layers: Sequence[Layer], width: int) -> int:
     """Return the width of a vector of `width` after `layers`; ValueError if one does not fit."""
     for layer in layers:
-        after = layer.width_after(width)
-        if after is None:
+        width_after = layer.width_after(width)
+        if width_after is None:
             msg = f"a layer ({type(layer).__name__}) does not fit the {width} numbers that it gets"
             raise ValueError(msg)
-        width = after
+        width = width_after
     return width

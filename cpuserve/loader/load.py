@@ -97,13 +97,13 @@ def with_divided(weights: Weights, config: dict[str, Any]) -> Weights:
 
     if (names := stored_names(config)) is AS_PROGRAM:
         return weights
-    cut = names.cut(spec_from_config(config))
-    if not (names.joined or cut or names.turned):
+    shares = names.cut(spec_from_config(config))
+    if not (names.joined or shares or names.turned):
         return weights
     from cpuserve.quant.parts import PartWeights
     from cpuserve.quant.recut import CutWeights, JoinedWeights
 
-    return PartWeights(CutWeights(JoinedWeights(weights, names.joined), cut, names.turned))
+    return PartWeights(CutWeights(JoinedWeights(weights, names.joined), shares, names.turned))
 
 
 def with_built(weights: Weights, config: dict[str, Any], *, gguf: bool = False) -> Weights:
@@ -123,15 +123,15 @@ def with_built(weights: Weights, config: dict[str, Any], *, gguf: bool = False) 
         names = tower.patch_weight, tower.merge_weight
         axes, block = tower.patch_axes, tower.merge
         return PatchWeights(weights, *names, tower.pixels, tower.patch, axes, block)
-    how = built(config)
-    if how is None or (gguf and not how.gguf):
+    built_tensors = built(config)
+    if built_tensors is None or (gguf and not built_tensors.gguf):
         return weights
-    whole: Weights = imported(how.weights)(weights, *how.arguments)
-    if not how.parts:
-        return whole
+    built_weights: Weights = imported(built_tensors.weights)(weights, *built_tensors.arguments)
+    if not built_tensors.parts:
+        return built_weights
     from cpuserve.quant.parts import PartWeights
 
-    return PartWeights(whole)
+    return PartWeights(built_weights)
 
 
 def read_config(path: Path, mmproj: str | None = None) -> dict[str, Any]:
@@ -277,12 +277,12 @@ def check_weights(program: Program, weights: Weights, tower: Program | None = No
         raise ModelError(msg)
 
 
-def unmet(wanted: Iterable[WeightNeed], weights: Weights, unused: Sequence[str] = ()) -> str:
+def unmet(weight_needs: Iterable[WeightNeed], weights: Weights, unused: Sequence[str] = ()) -> str:
     """Return which needed tensors are missing or have a wrong shape, and some of `unused`.
 
     The text has the numbers of these tensors and a few of them; it is "" if there are none.
     """
-    needs = {need.name: need.shape for need in stored_needs(wanted)}
+    needs = {need.name: need.shape for need in stored_needs(weight_needs)}
     names = weights.names()
     missing = sorted(needs.keys() - names)
     misshapen = [

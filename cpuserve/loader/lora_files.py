@@ -273,21 +273,23 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
 
 def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
     """Return the entry for the architecture of the file; ModelError unless it fits the model."""
-    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if file.value(key) != wanted:
-            fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {wanted!r}")
+    for key, required in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if file.value(key) != required:
+            fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {required!r}")
     if "adapter.alora.invocation_tokens" in file:
         fail(name, "it is an activated LoRA (adapter.alora), which is not supported")
-    found = file.value("general.architecture")
-    arch = find(found) if isinstance(found, str) else None
+    architecture = file.value("general.architecture")
+    arch = find(architecture) if isinstance(architecture, str) else None
     if arch is None:
         supported = ", ".join(ARCHS)
-        fail(name, f"its architecture {found!r:.40} is not supported; supported: {supported}")
+        fail(
+            name, f"its architecture {architecture!r:.40} is not supported; supported: {supported}"
+        )
     family = FAMILIES.texts.get(spec.architecture)
     names = [name for name in ARCHS if ARCHS[name].family == spec.architecture]
     if family is not None and family.shared_gguf:
         names = list(family.shared_gguf.values())
-    if names and found not in names:
-        msg = f"its architecture is {found}, that of the model {' or '.join(names)}"
+    if names and architecture not in names:
+        msg = f"its architecture is {architecture}, that of the model {' or '.join(names)}"
         fail(name, f"it is for another model: {msg}")
     return arch

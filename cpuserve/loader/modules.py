@@ -76,9 +76,9 @@ class Module:
     folder: Path
     config: Mapping[str, Any]
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """Raise ModelError about this module."""
-        msg = f"{self.folder}: the module {self.kind} {why}"
+        msg = f"{self.folder}: the module {self.kind} {reason}"
         raise ModelError(msg)
 
 
@@ -115,28 +115,28 @@ def read_stack(path: Path) -> Stack:
     modules = _listed(path)
     if not modules:
         return Stack()
-    first, rest = modules[0], modules[1:]
+    first, later_modules = modules[0], modules[1:]
     settings = settings_of(path)
     kind = str(settings.get("model_type") or "")
     if kind == "MultiVectorEncoder":
         msg = f"{path / SETTINGS}: models of the type MultiVectorEncoder are not supported"
         raise ModelError(msg)
-    if first.kind == "Router" and not rest:
+    if first.kind == "Router" and not later_modules:
         return Stack("fill-mask", splade=_of_documents(path, first))
     if not first.kind.endswith("Transformer"):
         first.refuse("is not supported as the first one, only Transformer")
     stack = Stack(_task(path, first))
-    for module in rest:
+    for module in later_modules:
         stack = _with_module(stack, module)
     if stack.task == "text-generation" and stack.answers is None:
         first.refuse("computes logits of tokens, and no LogitScore follows")
-    prompts, named = settings.get("prompts"), settings.get("default_prompt_name")
-    if kind == "CrossEncoder" and isinstance(prompts, Mapping) and prompts.get(named):
+    prompts, default_name = settings.get("prompts"), settings.get("default_prompt_name")
+    if kind == "CrossEncoder" and isinstance(prompts, Mapping) and prompts.get(default_name):
         first.refuse("has a default prompt, which is not supported for scores of pairs")
-    if kind == "CrossEncoder" and rest and not (stack.scores or stack.answers):
-        rest[-1].refuse("is the last one of a CrossEncoder, but computes no scores")
-    if rest and not (stack.pooling or stack.splade or stack.answers):
-        rest[-1].refuse("gets no pooled vector: there is no Pooling before it")
+    if kind == "CrossEncoder" and later_modules and not (stack.scores or stack.answers):
+        later_modules[-1].refuse("is the last one of a CrossEncoder, but computes no scores")
+    if later_modules and not (stack.pooling or stack.splade or stack.answers):
+        later_modules[-1].refuse("gets no pooled vector: there is no Pooling before it")
     return stack
 
 
@@ -178,8 +178,8 @@ def _with_module(stack: Stack, module: Module) -> Stack:
 def _task(path: Path, first: Module) -> str:
     """Return the task of the Transformer; ModelError if its settings are not supported."""
     settings = transformer_settings(path)
-    usual = "fill-mask" if first.kind == "MLMTransformer" else "feature-extraction"
-    task = settings.get("transformer_task") or usual
+    default = "fill-mask" if first.kind == "MLMTransformer" else "feature-extraction"
+    task = settings.get("transformer_task") or default
     if not isinstance(task, str) or task not in TASKS:
         first.refuse(
             f"has the transformer_task {task!s:.40}, which is not one of {', '.join(TASKS)}"
@@ -188,10 +188,10 @@ def _task(path: Path, first: Module) -> str:
     modes = settings.get("modality_config") or {}
     text = modes.get("text", {}) if isinstance(modes, Mapping) else None
     result = text.get("method_output_name") if isinstance(text, Mapping) else None
-    wanted = "last_hidden_state" if task == "feature-extraction" else "logits"
-    if name != TASKS[task] or result not in (None, wanted):
+    output = "last_hidden_state" if task == "feature-extraction" else "logits"
+    if name != TASKS[task] or result not in (None, output):
         first.refuse(
-            f"writes {result or 'a result'} as {name!s:.40}, not {wanted} as {TASKS[task]}"
+            f"writes {result or 'a result'} as {name!s:.40}, not {output} as {TASKS[task]}"
         )
     return task
 
@@ -208,27 +208,27 @@ def _of_documents(path: Path, router: Module) -> Module:
 def _listed(path: Path) -> Sequence[Module]:
     """Return the modules that modules.json lists; none if there is no such file."""
     file = path / "modules.json"
-    listed = read_any_json(file, "module list", MAX_BYTES) if file.exists() else []
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+    modules = read_any_json(file, "module list", MAX_BYTES) if file.exists() else []
+    if not isinstance(modules, list) or not all(isinstance(item, dict) for item in modules):
         msg = f"module list {file} is not a list of JSON objects"
         raise ModelError(msg)
     return [
         _module(str(item.get("type", "")), path / Path(str(item.get("path", ""))).name)
-        for item in listed
+        for item in modules
     ]
 
 
 def _module(type_: str, folder: Path) -> Module:
     """Return the module of a class, with the config in its folder if there is one."""
     package, _, kind = type_.rpartition(".")
-    ours = package.startswith("sentence_transformers.")
+    is_builtin = package.startswith("sentence_transformers.")
     # A Transformer has the files of the model. Published models have classes of their own for it.
     if kind.endswith("Transformer") or kind == "Router":
         return Module(kind, folder, {})
     file = folder / "config.json"
     # Normalize has a config only in newer files.
     config = read_json(file, "module config") if file.exists() or kind == "Pooling" else {}
-    return Module(kind if ours else type_, folder, config)
+    return Module(kind if is_builtin else type_, folder, config)
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -279,16 +279,16 @@ def _layers(module: Module) -> Iterator[Layer]:
     if module.kind == "Normalize":
         yield UnitLength()
         return
-    read = _reader(module)
+    read_tensor = _reader(module)
     if module.kind == "LayerNorm":
-        yield VectorNorm(read("norm.weight"), read("norm.bias"), 1e-5)
+        yield VectorNorm(read_tensor("norm.weight"), read_tensor("norm.bias"), 1e-5)
         return
-    dense, residual = _dense(module, read), module.config.get("use_residual", False)
+    dense, residual = _dense(module, read_tensor), module.config.get("use_residual", False)
     if not residual:
         yield dense
         return
     square = dense.weight.shape[0] == dense.weight.shape[1]
-    yield Residual(dense, None if square else read("residual.weight"))
+    yield Residual(dense, None if square else read_tensor("residual.weight"))
 
 
 def _reader(module: Module) -> Any:
@@ -310,23 +310,23 @@ def _reader(module: Module) -> Any:
     return read
 
 
-def _dense(module: Module, read: Any) -> Dense:
+def _dense(module: Module, read_vector: Any) -> Dense:
     from cpuserve.loader.dense_module import Dense
 
     config, folder = module.config, module.folder
     activation = activation_of(config.get("activation_function", "torch.Tanh"), str(folder))
     shape = (config.get("out_features"), config.get("in_features"))
-    weight = read("linear.weight")
-    bias = read("linear.bias") if config.get("bias", True) else None
+    weight = read_vector("linear.weight")
+    bias = read_vector("linear.bias") if config.get("bias", True) else None
     if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
         msg = f"{folder}: the matrix has the shape {list(weight.shape)}, its config {list(shape)}"
         raise ModelError(msg)
     return Dense(weight, bias, activation)
 
 
-def activation_of(named: object, where: str) -> str:
+def activation_of(class_name: object, where: str) -> str:
     """Return the activation of a class of torch; ModelError, which begins with `where`, if none."""
-    package, _, name = str(named).rpartition(".")
+    package, _, name = str(class_name).rpartition(".")
     if not package.startswith("torch") or name not in ACTIVATIONS:
         msg = f"{where}: the activation {name[:40]} is not supported, only {', '.join(ACTIVATIONS)}"
         raise ModelError(msg)

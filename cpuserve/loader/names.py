@@ -91,9 +91,9 @@ def gguf_to_hf(
         part, kind = stem, _SCALES[last]
     if part not in table:
         return name
-    prefix, found = "" if layer is None else f"{layers}.{int(layer)}.", table[part]
-    stays = found.endswith((*_BARE, *bare)) and not found.endswith("relative_attention_bias")
-    return f"{prefix}{found}" if stays else f"{prefix}{found}{kind}"
+    prefix, template = "" if layer is None else f"{layers}.{int(layer)}.", table[part]
+    stays = template.endswith((*_BARE, *bare)) and not template.endswith("relative_attention_bias")
+    return f"{prefix}{template}" if stays else f"{prefix}{template}{kind}"
 
 
 def checkpoint_to_hf(name: str) -> str:
@@ -128,9 +128,9 @@ def checkpoint_to_hf(name: str) -> str:
     return f"model.{name}" if name.startswith(bare) else name
 
 
-def program_name(stored: str, names: StoredNames) -> str:
-    """Return the name that Programs use for a tensor that files of a family call `stored`."""
-    return names.translate(checkpoint_to_hf(names.normalize(stored)))
+def program_name(name: str, names: StoredNames) -> str:
+    """Return the name that Programs use for a tensor that files of a family call `name`."""
+    return names.translate(checkpoint_to_hf(names.normalize(name)))
 
 
 def is_ignored(name: str, tower: tuple[str, ...] = (), names: StoredNames | None = None) -> bool:

@@ -32,8 +32,8 @@ class StoredModel:
 
 def stored_models() -> list[StoredModel]:
     """Return the models on this machine, the newest first; a directory of the user is none."""
-    found = [*_builtin(), *(model for repo in _repositories() for model in _of_repository(repo))]
-    return sorted(found, key=lambda model: -model.modified)
+    models = [*_builtin(), *(model for repo in _repositories() for model in _of_repository(repo))]
+    return sorted(models, key=lambda model: -model.modified)
 
 
 def stored_model(name: str) -> StoredModel:
@@ -43,20 +43,20 @@ def stored_model(name: str) -> StoredModel:
         ModelError: there is no such model on this machine.
     """
     models = stored_models()
-    repo, _, wanted = name.partition(":")
-    own = [model for model in models if model.name.partition(":")[0] == repo]
-    exact = [model for model in own if model.name == name]
-    if not exact and wanted and own:
-        files = [model.name.partition(":")[2] for model in own if ":" in model.name]
-        exact = [m for m in own if m.name == f"{repo}:{gguf_of(repo, files, wanted)}"]
-    if not exact and not wanted and len(own) == 1:
-        exact = own
+    repo, _, variant = name.partition(":")
+    models_of_repo = [model for model in models if model.name.partition(":")[0] == repo]
+    exact = [model for model in models_of_repo if model.name == name]
+    if not exact and variant and models_of_repo:
+        files = [model.name.partition(":")[2] for model in models_of_repo if ":" in model.name]
+        exact = [m for m in models_of_repo if m.name == f"{repo}:{gguf_of(repo, files, variant)}"]
+    if not exact and not variant and len(models_of_repo) == 1:
+        exact = models_of_repo
     if exact:
         return exact[0]
-    names = [model.name for model in own or models]
-    near = nearest(name, names) if not own else None
-    listed = ", ".join(names[:20]) or "none"
-    msg = f"{name[:200]!r} is not on this machine{near or ';'} there are: {listed}"
+    names = [model.name for model in models_of_repo or models]
+    nearest_name = nearest(name, names) if not models_of_repo else None
+    some_names = ", ".join(names[:20]) or "none"
+    msg = f"{name[:200]!r} is not on this machine{nearest_name or ';'} there are: {some_names}"
     raise ModelError(msg)
 
 
@@ -106,12 +106,12 @@ def _repositories() -> Iterable[Any]:
 def _of_repository(repo: Any) -> Iterable[StoredModel]:
     """Yield each GGUF model of a repository, and one for its safetensors."""
     newest: dict[str, Any] = {}
-    every: dict[str, list[Path]] = {}
+    files_by_name: dict[str, list[Path]] = {}
     for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
         for file in revision.files:
             name = file.file_path.relative_to(revision.snapshot_path).as_posix()
             newest[name] = file
-            every.setdefault(name, []).extend((file.file_path, file.blob_path))
+            files_by_name.setdefault(name, []).extend((file.file_path, file.blob_path))
     ggufs = [name for name in newest if name.endswith(".gguf")]
     models = {f"{repo.repo_id}:{first}": parts_of(first) for first in files_of_models(ggufs)}
     if has_safetensors(list(newest)):
@@ -123,5 +123,5 @@ def _of_repository(repo: Any) -> Iterable[StoredModel]:
             sum(file.size_on_disk for file in files),
             max(file.blob_last_modified for file in files),
             "gguf" if ":" in title else "safetensors",
-            tuple(path for name in names for path in every.get(name, ())),
+            tuple(path for name in names for path in files_by_name.get(name, ())),
         )

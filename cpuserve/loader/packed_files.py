@@ -357,8 +357,8 @@ def _remove_unused(path: Path) -> bool:
 
 def remove_all(cache: Path) -> int:
     """Remove all packed weights in a cache directory that no process uses; return their bytes."""
-    found = [(path.stat().st_size, path) for path in (cache / FOLDER).glob("*.weights")]
-    return sum(size for size, path in found if _remove_unused(path))
+    files = [(path.stat().st_size, path) for path in (cache / FOLDER).glob("*.weights")]
+    return sum(size for size, path in files if _remove_unused(path))
 
 
 def _sync(folder: Path) -> None:

@@ -109,8 +109,8 @@ def splade_head(path: Path) -> Head:
 
     module = read_stack(path).splade if path.is_dir() else None
     strategy, activation = ("max", "relu") if module is None else _splade_settings(module)
-    most = _count_of(path, "max_active_dims") if path.is_dir() else None
-    layers = () if most is None else (LargestValues(most),)
+    max_active = _count_of(path, "max_active_dims") if path.is_dir() else None
+    layers = () if max_active is None else (LargestValues(max_active),)
     return Head(STRATEGIES[strategy], layers, unit=False, logs=LOGS[activation])
 
 
@@ -146,10 +146,10 @@ def prompts_of(path: Path) -> dict[str, str]:
     Raises:
         ModelError: the prompts are not texts, or there is no prompt with the default name.
     """
-    given, config = _own_prompts(path), path / "config.json"
+    own_prompts, config = _own_prompts(path), path / "config.json"
     if not config.exists():
-        return given
-    return {**task_prompts(path, read_json(config, "config")), **given}
+        return own_prompts
+    return {**task_prompts(path, read_json(config, "config")), **own_prompts}
 
 
 def _own_prompts(path: Path) -> dict[str, str]:
@@ -181,10 +181,10 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     """
     name = next(iter(read_architectures(config)), "")
     if config.get("is_ranker"):  # only the config of a GGUF file has the key is_ranker
-        known = [family.name for family in FAMILIES.texts.values() if family.gguf_rerankers]
-        if name in known:
+        names = [family.name for family in FAMILIES.texts.values() if family.gguf_rerankers]
+        if name in names:
             return name
-        msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(sorted(known))}"
+        msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(sorted(names))}"
         raise ModelError(msg)
     return name if name in FAMILIES.rerankers and len(labels_of(config)) == 1 else None
 
@@ -203,17 +203,19 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
     Raises:
         ModelError: the ids of the labels are not 0, 1, 2, ..., or the labels are not texts.
     """
-    named = config.get("id2label") or {}
+    id2label = config.get("id2label") or {}
     # Without both keys, transformers assumes 2 labels.
-    count = config.get("num_labels") or len(named) or 2
-    wanted = [str(index) for index in range(count)] if type(count) is int else []
-    if not named:
-        return [f"LABEL_{index}" for index in wanted]
-    found = {str(key): value for key, value in named.items()} if isinstance(named, dict) else {}
-    if sorted(found) != sorted(wanted) or not all(isinstance(v, str) for v in found.values()):
+    count = config.get("num_labels") or len(id2label) or 2
+    indices = [str(index) for index in range(count)] if type(count) is int else []
+    if not id2label:
+        return [f"LABEL_{index}" for index in indices]
+    labels = (
+        {str(key): value for key, value in id2label.items()} if isinstance(id2label, dict) else {}
+    )
+    if sorted(labels) != sorted(indices) or not all(isinstance(v, str) for v in labels.values()):
         msg = f"config.json: id2label must have a text for each number from 0 to {count} - 1"
         raise ModelError(msg)
-    return [found[index] for index in wanted]
+    return [labels[index] for index in indices]
 
 
 def can_judge(config: Mapping[str, Any]) -> bool:

@@ -55,28 +55,28 @@ class ModelKind:
     @cached_property
     def stack(self) -> Stack:
         """The modules of a directory; ModelError if they do not fit this architecture."""
-        stack, why = read_stack(self.files.path) if self.files.gguf is None else Stack(), ""
+        stack, reason = read_stack(self.files.path) if self.files.gguf is None else Stack(), ""
         if stack.scores and not self.encoder:
-            why = f"compute scores of pairs, which is not supported for the decoder {self.name}"
+            reason = f"compute scores of pairs, which is not supported for the decoder {self.name}"
         if stack.task == "sequence-classification" and classifier(self.config) is None:
-            why = f"need a head for labels, which {self.name} does not have"
+            reason = f"need a head for labels, which {self.name} does not have"
         if stack.splade and not self.masked:
-            why = f"are SPLADE, and {self.name} has no head for it"
-        if why:
-            msg = f"{self.files.path}: its modules {why}"
+            reason = f"are SPLADE, and {self.name} has no head for it"
+        if reason:
+            msg = f"{self.files.path}: its modules {reason}"
             raise ModelError(msg)
         return stack
 
-    def pooling(self, wanted: str | None) -> tuple[str, str]:
+    def pooling(self, option: str | None) -> tuple[str, str]:
         """Return (pooling, reason); see EngineConfig.pooling. wanted: the value of --pooling.
 
         Raises:
             ConfigError: the model has no such pooling.
             ModelError: a setting of the files is not supported.
         """
-        if wanted in (None, "auto"):
+        if option in (None, "auto"):
             return self._of_files()
-        return self._checked(wanted), "requested"
+        return self._checked(option), "requested"
 
     def _checked(self, pooling: str) -> str:
         if self.encoder and pooling == "none":
@@ -89,11 +89,11 @@ class ModelKind:
             msg = f"--pooling rank: {self.name} is not a reranker, which has a head"
             raise ConfigError(msg)
         if pooling == "classify" and not self.stack.scores:
-            found = classifier(self.config)
-            if found is None:
+            head = classifier(self.config)
+            if head is None:
                 msg = f"--pooling classify: {self.name} is no classifier, which has a head"
                 raise ConfigError(msg)
-            return found[0]
+            return head[0]
         if pooling == "splade" and not self.masked:
             msg = f"--pooling splade: {self.name} has no head that predicts masked tokens"
             raise ConfigError(msg)
@@ -108,13 +108,13 @@ class ModelKind:
             )
         if stack.scores:
             return checkpoint_pooling(files.path, None, stack)
-        if (named := ranker(self.config)) is not None:
-            return "rank", f"{named} of one label is a reranker"
-        if (found := classifier(self.config)) is not None:
-            return found[0], f"{found[1]} is a classifier"
-        pooling, why = checkpoint_pooling(files.path, files.gguf, stack)
+        if (ranker_pooling := ranker(self.config)) is not None:
+            return "rank", f"{ranker_pooling} of one label is a reranker"
+        if (head := classifier(self.config)) is not None:
+            return head[0], f"{head[1]} is a classifier"
+        pooling, reason = checkpoint_pooling(files.path, files.gguf, stack)
         if pooling != "none":
-            return pooling, why
+            return pooling, reason
         if self.masked:
             return "splade", "its head predicts masked tokens"
         if self.encoder and self._has_token_heads():
@@ -125,7 +125,7 @@ class ModelKind:
             return "mean", "the default of sentence-transformers"
         if has_no_head(self.name):
             return "last", f"{self.name} has no output head"
-        return pooling, why
+        return pooling, reason
 
     def _has_token_heads(self) -> bool:
         if self.name != ARCHITECTURE or not self.files.has_safetensors:

@@ -118,9 +118,11 @@ def _activation_setting(checkpoint: Checkpoint) -> dict[str, Any]:
 
     They have it since release 5; it goes before the one of config.json.
     """
-    found = settings_of(checkpoint.path) if checkpoint.path.is_dir() else {}
-    named = found.get("activation_fn") if found.get("model_type") == "CrossEncoder" else None
-    return {} if named is None else {"sentence_transformers": {"activation_fn": named}}
+    settings = settings_of(checkpoint.path) if checkpoint.path.is_dir() else {}
+    class_name = (
+        settings.get("activation_fn") if settings.get("model_type") == "CrossEncoder" else None
+    )
+    return {} if class_name is None else {"sentence_transformers": {"activation_fn": class_name}}
 
 
 def _reader(checkpoint: Checkpoint, kind: str, done: set[str]) -> Read:
@@ -299,9 +301,9 @@ def _judge(
         raise ModelError(msg)
     ids = [token_id(text) for text in ANSWERS]
     if (module := stack.answers) is not None:
-        asked = [module.config.get(key) for key in ("true_token_id", "false_token_id")]
-        if asked != ids:
-            module.refuse(f"asks for the tokens {asked}, not for {ids}, which are yes and no")
+        token_ids = [module.config.get(key) for key in ("true_token_id", "false_token_id")]
+        if token_ids != ids:
+            module.refuse(f"asks for the tokens {token_ids}, not for {ids}, which are yes and no")
     yes, no = (dequantize(weights.get(f"{rows(stored[0], id_, 1)}.weight")) for id_ in ids)
     return Dense(yes - no, None, "sigmoid" if module is None else activation)
 

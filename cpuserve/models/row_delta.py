@@ -43,7 +43,7 @@ def read_row_delta(config: Mapping[str, Any]) -> RowDelta:
     nested = read_object(config, "linear_attn_config")
     names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
     names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
-    nested_sizes = {ours: nested[k] for k, ours in names.items() if nested.get(k) is not None}
+    nested_sizes = {key: nested[k] for k, key in names.items() if nested.get(k) is not None}
     sizes = {**config, **nested_sizes}
     return {
         "heads": read_int(sizes, "linear_num_heads", 32, high=65536),

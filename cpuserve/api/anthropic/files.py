@@ -88,12 +88,12 @@ def _time(seconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _facts(sent: Uploaded) -> UploadFacts:
+def _facts(part: Uploaded) -> UploadFacts:
     name, lasts_s = "expires_in_seconds", None
-    if (given := sent.fields.pop(name, None)) is not None:
-        lasts_s = check_seconds(whole(given, name), name, _MOST_S)
-    refuse_more(sent.fields, f"file and {name}")
-    return UploadFacts(sent.name, "user_data", media_type_of(sent.media_type, sent.name), lasts_s)
+    if (purpose := part.fields.pop(name, None)) is not None:
+        lasts_s = check_seconds(whole(purpose, name), name, _MOST_S)
+    refuse_more(part.fields, f"file and {name}")
+    return UploadFacts(part.name, "user_data", media_type_of(part.media_type, part.name), lasts_s)
 
 
 @router.post(_ALL, openapi_extra=response_types(FileMetadata, ANTHROPIC.body, also=[408, 413, 415]))
@@ -124,10 +124,10 @@ async def list_files(request: Request) -> Response:
     return json_response(FilePage(shown, following, more, *ends))
 
 
-def _page_after(known: Mapping[str, StoredFile], page: str, limit: int) -> tuple[list[str], bool]:
+def _page_after(files: Mapping[str, StoredFile], page: str, limit: int) -> tuple[list[str], bool]:
     """Return the ids of the page with this `next_page`, and whether there are more.
 
-    known: the files of the caller, the newest first. The last file of the earlier page may have
+    files: the files of the caller, the newest first. The last file of the earlier page may have
     been deleted: the page then begins with the files that are no newer.
     """
     cursor = _CURSOR.fullmatch(page)
@@ -135,12 +135,12 @@ def _page_after(known: Mapping[str, StoredFile], page: str, limit: int) -> tuple
         msg = f"page is {page[:200]!r}, which is no next_page of this list: begin without page"
         raise InvalidRequest(msg, param="page")
     created_at, last = int(cursor[1]), cursor[2]
-    if last in known:
-        ids = list(known)
-        later = ids[ids.index(last) + 1 :]
+    if last in files:
+        ids = list(files)
+        next_files = ids[ids.index(last) + 1 :]
     else:
-        later = [name for name, each in known.items() if each.file.created_at <= created_at]
-    return later[:limit], len(later) > limit
+        next_files = [name for name, file in files.items() if file.file.created_at <= created_at]
+    return next_files[:limit], len(next_files) > limit
 
 
 @get(router, _ONE, FileMetadata, dialect=ANTHROPIC)

@@ -30,10 +30,10 @@ def page_of_ids(ids: Sequence[str], query: Mapping[str, str]) -> tuple[list[str]
 
 def limit_of(query: Mapping[str, str]) -> int:
     """Return the maximum length of a page; InvalidRequest if `limit` is invalid."""
-    given = query.get("limit", str(_DEFAULT))
-    limit = int(given) if given.isdecimal() and len(given) < 5 else 0
+    limit_text = query.get("limit", str(_DEFAULT))
+    limit = int(limit_text) if limit_text.isdecimal() and len(limit_text) < 5 else 0
     if not 1 <= limit <= _MOST:
-        msg = f"limit must be a whole number from 1 to {_MOST}, got {given[:40]!r}"
+        msg = f"limit must be a whole number from 1 to {_MOST}, got {limit_text[:40]!r}"
         raise InvalidRequest(msg, param="limit")
     return limit
 

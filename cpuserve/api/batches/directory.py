@@ -239,27 +239,27 @@ class FileDirectory:
     def files(self, caller: str) -> list[StoredFile]:
         """Return the files of a caller, oldest first."""
         self._drop_expired()
-        own = [found for found in self._known.values() if found.caller == caller]
-        return sorted(own, key=lambda found: found.file.created_at)
+        own = [file for file in self._known.values() if file.caller == caller]
+        return sorted(own, key=lambda file: file.file.created_at)
 
     def find(self, caller: str, file_id: str, param: str = "file_id") -> StoredFile:
         """Return the caller's file with this id; NotFound if there is none."""
-        found = self._known.get(file_id)
-        if found is None or found.caller != caller or self._is_expired(found):
+        file = self._known.get(file_id)
+        if file is None or file.caller != caller or self._is_expired(file):
             msg = f"File {file_id[:80]!r} was not found: GET /v1/files lists your files"
             raise NotFound(msg, param=param, code="file_not_found")
-        return found
+        return file
 
-    def _is_expired(self, stored: StoredFile) -> bool:
-        end = stored.file.expires_at
-        return end is not None and end <= time.time() and not self.is_read(stored.file.id)
+    def _is_expired(self, file: StoredFile) -> bool:
+        end = file.file.expires_at
+        return end is not None and end <= time.time() and not self.is_read(file.file.id)
 
     def _drop_expired(self) -> None:
-        for stored in [found for found in self._known.values() if self._is_expired(found)]:
+        for file in [file for file in self._known.values() if self._is_expired(file)]:
             try:
-                self.remove(stored.file.id)
+                self.remove(file.file.id)
             except DiskError as error:  # a later request tries again
-                log.warning("file %s has expired and cannot be deleted: %s", stored.file.id, error)
+                log.warning("file %s has expired and cannot be deleted: %s", file.file.id, error)
                 return
 
     def remove(self, file_id: str) -> None:

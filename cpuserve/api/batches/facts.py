@@ -33,9 +33,11 @@ def check_purpose(purpose: object) -> str:
     """Return the purpose of a file; InvalidRequest if the server keeps no files for it."""
     if isinstance(purpose, str) and purpose in PURPOSES:
         return purpose
-    known = ", ".join(PURPOSES)
-    why = "this server trains and evaluates nothing" if purpose in _TRAINING else ""
-    msg = f"purpose must be one of {known}, got {brief(purpose)!r}" + (f": {why}" if why else "")
+    purposes = ", ".join(PURPOSES)
+    reason = "this server trains and evaluates nothing" if purpose in _TRAINING else ""
+    msg = f"purpose must be one of {purposes}, got {brief(purpose)!r}" + (
+        f": {reason}" if reason else ""
+    )
     raise InvalidRequest(msg, param="purpose")
 
 
@@ -69,10 +71,10 @@ def whole(text: str | None, param: str) -> int:
     return int(text)
 
 
-def check_seconds(seconds: int, param: str, most: int) -> int:
+def check_seconds(seconds: int, param: str, max_seconds: int) -> int:
     """Return the seconds until a file expires; InvalidRequest if they are not in the limits."""
-    if not LEAST_S <= seconds <= most:
-        msg = f"{param} must be from {LEAST_S} to {most}, got {seconds}"
+    if not LEAST_S <= seconds <= max_seconds:
+        msg = f"{param} must be from {LEAST_S} to {max_seconds}, got {seconds}"
         raise InvalidRequest(msg, param=param)
     return seconds
 

@@ -59,8 +59,8 @@ async def read_files(request: RequestContext, call: GenerateCall) -> None:
         if part.kind != "file" and (reader is None or part.kind not in reader.part_kinds):
             continue  # the model reads none
         if batches is None:
-            why = "refers to a file, and this server keeps none: start it with --files-dir DIR"
-            message["content"][index] = replace(part, file_id="", why=why)
+            reason = "refers to a file, and this server keeps none: start it with --files-dir DIR"
+            message["content"][index] = replace(part, file_id="", why=reason)
         else:
             message["content"][index] = await _read(request, batches.directory, part)
             changed.append(message)
@@ -71,31 +71,31 @@ async def read_files(request: RequestContext, call: GenerateCall) -> None:
 
 async def _read(request: RequestContext, directory: FileDirectory, part: MediaPart) -> ContentPart:
     try:
-        stored = directory.find(request.owner, part.file_id)
+        file = directory.find(request.owner, part.file_id)
     except NotFound:
         return replace(part, file_id="", why=_missing(part))
-    size, most = stored.file.bytes, request.models.most_body_bytes
-    if request.body_bytes + size > most:
-        why = (
-            f"refers to a file of {size} bytes: a body and its files may have {most} bytes. "
+    size, max_bytes = file.file.bytes, request.models.most_body_bytes
+    if request.body_bytes + size > max_bytes:
+        reason = (
+            f"refers to a file of {size} bytes: a body and its files may have {max_bytes} bytes. "
             "Send a smaller file, or start the server with a larger --max-body-size"
         )
-        return replace(part, file_id="", why=why)
+        return replace(part, file_id="", why=reason)
     await request.hold(size)
     try:
-        data = await run_on_disk(partial(_content, directory, stored))
+        data = await run_on_disk(partial(_content, directory, file))
     except FileNotFoundError:  # it was deleted meanwhile
         return replace(part, file_id="", why=_missing(part))
-    name = stored.file.filename
+    name = file.file.filename
     return await run_sized(
-        size // _BYTES_PER_US, lambda: with_content(part, data, stored.media_type, name)
+        size // _BYTES_PER_US, lambda: with_content(part, data, file.media_type, name)
     )
 
 
-def _content(directory: FileDirectory, stored: StoredFile) -> bytes:
+def _content(directory: FileDirectory, file: StoredFile) -> bytes:
     fault("content.read")
-    with os.fdopen(open_plain(directory.path_of(stored.file.id)), "rb") as source:
-        return source.read(stored.file.bytes)
+    with os.fdopen(open_plain(directory.path_of(file.file.id)), "rb") as source:
+        return source.read(file.file.bytes)
 
 
 def _missing(part: MediaPart) -> str:

@@ -129,8 +129,8 @@ def facts_of(record: RequestRecord, ended: EndedRequest) -> dict[str, object]:
 def _waits(ended: EndedRequest) -> list[str]:
     """Return for what the request waited, the longest part first, but no short parts."""
     parts = sorted(ended.waits.items(), key=lambda part: -part[1])
-    shown = [f"{cause} {seconds:.3f} s" for cause, seconds in parts if seconds >= _SHOWN_WAIT_S]
-    return [f"waited for {' + '.join(shown)}"] if shown else []
+    causes = [f"{cause} {seconds:.3f} s" for cause, seconds in parts if seconds >= _SHOWN_WAIT_S]
+    return [f"waited for {' + '.join(causes)}"] if causes else []
 
 
 def _limit(status: int) -> dict[str, object]:

@@ -36,9 +36,9 @@ def with_images(content: Any, images: list[Any], where: str) -> list[Any]:
 
     Source: chatPrompt of Ollama.
     """
-    shown = [media_part("image", f"{where}[{i}]", data=data) for i, data in enumerate(images)]
-    first, *texts = plain(content).split(_IMAGE_PLACE, len(shown))
-    parts: list[Any] = [*shown[len(texts) :], {"type": "text", "text": first}]
-    for image, text in zip(shown, texts, strict=False):
+    pictures = [media_part("image", f"{where}[{i}]", data=data) for i, data in enumerate(images)]
+    first, *texts = plain(content).split(_IMAGE_PLACE, len(pictures))
+    parts: list[Any] = [*pictures[len(texts) :], {"type": "text", "text": first}]
+    for image, text in zip(pictures, texts, strict=False):
         parts += [image, {"type": "text", "text": text}]
     return [part for part in parts if not isinstance(part, dict) or part["text"]]

@@ -56,11 +56,11 @@ class DeletedFile(msgspec.Struct):
     deleted: bool = True
 
 
-def _facts(sent: Uploaded) -> UploadFacts:
-    purpose = check_purpose(sent.fields.pop("purpose", None))
-    lasts_s = expires_in(sent.fields)
-    refuse_more(sent.fields, _KNOWN)
-    return UploadFacts(sent.name, purpose, media_type_of(sent.media_type, sent.name), lasts_s)
+def _facts(part: Uploaded) -> UploadFacts:
+    purpose = check_purpose(part.fields.pop("purpose", None))
+    lasts_s = expires_in(part.fields)
+    refuse_more(part.fields, _KNOWN)
+    return UploadFacts(part.name, purpose, media_type_of(part.media_type, part.name), lasts_s)
 
 
 @router.post(
@@ -77,7 +77,7 @@ async def list_files(request: Request) -> Response:
     """List the files of the caller."""
     found = batches_of(get_state(request)).directory.files(request.scope[CALLER].owner)
     purpose = request.query_params.get("purpose")
-    shown = [each.file for each in found if purpose in (None, each.file.purpose)]
+    shown = [file.file for file in found if purpose in (None, file.file.purpose)]
     page = page_of(request.query_params, shown, lambda file: file.id, msgspec.json.encode)
     return json_response(page)
 

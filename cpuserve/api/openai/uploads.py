@@ -86,9 +86,9 @@ async def create_upload(request: RequestContext, body: CreateUpload) -> Response
     uploads = batches_of(request.state).uploads
     purpose = check_purpose(body.purpose)
     directory = batches_of(request.state).directory
-    most = directory.used[1]
-    if not 0 <= body.bytes <= most:
-        msg = f"bytes must be from 0 to {most} (--files-bytes), got {body.bytes}"
+    max_bytes = directory.used[1]
+    if not 0 <= body.bytes <= max_bytes:
+        msg = f"bytes must be from 0 to {max_bytes} (--files-bytes), got {body.bytes}"
         raise InvalidRequest(msg, param="bytes")
     name = plain_name(body.filename)
     facts = UploadFacts(

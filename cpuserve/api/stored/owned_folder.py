@@ -106,6 +106,8 @@ def write_whole(path: Path, value: msgspec.Struct) -> None:
 
 def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write all of `data` to a descriptor, which may take several calls."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left[: fault("content.write", len(left))]) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[
+            os.write(handle, remaining[: fault("content.write", len(remaining))]) :
+        ]

@@ -70,13 +70,13 @@ class BinaryBody:
 
 def check_encoding(body: VectorEncoding) -> None:
     """Raise InvalidRequest for an unknown format, number type or byte order."""
-    for name, value, known in (
+    for name, value, encodings in (
         ("encoding_format", body.encoding_format, FORMATS),
         ("embed_dtype", body.embed_dtype, tuple(NUMBER_TYPES)),
         ("endianness", body.endianness, BYTE_ORDERS),
     ):
-        if value is not None and value not in known:
-            msg = f"{name} must be one of {', '.join(known)}, got {value[:40]!r}"
+        if value is not None and value not in encodings:
+            msg = f"{name} must be one of {', '.join(encodings)}, got {value[:40]!r}"
             raise InvalidRequest(msg, param=name)
     if body.encoding_format == "bytes" and body.num_inputs > MAX_DESCRIBED:
         msg = (

@@ -79,11 +79,11 @@ class Choices:
 
     def _by_opposite(self, k: int, i: int) -> bool:
         """Exclude the values of each of two schemas from the other, if both keep some values."""
-        found = [self._without(k, i), self._without(i, k)]
-        if None in found:
+        alternatives = [self._without(k, i), self._without(i, k)]
+        if None in alternatives:
             return False
-        self.opposites[k].append(found[0])
-        self.opposites[i].append(found[1])
+        self.opposites[k].append(alternatives[0])
+        self.opposites[i].append(alternatives[1])
         return True
 
     def _without(self, one: int, other: int) -> Any:

@@ -206,9 +206,9 @@ class Worker:
         for wanted in [job for job in self._jobs if job.number in message.numbers]:
             self._jobs.remove(wanted)
             self._reply(wanted.number, NOT_WANTED)
-        for passed in [passed for passed in self._passed if passed[0] in message.numbers]:
-            self._passed.remove(passed)
-            self._reply(passed[0], NOT_WANTED)
+        for entry in [entry for entry in self._passed if entry[0] in message.numbers]:
+            self._passed.remove(entry)
+            self._reply(entry[0], NOT_WANTED)
         for number in message.gone:
             self._matchers.pop(number, None)
         give_back()  # glibc would keep the memory of these grammars
@@ -240,19 +240,19 @@ class Worker:
             self._grammars[job.number] = job.matcher
         self._reply(job.number, job.error)
 
-    def _try(self, wanted: Compile) -> None:
+    def _try(self, job: Compile) -> None:
         """Begin the first compilation of a grammar, in a fork."""
         if self._error:
-            self._reply(wanted.number, self._error)
+            self._reply(job.number, self._error)
             return
-        if is_json(wanted.kind, wanted.text):
-            self._in_json[wanted.number] = wanted.kind in (JSON, OPEN_JSON)
+        if is_json(job.kind, job.text):
+            self._in_json[job.number] = job.kind in (JSON, OPEN_JSON)
         held = (self._compiling, self._filling)
         try:
-            self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
+            self._watch(_Trial(self._compiler, job, held, self._background_cpus))
         except OSError as refused:
             error = f"no process can be forked to compile it: {refused} ({LIMITS})"
-            self._reply(wanted.number, error, fault=False)
+            self._reply(job.number, error, fault=False)
 
     def _compile(self, number: int, prepared: str) -> None:
         """Begin the second compilation of a grammar, on a thread."""

@@ -62,22 +62,22 @@ def with_assistant(
     if facts.pooling != "none" or not facts.has_program:
         msg = f"an assistant cannot guess for {facts.name}, which does not generate text here"
         raise ModelError(msg)
-    found, weights = open_assistant(assistant, path)
-    program = found.program
+    assistant_head, weights = open_assistant(assistant, path)
+    program = assistant_head.program
     draft = replace(
-        head_facts(found, facts),
+        head_facts(assistant_head, facts),
         drafter="assistant",
         name=str(assistant),
         path=str(assistant),
         kv_layers=(),
         quantization=None,
-        dtype=found.spec.dtype,
-        caches=found.caches,
+        dtype=assistant_head.spec.dtype,
+        caches=assistant_head.caches,
         # Rows of the embedding are read in the file.
         weight_bytes=sum(
             weights.get(n.name).nbytes for n in program.weights if n.name != MODEL_TABLE
         ),
-        activation_width=found.spec.activation_width + 5 * program.media_width,
+        activation_width=assistant_head.spec.activation_width + 5 * program.media_width,
     )
     return replace(facts, draft=draft), []
 
@@ -94,8 +94,8 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
         ModelError: it is no assistant, lacks tensors, or belongs to another model.
     """
 
-    def refuse(why: str) -> NoReturn:
-        msg = f"the assistant {path} cannot guess for {model}: {why}"
+    def refuse(reason: str) -> NoReturn:
+        msg = f"the assistant {path} cannot guess for {model}: {reason}"
         raise ModelError(msg)
 
     checkpoint, config = open_checkpoint(path), read_config(model)
@@ -112,17 +112,17 @@ def open_assistant(path: Path, model: Path) -> tuple[GuessHead, Weights]:
     assistant: AssistantDef = imported(family.assistants[name])
     spec, program, caches = assistant.build(checkpoint.config, target, refuse)
     weights = _Weights(checkpoint.weights, open_checkpoint(model).weights)
-    if found := unmet(program.weights, weights):
-        refuse(found)
+    if fault := unmet(program.weights, weights):
+        refuse(fault)
     return GuessHead(spec, program, {}, caches=caches), weights
 
 
 class _Weights:
     """The tensors of an assistant, and the embedding of its model (Weights)."""
 
-    def __init__(self, own: Weights, model: Weights) -> None:
-        self._own, self._model = own, model
-        self._output = OUTPUT if OUTPUT in own.names() else TABLE
+    def __init__(self, assistant: Weights, model: Weights) -> None:
+        self._own, self._model = assistant, model
+        self._output = OUTPUT if OUTPUT in assistant.names() else TABLE
 
     def names(self) -> set[str]:
         """Return the names of all tensors."""
@@ -136,10 +136,10 @@ class _Weights:
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor as a view of the mapped file."""
-        weights, known = self._of(name)
-        return weights.get(known)
+        weights, stored_name = self._of(name)
+        return weights.get(stored_name)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """Return the weight kind that packing makes of this tensor."""
-        weights, known = self._of(name)
-        return weights.kind(known, dtype)
+        weights, stored_name = self._of(name)
+        return weights.kind(stored_name, dtype)

@@ -115,8 +115,8 @@ def open_eagle(path: Path, model: Path) -> tuple[GuessHead, Weights]:
         ModelError: it is no such head, lacks tensors, or is the head of another model.
     """
 
-    def refuse(why: str) -> NoReturn:
-        msg = f"the EAGLE-3 head {path} cannot guess for {model}: {why}"
+    def refuse(reason: str) -> NoReturn:
+        msg = f"the EAGLE-3 head {path} cannot guess for {model}: {reason}"
         raise ModelError(msg)
 
     checkpoint = open_checkpoint(path)
@@ -156,8 +156,8 @@ def open_eagle(path: Path, model: Path) -> tuple[GuessHead, Weights]:
     head = GuessHead(spec, _program(spec, form), called, form.layers, ids)
     joined = _Joined(weights, open_checkpoint(model).weights, shared) if shared else weights
     needs = [replace(need, name=head.stored(need.name)) for need in head.program.weights]
-    if found := unmet(needs, joined):
-        refuse(found)
+    if fault := unmet(needs, joined):
+        refuse(fault)
     with_taps(program, form.layers)
     return head, head.weights(joined)
 
@@ -184,14 +184,14 @@ def _layers(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
     By default they are the third one, the one in the middle and the third one from the end.
     """
     key, inner, more = "eagle_aux_hidden_state_layer_ids", config.get("eagle_config"), 0
-    found = config.get(key)
-    if not found and isinstance(inner, Mapping):
-        found, more = inner.get(key), 1
-    if not found:
+    layers = config.get(key)
+    if not layers and isinstance(inner, Mapping):
+        layers, more = inner.get(key), 1
+    if not layers:
         return (2, count // 2, count - 3)
-    if not isinstance(found, list) or not all(type(n) is int for n in found):
+    if not isinstance(layers, list) or not all(type(n) is int for n in layers):
         return ()
-    return tuple(sorted(n + more for n in found))
+    return tuple(sorted(n + more for n in layers))
 
 
 def _wrong_layers(form: _Form, count: int) -> str:
@@ -269,13 +269,13 @@ def _program(s: ModelSpec, form: _Form) -> Program:
     h = b.rms_norm(x, "guess.hidden_norm")
     following = b.embed(name, vocab=form.vocab, width=s.width)
     following = b.rms_norm(following, "model.layers.0.input_layernorm")
-    both = b.columns(following, s.width, more=h)
+    joined_inputs = b.columns(following, s.width, more=h)
     x = h if form.normed else x
     for i in range(s.layers):
-        at = f"model.layers.{i}"
-        read = both if i == 0 else rms_norm(b, x, f"{at}.input_layernorm")
+        prefix = f"model.layers.{i}"
+        read = joined_inputs if i == 0 else rms_norm(b, x, f"{prefix}.input_layernorm")
         self_attention(b, s, i, read, x, qk_norm=form.qk_norm)
-        dense_mlp(b, s, i, rms_norm(b, x, f"{at}.post_attention_layernorm"), x)
+        dense_mlp(b, s, i, rms_norm(b, x, f"{prefix}.post_attention_layernorm"), x)
     last = rms_norm(b, x, "model.norm")
     b.logits(last, "lm_head", scale=s.logit_scale, kept=None if form.keeps_norm else x)
     return b.finish()

@@ -76,7 +76,7 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     """
     parts, guesses = spec.parts.copy(), FAMILIES.texts[spec.architecture].guesses
     assert guesses is not None
-    own = parts.pop("guess", {})
+    head_parts = parts.pop("guess", {})
     if guesses.dense and "windows" in parts:
         parts["windows"] = (max(parts["windows"]),)
     if "dense_layers" in parts:
@@ -88,7 +88,7 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
         parts["attends"] = (True,)
     if guesses.hidden_first:
         parts["hidden_first"] = True
-    parts |= own
+    parts |= head_parts
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
     return replace(spec, layers=1, guesses=True, tower=None, adapters=None, rope=rope, parts=parts)
 
@@ -115,15 +115,25 @@ def guess_head(
         return None
     if guesses.described and "guess" not in spec.parts:
         return None  # a head with layers that a head cannot have
-    own = guess_spec(spec)
-    last = len(own.parts.get("kinds", ())) - 1
-    called = {ours: at.format(spec.layers, last=last) for ours, at in head_names.names.items()}
-    stored = {ours: theirs.format(spec.layers) for ours, theirs in head_names.own.items()}
-    more = {ours: at for ours, at in stored.items() if f"{at}weight" in names}
+    head_spec = guess_spec(spec)
+    last = len(head_spec.parts.get("kinds", ())) - 1
+    called = {
+        program_name: pattern.format(spec.layers, last=last)
+        for program_name, pattern in head_names.names.items()
+    }
+    stored_names = {
+        program_name: pattern.format(spec.layers)
+        for program_name, pattern in head_names.own.items()
+    }
+    more = {
+        program_name: pattern
+        for program_name, pattern in stored_names.items()
+        if f"{pattern}weight" in names
+    }
     if more and spec.tied:
         more = {"lm_head.": "model.embed_tokens.", **more}
-        own = replace(own, tied=False)
-    return GuessHead(own, build_program(own), called | more)
+        head_spec = replace(head_spec, tied=False)
+    return GuessHead(head_spec, build_program(head_spec), called | more)
 
 
 def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
@@ -138,30 +148,30 @@ def open_head(path: Path) -> tuple[GuessHead, Weights] | None:
     if head is None or names.isdisjoint(map(head.stored, FIRSTS)):
         return None
     needs = [replace(need, name=head.stored(need.name)) for need in head.program.weights]
-    if found := unmet(needs, checkpoint.weights):
-        msg = f"the head of {path} that guesses tokens cannot be used; {found}"
+    if fault := unmet(needs, checkpoint.weights):
+        msg = f"the head of {path} that guesses tokens cannot be used; {fault}"
         raise ModelError(msg)
     return head, head.weights(checkpoint.weights)
 
 
-def with_head(facts: ModelFacts, path: Path, asked: str) -> tuple[ModelFacts, list[str]]:
+def with_head(facts: ModelFacts, path: Path, option: str) -> tuple[ModelFacts, list[str]]:
     """Return the facts of a model, with the head in its checkpoint as `draft`, and notes.
 
-    asked: what `drafter_method` has returned.
+    option: what `drafter_method` has returned.
 
     Raises:
         ModelError: the method is "mtp", and the checkpoint has no complete head.
     """
-    if not asked or (asked == AUTO and guesses_of(facts.architecture) is None):
+    if not option or (option == AUTO and guesses_of(facts.architecture) is None):
         return facts, []
     try:
         found = open_head(path) if facts.pooling == "none" else None
     except ModelError as error:
-        if asked != AUTO:
+        if option != AUTO:
             raise
         return facts, [f"{error}; no tokens are guessed with it"]
-    if found is None and asked != AUTO:
-        msg = f"{facts.name} has no head that guesses tokens; remove the method {asked!r}"
+    if found is None and option != AUTO:
+        msg = f"{facts.name} has no head that guesses tokens; remove the method {option!r}"
         guesses = guesses_of(facts.architecture)
         if path.suffix == ".gguf" and guesses is not None and guesses.gguf is None:
             msg += ", or use its safetensors: the GGUF files of this model have no head"

@@ -33,20 +33,20 @@ class Gemma4Assistant:
         cls, config: Mapping[str, Any], target: ModelSpec, refuse: Callable[[str], NoReturn]
     ) -> tuple[ModelSpec, Program, tuple[int, ...]]:
         """Return the assistant of a model (AssistantDef)."""
-        alone = _spec(config, target.architecture)
-        width, kinds = read_int(config, "backbone_hidden_size", cls.width), _kinds(alone)
+        assistant = _spec(config, target.architecture)
+        width, kinds = read_int(config, "backbone_hidden_size", cls.width), _kinds(assistant)
         sizes = {
-            "tokens": (alone.vocab, target.vocab),
+            "tokens": (assistant.vocab, target.vocab),
             "columns": (width, target.width),
             "heads of keys and columns of a head": (
-                _heads(alone, kinds),
+                _heads(assistant, kinds),
                 _heads(target, kinds),
             ),
         }
         for size, (its, of_model) in sizes.items():
             if its != of_model:
                 refuse(f"it was made for {its} {size}, and the model has {of_model}")
-        spec, caches = _on_caches(alone, target)
+        spec, caches = _on_caches(assistant, target)
         return spec, _program(spec, target), caches
 
 

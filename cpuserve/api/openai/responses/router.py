@@ -175,11 +175,11 @@ def _found(request: Request) -> StoredResponse:
     return find_response(get_state(request).stored, request.scope[CALLER].name, response_id)
 
 
-async def _stop(found: StoredResponse) -> None:
+async def _stop(generation: StoredResponse) -> None:
     """Cancel the task of a background response, and wait until it has ended."""
-    if found.task is not None and not found.task.done():
-        found.task.cancel()
-        await asyncio.wait((found.task,))
+    if generation.task is not None and not generation.task.done():
+        generation.task.cancel()
+        await asyncio.wait((generation.task,))
 
 
 # A user message at the end of the conversation, which asks the model for the summary.

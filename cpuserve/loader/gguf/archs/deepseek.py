@@ -91,7 +91,7 @@ def _glm_dsa(keys: Keys) -> dict[str, Any]:
     has_indexer = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers())]
     return {
         **_deepseek32(keys),
-        "indexer_types": ["full" if has else "shared" for has in has_indexer],
+        "indexer_types": ["full" if is_full else "shared" for is_full in has_indexer],
     }
 
 
@@ -206,7 +206,7 @@ def _glm5_next(keys: Keys) -> dict[str, Any]:
         "swiglu_limit": _limit_of_all(keys),
         "index_kpool": keys.count("attention.indexer.kpool"),
         "index_kpool_always_select_tail": keys.flag("attention.indexer.kpool_select_tail", True),
-        "indexer_types": ["full" if has else "shared" for has in has_indexer],
+        "indexer_types": ["full" if is_full else "shared" for is_full in has_indexer],
     }
 
 
