@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.initialization import no_init_weights
 
 from cpuserve import _C
 from cpuserve.base.errors import CpuserveError
@@ -34,6 +35,7 @@ from tests.helpers.config_keys import (
     other_values,
     recorded_reads,
     text_of,
+    without_messages,
 )
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
@@ -56,8 +58,10 @@ from tests.helpers.pictures import (
 )
 
 SIDE, MERGE = 12, 2  # of the tiles of models with tiles of one size, in patches
-GRIDS = ((12, 24), (12, 12))  # divided by all blocks that changes make
+# Sides of pictures in patches. A change makes blocks of up to 4 x 4 patches of 2 x 2, or of 3 x 3.
+GRIDS, IN_THREES = ((8, 16), (8, 8)), ((12, 24), (12, 12))
 FEWER = ((4, 8), (4, 4))  # for towers that read at most 280 patches
+LARGE = 500_000  # elements of the weights of a tower; the tiny ones have up to 300,000
 VISION = "vision_config"
 # Keys of other models that are in the whole config, and those of its parts.
 _PARTS = {"audio_config", "high_res_vision_config", "adapter_config", "vq_config"}
@@ -97,7 +101,7 @@ class TowerWalk:
             recorded_reads(self.read[""], type(self.model.config)),
             recorded_reads(self.read[VISION], type(self.model.config.vision_config)),
         ):
-            model = self._theirs_of(self.config)
+            model = self._built(self.config)
             model.load_state_dict(self.state)
             self.theirs = self._rows_of(model, self.spec)
         for part, object_ in (("", self.model.config), (VISION, self.model.config.vision_config)):
@@ -135,13 +139,15 @@ class TowerWalk:
                 return f"refused: {problem}"[:200]
             if name.partition(".")[0] not in self.read[part]:
                 return "not read there"
+        if self._has_large_default(spec, text, part, name, config):
+            return "alike: the default"
         try:
             model = self._theirs_of(config)
         except Exception as error:  # transformers takes no such value
             return f"theirs refuses: {type(error).__name__} {error}"[:160].replace("\n", " ")
         weights, same = self.weights, self._has_shapes(model)
         if not same:
-            model, weights = self._whole(model, config)
+            model, weights = self._whole(config)
             if model is None:
                 return f"DIFFERENT: {weights}" if "DIFFERENT" in weights else weights
         try:
@@ -164,6 +170,23 @@ class TowerWalk:
         spec = spec_from_config(config).tower
         return spec, "" if spec is None else f"{spec} {text_of(build_tower(spec))}"
 
+    def _has_large_default(
+        self, spec: Any, text: str, part: str, name: str, config: dict[str, Any]
+    ) -> bool:
+        """Whether a key is left out, its default here is that of transformers, and makes a tower
+        that would take seconds. Other values of such keys are computed.
+        """
+        own = config[part] if part else config
+        if name in own or _size_of(spec) < LARGE:
+            return False
+        try:
+            object_ = self._config_of(config)
+            default = getattr(object_.vision_config if part else object_, name)
+            filled = {**own, name: default}
+            return self._ours_of({**config, part: filled} if part else filled)[1] == text
+        except Exception:  # then the outcome says what is wrong
+            return False
+
     def _media_problem(self, config: Mapping[str, Any]) -> str:
         """Return why the preprocessing of pictures refuses the config; "" if it does not."""
         reader = reader_of(config)
@@ -176,25 +199,33 @@ class TowerWalk:
         return ""
 
     def _theirs_of(self, config: Mapping[str, Any]) -> Any:
+        with without_messages(), no_init_weights():  # all weights come from the first model
+            return self._built(config)
+
+    def _built(self, config: Mapping[str, Any]) -> Any:
+        return type(self.model)(self._config_of(config)).float().eval()
+
+    def _config_of(self, config: Mapping[str, Any]) -> Any:
         own = copy.deepcopy({k: v for k, v in config.items() if k != PICTURES})
-        kind = type(self.model)
-        torch.manual_seed(7)
-        return kind(kind.config_class.from_dict(own)).float().eval()
+        return type(self.model).config_class.from_dict(own)
 
     def _has_shapes(self, model: Any) -> bool:
         new = model.state_dict()
         if {n: t.shape for n, t in new.items()} != {n: t.shape for n, t in self.state.items()}:
             return False
-        model.load_state_dict(self.state)
+        model.load_state_dict(self.state, assign=True)
         return True
 
-    def _whole(self, model: Any, config: dict[str, Any]) -> tuple[Any, Any]:
+    def _whole(self, config: dict[str, Any]) -> tuple[Any, Any]:
         """Write the model, which has other tensors, and return it with the weights of its files.
 
         (None, the outcome) if that is not possible.
         """
         if self.name in _OTHER_CONFIG or self.name.startswith("Qianfan"):
             return None, "other tensors"
+        torch.manual_seed(7)
+        with without_messages():
+            model = self._built(config)  # some buffers get their values with the weights
         with torch.no_grad():
             for values in model.parameters():
                 values.copy_(torch.randn(values.shape) * 0.1 + (values.ndim < 2) * 0.5)
@@ -212,8 +243,10 @@ class TowerWalk:
     def _pictures(self, spec: Any) -> list[np.ndarray]:
         """Return pictures of random bytes for a tower: uint8 [1, height, width, 3] each."""
         if spec.side:
-            return [random_tiles(3, spec.side, patch=spec.patch)]
-        sizes = GRIDS if spec.tile_patches >= max(map(math.prod, GRIDS)) else FEWER
+            count = 3 if self.name in CANVAS_MODELS else 2
+            return [random_tiles(count, spec.side, patch=spec.patch)]
+        sizes = IN_THREES if spec.merge % 3 == 0 else GRIDS
+        sizes = sizes if spec.tile_patches >= max(map(math.prod, sizes)) else FEWER
         return [random_grid(*size, seed=i, patch=spec.patch) for i, size in enumerate(sizes)]
 
     def _run(self, spec: Any, weights: Any) -> np.ndarray:
@@ -284,6 +317,11 @@ def _changed(
     fields = getattr(type(object_), "__dataclass_fields__", {})
     for new in other_values(value, str(fields[key].type) if key in fields else ""):
         yield "", new, {**config, key: new}
+
+
+def _size_of(spec: Any) -> int:
+    """Return the number of elements of a tower's weights."""
+    return sum(math.prod(need.shape) for need in build_tower(spec).weights)
 
 
 def _lines(rows: np.ndarray, spec: Any, end: np.ndarray) -> np.ndarray:
