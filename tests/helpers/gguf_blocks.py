@@ -10,6 +10,7 @@ import numpy as np
 from cpuserve.loader.gguf.file import TENSOR_TYPES
 from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED
 from cpuserve.quant.gguf.converted import CONVERTED
+from tests.helpers.gguf_convert import add_tokenizer
 
 # The byte offsets of the fp16 factors in a block: first the factor of the scales, then the factor
 # of the minima. Types that are not listed have one factor, at the beginning.
@@ -28,6 +29,22 @@ CENTER = {"gguf_q4_1": -7.5, "gguf_q5_1": -15.5, "gguf_q4_k": 7.5, "gguf_q5_k": 
 CENTER["gguf_q2_k"] = 1.5
 # Types of llama.cpp and of its fork by Prism that the gguf package does not know, by their numbers.
 UNKNOWN = {"Q2_0": 42, "PQ2_0": 142, "PTQ1_0": 143}
+
+
+# Which types a recipe of Unsloth or ik_llama.cpp mixes: attention, experts, embedding and head.
+RECIPE = {
+    "": "IQ2_XXS",
+    "token_embd.weight": "IQ3_S",
+    "output.weight": "Q5_K",
+    "attn_v.weight": "IQ4_XS",
+    "attn_k.weight": "IQ2_XS",
+    "0.attn_output.weight": "IQ1_M",
+    "ffn_gate_inp.weight": "F32",
+    "ffn_down_exps.weight": "IQ3_XXS",
+    "0.ffn_down_exps.weight": "IQ2_S",
+    "1.ffn_up_exps.weight": "IQ1_S",
+    "1.ffn_gate_exps.weight": "IQ1_S",
+}
 
 
 def put_half(source: str, blocks: np.ndarray, at: int, half: np.ndarray) -> None:
@@ -129,11 +146,20 @@ def random_nvfp4(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def write_model(
-    path, types: dict[str, str], *, width=256, ffn=512, layers=2, vocab=96, experts=0
+    path,
+    types: dict[str, str],
+    *,
+    width=256,
+    ffn=512,
+    layers=2,
+    vocab=96,
+    experts=0,
+    tokenizer=False,
 ) -> None:
     """A random llama, or a qwen3moe of `experts` experts.
 
     types: the GGUF type of the tensors with this end of their name; "" = of all other tensors.
+    tokenizer: with a tokenizer of the 256 bytes, for LLM; vocab is larger than that.
     Matrices of NVFP4 have scales of their own.
     """
     rng = np.random.default_rng(5)
@@ -149,6 +175,8 @@ def write_model(
     writer.add_value_length(64)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
+    if tokenizer:
+        add_tokenizer(writer, vocab)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(2)

@@ -26,6 +26,7 @@ from cpuserve.loader import packed_files
 from cpuserve.program.operations.mixture import Guess, with_guesses
 from cpuserve.runtime import expert_memory, native, packed_cache
 from tests.helpers.answers import exact_answers
+from tests.helpers.gguf_blocks import RECIPE, write_model
 from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 
@@ -147,6 +148,23 @@ def test_pools_of_all_sizes_give_the_same_bits(family, scheme, threads, ranks, c
         assert counts["slots"] < sizes["slots"]
         assert counts["misses"] > 0
         assert counts["bytes"] <= size
+
+
+def test_pools_of_a_gguf_file_with_many_types_give_the_same_bits(tmp_path, counts_at_end):
+    path = tmp_path / "model.gguf"
+    write_model(path, RECIPE, experts=8, vocab=320, tokenizer=True)
+
+    def answers_of(**options):
+        with LLM(str(path), max_model_len=256, max_num_batched_tokens=64, **options) as llm:
+            return answers(llm)
+
+    expected = answers_of(weight_cache_size="0")
+    assert answers_of(weights_on_disk=ALL) == expected
+    sizes = counts_at_end[-1]
+    assert sizes["slots"] == sizes["units"]
+    size = sizes["others"] + max(sizes["least"], sizes["bytes"] // 5)
+    assert answers_of(weights_on_disk=f"{size / 1024:.2f}KiB") == expected
+    assert counts_at_end[-1]["slots"] < sizes["slots"]
 
 
 @pytest.fixture

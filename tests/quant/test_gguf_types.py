@@ -16,6 +16,7 @@ from cpuserve.quant.stored import StoredTensor
 from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.depth import deep_but
 from tests.helpers.gguf_blocks import (
+    RECIPE,
     UNKNOWN,
     q1_0_values,
     random_rows,
@@ -153,22 +154,6 @@ def test_types_with_a_grid_stay_small_in_memory(checkpoints, dtype):
     size = sum(tensor.size for tensor in tensors)
     assert bytes_of(checkpoint) == packed_bytes(dtype, size)
     assert packed_bytes(dtype, size) <= MOST.get(dtype, 1.4) * size
-
-
-# Which types a recipe of Unsloth or ik_llama.cpp mixes: attention, experts, embedding and head.
-RECIPE = {
-    "": "IQ2_XXS",
-    "token_embd.weight": "IQ3_S",
-    "output.weight": "Q5_K",
-    "attn_v.weight": "IQ4_XS",
-    "attn_k.weight": "IQ2_XS",
-    "0.attn_output.weight": "IQ1_M",
-    "ffn_gate_inp.weight": "F32",
-    "ffn_down_exps.weight": "IQ3_XXS",
-    "0.ffn_down_exps.weight": "IQ2_S",
-    "1.ffn_up_exps.weight": "IQ1_S",
-    "1.ffn_gate_exps.weight": "IQ1_S",
-}
 
 
 def test_a_file_may_mix_all_types(checkpoints):
