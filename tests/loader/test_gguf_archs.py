@@ -11,6 +11,7 @@ import torch
 from cpuserve import LLM, SamplingParams
 from cpuserve.base.errors import ModelError
 from cpuserve.cli import main as cli
+from cpuserve.loader.gguf.archs import qwen4
 from cpuserve.loader.gguf.archs.table import ARCHS, REASONS, THROUGH_TRANSFORMERS
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import FAMILIES, build_program, spec_from_config
@@ -403,6 +404,14 @@ def test_wrong_settings_of_single_families_are_one_line(tmp_path, arch, key, val
     path = tmp_path / "m.gguf"
     gguf_convert.convert(arch, path, **{key: value})
     with pytest.raises(ModelError, match=f"{arch}.{key} is .*; it must be {reason}"):
+        spec_from_config(open_checkpoint(path).config)
+
+
+def test_a_text_as_a_size_is_not_looked_for_among_all_sizes(tmp_path, monkeypatch):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("qwen4exp", path, **{"ple.head_vocab_sizes": ["a"] * 8})
+    monkeypatch.setattr(qwen4, "_LARGEST", 1 << 62)  # a search through so many would not end
+    with pytest.raises(ModelError, match=f"a list of 8 sizes up to {1 << 62}"):
         spec_from_config(open_checkpoint(path).config)
 
 

@@ -69,8 +69,9 @@ def _ngrams(keys: Keys) -> dict[str, Any]:
         keys.fail("ple.ngram_size", longest, f"a number from 2 to {_LONGEST}")
     num_heads, sizes = keys.count("ple.heads_per_ngram"), keys.raw("ple.head_vocab_sizes")
     heads = (longest - 1) * num_heads
-    orders = range(1, _LARGEST + 1)
-    if not isinstance(sizes, list) or len(sizes) != heads or sizes[0] not in orders:
+    is_list = isinstance(sizes, list) and len(sizes) == heads
+    # Python looks for a text in all numbers of a range, one by one.
+    if not is_list or not isinstance(sizes[0], int | float) or not 1 <= sizes[0] <= _LARGEST:
         keys.fail("ple.head_vocab_sizes", sizes, f"a list of {heads} sizes up to {_LARGEST}")
     _check_hashes(keys, longest, sizes)
     return {
