@@ -308,7 +308,7 @@ def _jina_v5(config: Config) -> ModelSpec:
     return replace(family.spec(config), tied=True, pooled=True)
 
 
-# Both have an adapter for each task (loader/tasks.py).
+# Both sizes, small and nano, have an adapter for each task (loader/tasks.py).
 JinaV5 = FamilyRow(
     "jina-embeddings v5, text: small is Qwen3, nano is EuroBERT."
     " Source: modeling_jina_embeddings_v5 of the published checkpoints.",

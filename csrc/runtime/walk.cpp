@@ -84,7 +84,7 @@ int64_t Walk::end_of_row_wise(int64_t first, int64_t last) const noexcept {
 }
 
 // GuessOps and their inputs follow a RouteOp, which ends with a barrier, and end with a barrier.
-// So the barriers of the other operations are right without them.
+// So the barriers of the other operations stay right when a walk skips GuessOps.
 bool Walk::skips(size_t i) const noexcept { return !step.guessing && guess_ops[i]; }
 
 void Walk::run_alone(Worker& w, int64_t first, int64_t last) const noexcept {

@@ -10,7 +10,8 @@
 namespace cpuserve {
 
 struct Walk {
-  // Both must outlive the walk. Gives the step the routers that its guesses apply.
+  // The Program and the step must outlive the walk. The step gets the routers that its guesses
+  // apply.
   // Throws std::invalid_argument if a GuessOp has no router to apply.
   Walk(const Program& a_program, StepContext& a_step);
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Vectors that the converter of llama.cpp stores as matrices.
-# The factors of mixtures of rows with the rows before.
+# RWKV: the factors of mixtures of the row of a token with the row before it.
 SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in ("r", "w", "k", "v", "g")))
-VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
+VECTORS = tuple(
+    f"{module}.{n}" for module in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight")
+)
 # The weights of norms end like this. Some converters add 1 to them.
 NORMS = ("norm.weight", *(f".ple.norm_{part}.weight" for part in ("key", "query", "conv")))
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cpuserve.program.weight_kinds import WeightKind
     from cpuserve.quant.base import QuantTensor, Weights
 
-# A checkpoint has a head if it has one of these tensors of its Program.
+# A checkpoint has a head if it has one of these tensors of the head's Program.
 FIRSTS = ("guess.fc.weight", "guess.h_proj.weight")
 # Only heads have tensors that begin so. They are dropped without a head.
 OWN_NAMES = ("mtp.", "model.mtp.", "model.mtp_")

@@ -14,7 +14,7 @@ _NEMOTRON = HeadNames(
         "model.norm_f.": "mtp.layers.{last}.final_layernorm.",
     }
 )
-# Both in one block.
+# GGUF files have both layers of the head in one block.
 _NEMOTRON_GGUF = HeadNames(
     {
         **AFTER,

@@ -77,7 +77,7 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
             columns, rows = max(columns, 1), max(rows, 1)
             if columns * rows <= self.most_rows:
                 return columns * self.block, rows * self.block
-            # One block less on the longer side.
+            # Too many rows: try one block less on the longer side.
             edge = (max(columns, rows) - 1) * self.block
 
 
