@@ -164,8 +164,8 @@ def _with_module(stack: Stack, module: Module) -> Stack:
     writes = str(module.config.get("module_output_name") or reads)
     place = OF_TOKENS if stack.pooling is None else OF_TEXT
     if reads != place or writes not in (place, *([SCORES] if place == OF_TEXT else [])):
-        before = "before" if stack.pooling is None else "after"
-        module.refuse(f"reads {reads} and writes {writes}, which is not supported {before} Pooling")
+        side = "before" if stack.pooling is None else "after"
+        module.refuse(f"reads {reads} and writes {writes}, which is not supported {side} Pooling")
     if module.kind == "Dropout":  # it does nothing outside of training
         return stack
     if stack.pooling is None:

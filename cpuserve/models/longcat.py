@@ -53,12 +53,12 @@ class LongcatFlash:
                 read_int(settings, key)
         spec = read_latent(settings, positions=131072, dense=None, groups=None)
         width, ranks = spec.width, (spec.parts["q_rank"], spec.parts["rank"])
-        of_queries, of_rows = ((width / rank) ** 0.5 for rank in ranks)
-        scale = spec.parts["scale"] * of_queries * of_rows
+        query_scale, row_scale = ((width / rank) ** 0.5 for rank in ranks)
+        scale = spec.parts["scale"] * query_scale * row_scale
         parts: SpecParts = {
             **spec.parts,
             "scale": scale,
-            "row_scale": of_rows,
+            "row_scale": row_scale,
             **read_experts(settings, count="n_routed_experts", width="moe_intermediate_size"),
             "identities": read_int(settings, "zero_expert_num", 256, low=0, high=4096),
             "expert_scale": read_float(settings, "routed_scaling_factor", 6.0),

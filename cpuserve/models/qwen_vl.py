@@ -94,7 +94,7 @@ class QwenTower:
 
 
 QWEN3_VL = QwenTower()
-# With other tensors of the mergers.
+# Qwen3-VL's tower, with other names of the tensors of its mergers.
 QWEN3_OMNI = QwenTower(
     levels=f"{_PREFIX}.merger_list", merger=("ln_q", "mlp.0", "mlp.2"), stored=AS_PROGRAM
 )

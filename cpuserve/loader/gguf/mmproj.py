@@ -43,61 +43,61 @@ _UNQUANTIZED, _CHANNELS = ("F32", "F16", "BF16"), 3
 _PROJECTORS: dict[str, Projector] = {**tiles.PROJECTORS, **grids.PROJECTORS}
 
 
-def choose_mmproj(given: str | None, model: Path) -> Path | None:
+def choose_mmproj(option: str | None, model: Path) -> Path | None:
     """Return the file with the tower of a model; None if there is none.
 
-    given: --mmproj.
+    option: --mmproj.
 
     Raises ConfigError if the user gave a file that does not exist, or for another kind of model.
     """
-    if given is None:
+    if option is None:
         return None if model.is_dir() else find_mmproj(model)
-    if given == "none":
+    if option == "none":
         return None
     if model.is_dir():
-        msg = f"--mmproj {given}: {model} has no GGUF file, and its own files have its tower"
+        msg = f"--mmproj {option}: {model} has no GGUF file, and its own files have its tower"
         raise ConfigError(msg)
-    found = Path(given).expanduser()
+    found = Path(option).expanduser()
     if not found.is_file():
-        msg = f"--mmproj {given}: there is no such file"
+        msg = f"--mmproj {option}: there is no such file"
         raise ConfigError(msg)
     return found
 
 
 def add_mmproj(
-    config: dict[str, Any], given: str | None, model: Path, text: GgufFile
+    config: dict[str, Any], option: str | None, model: Path, text: GgufFile
 ) -> tuple[dict[str, Any], int, dict[str, Any]]:
     """Return the config with the parts of an mmproj file, its bytes, and ModelFacts of pictures.
 
-    given: --mmproj. text: the GGUF file of the model.
+    option: --mmproj. text: the GGUF file of the model.
     If a file that was found is of another model, this model reads no pictures; the facts say why.
 
     Raises ConfigError if the user gave this file.
     """
     from cpuserve.quant.gguf.sizes import packed_bytes
 
-    mmproj = choose_mmproj(given, model)
+    mmproj = choose_mmproj(option, model)
     if mmproj is None:
-        return config, 0, _without_tower(given, text)
+        return config, 0, _without_tower(option, text)
     try:
         file = open_gguf(mmproj)
         made = with_mmproj(config, file)
         tower_spec(made, config["hidden_size"])
     except ModelError as error:
-        if given is not None:
-            msg = f"--mmproj {given}: {error}"
+        if option is not None:
+            msg = f"--mmproj {option}: {error}"
             raise ConfigError(msg) from None
         return config, 0, {"unserved": "vision", "unread_why": str(error)}
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return made, size, {"mmproj": str(mmproj)}
 
 
-def _without_tower(given: str | None, text: GgufFile) -> dict[str, Any]:
+def _without_tower(option: str | None, text: GgufFile) -> dict[str, Any]:
     """Return ModelFacts of a model without an mmproj file: whether its template has pictures."""
     template = text.value("tokenizer.chat_template")
     if not isinstance(template, str) or not _SHOWS_PICTURES.search(template):
         return {}
-    why = "--mmproj is none" if given else "there is no mmproj file next to it"
+    why = "--mmproj is none" if option else "there is no mmproj file next to it"
     return {"unserved": "vision", "unread_why": why}
 
 

@@ -88,20 +88,20 @@ def with_eagle(
     if facts.pooling != "none" or not facts.has_program:
         msg = f"an EAGLE-3 head cannot guess for {facts.name}, which does not generate text here"
         raise ModelError(msg)
-    found, weights = open_eagle(head, path)
-    program = found.program
-    width = program.media_width - found.spec.width
+    eagle, weights = open_eagle(head, path)
+    program = eagle.program
+    width = program.media_width - eagle.spec.width
     draft = replace(
-        head_facts(found, facts),
+        head_facts(eagle, facts),
         drafter="eagle3",
         name=str(head),
         path=str(head),
         quantization=None,
-        dtype=found.spec.dtype,
-        layers=found.layers,
+        dtype=eagle.spec.dtype,
+        layers=eagle.layers,
         # Rows of the embedding are read in the file.
         weight_bytes=sum(weights.get(n.name).nbytes for n in program.weights if n.name != TABLE),
-        activation_width=found.spec.activation_width + 6 * found.spec.width + 3 * width,
+        activation_width=eagle.spec.activation_width + 6 * eagle.spec.width + 3 * width,
     )
     # While the inputs of another layer are added, there are two copies of the earlier ones.
     more = 2 * width

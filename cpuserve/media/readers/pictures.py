@@ -64,7 +64,7 @@ class PixelBudget:
     """How many pixels the pictures of a request may still have.
 
     A picture takes its pixels from the budget before they are decoded, so a damaged one does too.
-    One that takes long for its pixels takes more of them afterwards (_PIXELS_A_SECOND).
+    A picture that is decoded slowly takes more pixels afterwards (_PIXELS_A_SECOND).
     """
 
     left: int
