@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Vectors that the converter of llama.cpp stores as matrices.
-# RWKV: the factors of mixtures of the row of a token with the row before it.
+# Factors of mixtures of the row of a token with the row before it, as a recurrent model has them.
 SHIFTS = (".mu", *(f".attn.x_{part}.bias" for part in ("r", "w", "k", "v", "g")))
 VECTORS = tuple(
     f"{module}.{n}" for module in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight")
