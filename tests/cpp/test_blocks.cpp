@@ -490,6 +490,7 @@ KERNEL_TEST(blocks_of_extreme_bytes_keep_their_sums) {
       for (int byte : {0x00, 0x77, 0x80, 0xff}) {
         check_against_reference(k, kind, 1, 16, 32, byte, extreme);
         check_against_reference(k, kind, 9, 32, 32, byte, extreme);
+        check_against_reference(k, kind, 25, 32, 32, byte, extreme);  // unpacked codes
       }
     }
   });

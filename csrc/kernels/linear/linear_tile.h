@@ -44,7 +44,7 @@ struct LinearTile {
   // For tiles on unpacked codes (linear/unpacked.h): the codes of units [u0, u1) in the first
   // panel, and the sums that the products of the rows start from.
   const uint8_t* codes = nullptr;
-  const int16_t* starts = nullptr;
+  const int32_t* starts = nullptr;
   float* c;     // the sums, with sums_stride<kNear>() floats from row to row
   bool resume;  // whether c has the sums of the units before u0
   bool last;    // whether u1 is the end of K

@@ -38,13 +38,26 @@ constexpr int quads_of_small_sum(int largest) {
   return quads;
 }
 
+constexpr bool kScalesWords = WordScales::kHas;
+// Returns how many quads (1, 2, 4 or 8) of codes of at most `largest` have sums that fit a word.
+constexpr int quads_of_word(int largest) {
+  int quads = 8;
+  while (quads > 1 && quads * 4 * largest * 127 > 32767) quads /= 2;
+  return quads;
+}
+// Whether sub-blocks of `sub` codes are summed in parts that fit a word, each of which dot_words
+// multiplies by its scale. imad multiplies a whole sub-block, but takes as long as three parts.
+constexpr bool sums_words(int largest, int sub) {
+  return 4 * largest * 127 <= 32767 && 4 * quads_of_word(largest) * WordScales::kParts >= sub;
+}
+
 // How the products of codes are summed: in small sums of kSumQuads quads each. Codes from a table
 // of bytes, where 128 represents 0, need sums of 32 bits.
-template <int kLargest>
+template <int kLargest, int kScaledSub>
 struct SmallCodes {
   using Sum = S;
-  static constexpr bool kStartsFromAny = kWideS;
-  static constexpr int kSumQuads = quads_of_small_sum(kLargest);
+  static constexpr bool kStartsFromAny = kWideS, kWords = sums_words(kLargest, kScaledSub);
+  static constexpr int kSumQuads = kWords ? quads_of_word(kLargest) : quads_of_small_sum(kLargest);
   CPUSERVE_INLINE S start() { return szero(); }
   CPUSERVE_INLINE I finish(S x) { return widen(x); }
   CPUSERVE_INLINE S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
@@ -59,7 +72,7 @@ struct SmallCodes {
 };
 struct TableCodes {
   using Sum = I;
-  static constexpr bool kStartsFromAny = true;
+  static constexpr bool kStartsFromAny = true, kWords = false;
   static constexpr int kSumQuads = 8;
   CPUSERVE_INLINE I start() { return izero(); }
   CPUSERVE_INLINE I finish(I x) { return x; }
@@ -70,30 +83,43 @@ struct TableCodes {
   }
   CPUSERVE_INLINE I scaled(I acc, I x, I f) { return imad(x, f, acc); }
 };
-template <bool kTable, int kLargest>
+template <class G, int kLargest>
 struct CodesOf {
-  using Type = SmallCodes<kLargest>;
+  // Without small scales, sums of a group are not scaled as words.
+  using Type = SmallCodes<kLargest, has_small(G::kFactors) ? G::kSub : 1 << 16>;
 };
-template <>
-struct CodesOf<true, 255> {
+template <class G>
+struct CodesOf<G, 255> {
   using Type = TableCodes;
 };
 
+// Whether products of a small scale and numbers of magnitude `most` fit a byte: with their sign
+// changed, because those of Q3_K are from -124 to 128.
 template <class G>
-struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
+constexpr bool fits_byte(int most) {
+  if constexpr (!has_small(G::kFactors)) return false;
+  if constexpr (has_small(G::kFactors)) return most * G::kMostScale <= 128;
+}
+
+template <class G>
+struct Planes : CodesOf<G, largest_code<G>()>::Type {
   using Block = G;
   static constexpr int kUnit = G::kUnit, kGroups = kUnit / 32, kSub = G::kSub;
   static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh, kPackedLines = kLines;
   static constexpr int kLargest = largest_code<G>();
-  static constexpr bool kUnpacked = false, kCentred = false;
+  static constexpr bool kUnpacked = false, kCentred = false, kProducts = false;
   // Unpacking takes more than a mask and a shift: products of many rows unpack the codes first.
   static constexpr bool kCostly = G::kHigh != 0 || G::kTable;
-  using Starts = PairSums;
+  using Starts = SumStarts;
+  using Scales = WordScales;
   // The code of a weight of 0, in the operands of the dot product.
   static constexpr int kZero = kLargest == 255 ? kDot8Zero : G::kZero;
   static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
   static constexpr bool kZeros = G::kFactors == Factors::zero_points;
   static constexpr bool kTwoInByte = two_in_byte(G::kFactors);
+  // The largest magnitude of code - kZero, and whether its products with small scales fit a byte.
+  static constexpr int kMost = kLargest - G::kZero > G::kZero ? kLargest - G::kZero : G::kZero;
+  static constexpr bool kFitsByte = fits_byte<G>(kMost);
   static constexpr int kHalves = G::kFactors == Factors::exponent ? 16
                                  : kZeros                         ? 40
                                  : kMin && !kTwoInByte            ? 64
@@ -286,18 +312,24 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
 };
 
 // The codes of W, unpacked: a line for each quad of a group, apart from the headers of units.
-// Sums of kSub codes start from the numbers that put_starts() stores (linear/unpacked.h), if they
-// then fit.
+// Sums of kStartCodes codes start from the numbers that put_starts() stores (linear/unpacked.h).
+// With kProducts, the bytes are products: code * scale, or 128 - (code - kZero) * scale.
 template <class W>
 struct UnpackedPlanes : W {
-  static constexpr bool kUnpacked = true;
+  static constexpr bool kUnpacked = true, kProducts = kScalesWords && W::kFitsByte;
   static constexpr int kLines = 8;
-  // The largest magnitude of code - kZero.
-  static constexpr int kMost =
-      W::kLargest - W::kZero > W::kZero ? W::kLargest - W::kZero : W::kZero;
-  static constexpr bool kCentred = PairSums::kHas && W::kZero != 0 && W::kLargest < 128 &&
-                                   4 * quads_of_small_sum(kMost) >= W::kSub;
-  static constexpr int kSumQuads = kCentred ? W::kSub / 4 : W::kSumQuads;
+  static constexpr bool kCentred =
+      W::kZero != 0 && (kScalesWords ? W::kScaled
+                                     : SumStarts::kHas && W::kLargest < 128 &&
+                                           4 * quads_of_small_sum(W::kMost) >= W::kSub);
+  static constexpr bool kWords =
+      kScalesWords && kCentred ? sums_words(W::kMost, W::kSub) : W::kWords;
+  static constexpr int kSumQuads = !kCentred ? W::kSumQuads
+                                   : kWords && 4 * quads_of_word(W::kMost) < W::kSub
+                                       ? quads_of_word(W::kMost)
+                                       : W::kSub / 4;
+  static constexpr int kStartCodes = kProducts ? W::kUnit : kScalesWords ? 4 * kSumQuads : W::kSub;
+  static constexpr int kStartZero = kProducts ? 128 : W::kZero;
   // A call of a tile prefetches at most half of the next K block, because there are two tiles.
   static constexpr int kFetchLines = (W::kFetchLines + 1) / 2;
   template <int i>
@@ -306,15 +338,50 @@ struct UnpackedPlanes : W {
   }
 };
 
-// Writes quads [i, 8) of the group at `line` as bytes.
-template <class W, int i = 0>
-CPUSERVE_INLINE void unpack_quads(const uint8_t* line, uint8_t* to) {
-  if constexpr (i < 8) {
+// Writes quads [i, kEnd) of the group at `line` as bytes: put(codes, v) of the codes of vector v.
+template <class W, int i, int kEnd, class Put>
+CPUSERVE_INLINE void unpack_quads(const uint8_t* line, uint8_t* to, const Put& put) {
+  if constexpr (i < kEnd) {
     for (int v = 0; v < kVecs; v++) {
       const int column = v * kLanes * 4;
-      store_quads(to + i * 64 + column, W::template quad<i>(line + column));
+      store_quads(to + i * 64 + column, put(W::template quad<i>(line + column), v));
     }
-    unpack_quads<W, i + 1>(line, to);
+    unpack_quads<W, i + 1, kEnd>(line, to, put);
+  }
+}
+
+// Writes quads [kQuad, kEnd) of the group at `line`, which are sub-block `sub` of its unit,
+// as the products of UnpackedPlanes.
+template <class W, int kQuad, int kEnd>
+CPUSERVE_INLINE void unpack_products(const uint8_t* unit, int64_t sub, const uint8_t* line,
+                                     uint8_t* to) {
+  using Scales = typename W::Scales;
+  const Q middle = as_words(iset1(0x00800080)), each_byte = as_words(iset1(0x01010101));
+  Q scales[kVecs], of_zero[kVecs];
+  for (int v = 0; v < kVecs; v++) {
+    scales[v] = Scales::both(W::scale_words(unit, sub / 2, v * kLanes), sub % 2 != 0);
+    const Q minus_zero = minus_shifted<log2_of(W::kZero)>(scales[v]);
+    of_zero[v] = Scales::products(Scales::minus(middle, minus_zero), each_byte);
+  }
+  unpack_quads<W, kQuad, kEnd>(
+      line, to, [&](Q codes, int v) __attribute__((always_inline)) {
+        const Q products = Scales::products(codes, scales[v]);
+        return W::kZero == 0 ? products : Scales::minus(of_zero[v], products);
+      });
+}
+
+// Writes group g of a unit as bytes; its lines are at `line`.
+template <class W>
+CPUSERVE_INLINE void unpack_group(const uint8_t* unit, int64_t g, const uint8_t* line,
+                                  uint8_t* to) {
+  if constexpr (!UnpackedPlanes<W>::kProducts) {
+    unpack_quads<W, 0, 8>(
+        line, to, [](Q codes, int) __attribute__((always_inline)) { return codes; });
+  } else if constexpr (W::kSub == 32) {
+    unpack_products<W, 0, 8>(unit, g, line, to);
+  } else {
+    unpack_products<W, 0, 4>(unit, 2 * g, line, to);
+    unpack_products<W, 4, 8>(unit, 2 * g + 1, line, to);
   }
 }
 

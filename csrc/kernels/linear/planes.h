@@ -20,8 +20,15 @@ struct PlaneAt {
   size_t panel_bytes;
   const uint8_t* ahead;  // in the first panel: the address to prefetch during this group
   int64_t left, groups;  // number of remaining groups of this unit; number of groups of a unit
-  const int16_t* starts = nullptr;  // the starts of the sums of the first row (unpacked codes)
+  const int32_t* starts = nullptr;  // the starts of the sums of the first row (unpacked codes)
 };
+
+// Returns how many numbers the sums of a row start from, in a unit: 0 if they start from 0.
+template <class W>
+constexpr int starts_of() {
+  if constexpr (!W::kCentred) return 0;
+  if constexpr (W::kCentred) return W::kUnit / W::kStartCodes;
+}
 
 // Returns the bytes from the first columns of a tile to the columns of its vector v, in a line.
 template <class W>
@@ -107,7 +114,7 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 
 // Computes the sums of the products of quads [kQuad, kEnd) of a group for MR x NV vectors,
 // W::kSumQuads quads at a time, and calls add(sums) for each of these parts.
-// The sums of row r start from first(r).
+// The sums of row r that begin with quad i start from first(r, i).
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First, class Add>
 CPUSERVE_INLINE void plane_sums(const PlaneAt& at, const First& first, const Add& add) {
   if constexpr (kQuad < kEnd) {
@@ -115,7 +122,7 @@ CPUSERVE_INLINE void plane_sums(const PlaneAt& at, const First& first, const Add
     typename W::Sum acc[MR][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
-      const typename W::Sum from = first(r);
+      const typename W::Sum from = first(r, kQuad);
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = from;
     }
@@ -133,11 +140,8 @@ struct PlaneShape {
   static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // at most 8 groups share a header
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
-  static constexpr int kUnitCodes = W::kUnit;
-  // With int8 dot products, only the kind that takes the most operations to unpack gains
-  // at all numbers of rows: Q6_K, which has two high bits.
-  static constexpr bool kUnpacks =
-      kUnpacksCodes && W::kCostly && (kEmulatesDots || W::Block::kHigh == 2);
+  static constexpr int kUnitCodes = W::kUnit, kUnitSums = W::kSumBytes;
+  static constexpr bool kUnpacks = kUnpacksCodes && (W::kCostly || (kScalesWords && W::kScaled));
   // 0: panels are not prefetched in turn. With units of 256 weights, computing takes so much longer
   // than reading that the order of prefetches makes no difference (q4_k, 9 to 24 rows).
   // With emulated dot products, prefetching panels in turn only costs time (linear/group.h).
@@ -156,6 +160,13 @@ struct PlaneShape {
   static constexpr int kRows = kVecs == 1 && kInMemory > 6 ? 6 : kInMemory < 2 ? 2 : kInMemory;
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
+  // The rows of two or three tiles are multiplied by packed codes: unpacking these takes longer.
+  // With emulated dot products it does not, nor if vectors of 512 bits sum products
+  // (UnpackedPlanes): there, 9 rows of Q2_K and Q3_K run 1.1 to 1.2 times as fast unpacked.
+  static constexpr int kPackedRows = kEmulatesDots || (kVecs == 1 && UnpackedPlanes<W>::kProducts)
+                                         ? 0
+                                     : W::kScaled ? 2 * kRows
+                                                  : 3 * kRows;
   static constexpr int kHalfRows = kRows;
   static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
 
@@ -224,17 +235,18 @@ struct PlaneShape {
     PlaneAt from = at(t);
     for (int64_t u = t.u0; u < t.u1; u++) {
       for (int g = 0; g < W::kGroups; g++, to += 8 * 64) {
-        unpack_quads<W>(from.lines, to);
+        unpack_group<W>(from.unit, g, from.lines, to);
         next_group(from);
       }
       next_unit(from);
     }
   }
 
-  // The pairs of numbers that the sums of a row start from, for a unit (linear/unpacked.h).
-  static constexpr int kStarts = W::kCentred ? W::kUnit / W::kSub : 0;
-  static void put_starts(const uint8_t* x, int64_t units, int rows, int16_t* to) {
-    put_row_starts<W>(x, units, rows, to);
+  // How many numbers the sums of a row start from, in a unit (linear/unpacked.h).
+  static constexpr int kStarts = starts_of<W>();
+  static void put_starts(const uint8_t* x, const uint8_t* sums, int64_t units, int rows,
+                         int32_t* to) {
+    put_row_starts<W>(x, sums, units, rows, to);
   }
 };
 
@@ -265,7 +277,7 @@ struct PlaneGroups : PlaneShape<W> {
         t, at, [&]() __attribute__((always_inline)) {
           add_unit<NPF, kKept, kStride>(f, at, c);
           PlaneShape<W>::next_group(at);
-          if constexpr (W::kCentred) opaque(at.starts += MR * 2);
+          if constexpr (W::kCentred) opaque(at.starts += MR);
         });
     if constexpr (kKept) {
 #pragma GCC unroll 16
@@ -290,9 +302,9 @@ struct PlaneGroups : PlaneShape<W> {
     bool added = false;  // the compiler knows its value, because plane_sums is unrolled
     plane_sums<W, NPF, 0, 8, MR, NV>(
         at,
-        [&](int r) __attribute__((always_inline)) {
+        [&](int r, int) __attribute__((always_inline)) {
           if constexpr (W::kCentred) {
-            return W::Starts::start(at.starts + r * 2);
+            return W::Starts::start(at.starts + r);
           } else if constexpr (kStart) {
             return zero_term(r);
           } else {
@@ -362,6 +374,10 @@ struct PlaneBlocks : PlaneShape<W> {
     PlaneAt at = PlaneShape<W>::at(t);
     PlaneShape<W>::template over_units<kNear>(
         t, at, [&]() __attribute__((always_inline)) {
+          if constexpr (W::kProducts) {
+            sum_products<NPF>(sum, at);
+            return add_unit<kStride>(sum, at, c);
+          }
 #pragma GCC unroll 16
           for (int v = 0; v < NV; v++) {
             const I from = first_sum(panel_of(at, v), v % kVecs * kLanes);
@@ -392,9 +408,9 @@ struct PlaneBlocks : PlaneShape<W> {
                                                                        pairs);
             PlaneShape<W>::next_group(at);
             opaque(pairs += 4);
-            if constexpr (W::kCentred) opaque(at.starts += 4);
+            if constexpr (W::kCentred) opaque(at.starts += 2 * W::kSub / W::kStartCodes);
           }
-          if constexpr (W::kCentred) at.starts += (MR - 1) * 2 * PlaneShape<W>::kStarts;
+          if constexpr (W::kCentred) at.starts += (MR - 1) * PlaneShape<W>::kStarts;
           if constexpr (!kKept) {
 #pragma GCC unroll 16
             for (int r = 0; r < MR; r++) {
@@ -427,7 +443,7 @@ struct PlaneBlocks : PlaneShape<W> {
     const auto update = [&](const auto& add) __attribute__((always_inline)) {
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        const auto factor = W::template factor<kSecond>(scales[v]);
+        const auto factor = factor_of<kSecond>(scales[v]);
 #pragma GCC unroll 16
         for (int r = 0; r < MR; r++) {
           float* to = memory + (r * NV + v) * kLanes;
@@ -443,9 +459,10 @@ struct PlaneBlocks : PlaneShape<W> {
     int left = kEnd - kQuad;  // the compiler knows its value, because plane_sums is unrolled
     plane_sums<W, NPF, kQuad, kEnd, MR, NV>(
         at,
-        [&](int r) __attribute__((always_inline)) {
+        [&](int r, int quad) __attribute__((always_inline)) {
           if constexpr (W::kCentred) {
-            return W::Starts::start(at.starts + r * 2 * PlaneShape<W>::kStarts + kSecond * 2);
+            const int part = ((quad - kQuad) * 4 + kSecond * W::kSub) / W::kStartCodes;
+            return W::Starts::start(at.starts + r * PlaneShape<W>::kStarts + part);
           } else {
             return W::start();
           }
@@ -453,7 +470,7 @@ struct PlaneBlocks : PlaneShape<W> {
         [&](const typename W::Sum(&sums)[MR][NV]) __attribute__((always_inline)) {
           left -= W::kSumQuads;
           update([&](I x, auto factor, int r, int v) __attribute__((always_inline)) {
-            x = W::scaled(x, sums[r][v], factor);
+            x = scaled(x, sums[r][v], factor);
             if constexpr (kSecond && W::kZero != 0 && !W::kCentred) {
               if (left > 0) return x;
               x = dot_words(x, minus_shifted<log2_of(W::kZero)>(scales[v]), pair_of(at, pairs, r));
@@ -461,6 +478,41 @@ struct PlaneBlocks : PlaneShape<W> {
             return x;
           });
         });
+  }
+
+  // Returns the first or the second scale of a pair, and adds a sum times such a scale.
+  template <bool kSecond>
+  CPUSERVE_INLINE auto factor_of(Q scales) {
+    if constexpr (W::kWords) return W::Scales::template one<kSecond>(scales);
+    if constexpr (!W::kWords) return W::template factor<kSecond>(scales);
+  }
+  template <class Factor>
+  CPUSERVE_INLINE I scaled(I acc, typename W::Sum sum, Factor factor) {
+    if constexpr (W::kWords) return W::Scales::add(acc, sum, factor);
+    if constexpr (!W::kWords) return W::scaled(acc, sum, factor);
+  }
+
+  // Sums a unit of unpacked products (UnpackedPlanes): no sub-block is left to be scaled.
+  template <int NPF, int MR, int NV>
+  CPUSERVE_INLINE void sum_products(I (&sum)[MR][NV], PlaneAt& at) {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+      const I from = W::kCentred ? W::Starts::start(at.starts + r) : izero();
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) sum[r][v] = from;
+    }
+#pragma GCC unroll 1
+    for (int64_t g = 0; g < W::kGroups; g++) {
+      plane_products<W, NPF, 0, 8>(sum, at);
+      PlaneShape<W>::next_group(at);
+    }
+    if constexpr (!W::kCentred) return;
+    at.starts += MR;  // the bytes have the products with their sign changed
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) sum[r][v] = isub(izero(), sum[r][v]);
+    }
   }
 
   // Whether a pair of sub-blocks is multiplied by both scales at once, with its sums as the words

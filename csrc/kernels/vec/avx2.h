@@ -291,6 +291,12 @@ CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(u.v, 8), _mm256_srai_epi16(s.v, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(a, b));
 }
+// Returns the first word of each lane in both words (from = 0), or the second word (from = 2).
+CPUSERVE_INLINE Q both_words(Q words, int from) {
+  const __m256i at = _mm256_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c, 0x01000100,
+                                       0x05040504, 0x09080908, 0x0d0c0d0c);
+  return {_mm256_shuffle_epi8(words.v, _mm256_add_epi8(at, _mm256_set1_epi8((char)from)))};
+}
 #if defined(__AVXVNNI__) || defined(CPUSERVE_VNNI_MODEL)
 // CPUSERVE_VNNI_MODEL computes the same sums without the instruction, for tests on other CPUs.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
@@ -311,14 +317,40 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
 #endif
 }
 constexpr bool kWordPairs = true;
+struct WordScales {
+  static constexpr bool kHas = true;
+  static constexpr int kParts = 0;  // the sums of a unit are in memory, as each part would add
+  template <bool kSecond>
+  CPUSERVE_INLINE Q one(Q words) {
+    if constexpr (kSecond) return {_mm256_srli_epi32(words.v, 16)};
+    return {_mm256_and_si256(words.v, _mm256_set1_epi32(0xffff))};
+  }
+  CPUSERVE_INLINE I add(I acc, I sums, Q one) { return dot_words(acc, {sums}, one); }
+  CPUSERVE_INLINE Q both(Q words, bool second) { return both_words(words, second ? 2 : 0); }
+  CPUSERVE_INLINE Q products(Q codes, Q both) { return {_mm256_mullo_epi16(codes.v, both.v)}; }
+  CPUSERVE_INLINE Q minus(Q x, Q y) { return {_mm256_sub_epi16(x.v, y.v)}; }
+};
 constexpr int kGroupVecs = 12, kDot8Zero = 128;
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
 constexpr bool kWideS = true, kEmulatesDots = false, kUnpacksCodes = true;
-struct PairSums {
-  static constexpr bool kHas = false;
-};
 constexpr int kProductsOfQuad = 4;
 using S = I;
+struct SumStarts {
+  static constexpr bool kHas = true;
+  CPUSERVE_INLINE S start(const int32_t* p) { return iload1(p); }
+  template <int kPart, int kShift>
+  CPUSERVE_INLINE void minus(const int8_t* x, int32_t* out) {
+    static_assert(kPart == 8, "the sums of more codes are stored in the rows");
+    const Q factor = {_mm256_set1_epi8(1 << kShift)};
+    for (int i = 0; i < 128; i += 64) {
+      const I low = dot4_small(izero(), factor, load_quads((const uint8_t*)x + i));
+      const I high = dot4_small(izero(), factor, load_quads((const uint8_t*)x + i + 32));
+      // The sums of neighbours: their parts of 64 bits are in the order 0, 2, 1, 3.
+      const I sums = _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xd8);
+      _mm256_storeu_si256((__m256i*)(out + i / 8), isub(izero(), sums));
+    }
+  }
+};
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
@@ -330,6 +362,10 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(x.v, y.v));
 }
 constexpr bool kWordPairs = false;
+struct WordScales {
+  static constexpr bool kHas = false;
+  static constexpr int kParts = 0;
+};
 constexpr int kGroupVecs = 8, kDot8Zero = 0;
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) { return exact_dot4(acc, u, s); }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits: 2 * 127 * 127
@@ -354,13 +390,13 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
   return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(u.v, s.v))};
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
-struct PairSums {
+struct SumStarts {
   static constexpr bool kHas = true;
-  CPUSERVE_INLINE S start(const int16_t* two) {
+  CPUSERVE_INLINE S start(const int32_t* two) {
     return {_mm256_castps_si256(_mm256_broadcast_ss((const float*)two))};
   }
   template <int kPart, int kShift>
-  CPUSERVE_INLINE void minus(const int8_t* x, int16_t* out) {
+  CPUSERVE_INLINE void minus(const int8_t* x, int32_t* out) {
     __m256i s[4];
     for (int i = 0; i < 4; i++) {
       s[i] = _mm256_maddubs_epi16(_mm256_set1_epi8(1), load_quads((const uint8_t*)x + i * 32).v);
@@ -382,11 +418,6 @@ struct PairSums {
   }
 };
 // A factor of 16-bit sums is in both words of a lane, because VPMADDWD multiplies and widens both.
-CPUSERVE_INLINE Q both_words(Q words, int from) {
-  const __m256i at = _mm256_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c, 0x01000100,
-                                       0x05040504, 0x09080908, 0x0d0c0d0c);
-  return {_mm256_shuffle_epi8(words.v, _mm256_add_epi8(at, _mm256_set1_epi8((char)from)))};
-}
 CPUSERVE_INLINE Q first_factor(Q words) { return both_words(words, 0); }
 CPUSERVE_INLINE Q second_factor(Q words) { return both_words(words, 2); }
 CPUSERVE_INLINE I add_scaled(I acc, S x, Q factor) {

@@ -290,10 +290,12 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
   return {_mm512_shuffle_epi8(entries, index.v)};
 }
-constexpr bool kUnpacksCodes = false;
-struct PairSums {
-  static constexpr bool kHas = false;
-};
+// Returns the first word of each lane in both words (from = 0), or the second word (from = 2).
+CPUSERVE_INLINE Q both_words(Q words, int from) {
+  const __m512i at =
+      _mm512_broadcast_i32x4(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));
+  return {_mm512_shuffle_epi8(words.v, _mm512_add_epi8(at, _mm512_set1_epi8((char)from)))};
+}
 #ifdef __AVX512VNNI__
 // Uses inline assembly, because with the intrinsic gcc 12 keeps the accumulators of a tile
 // in memory (785 instead of 2,050 GOP/s).
@@ -307,6 +309,20 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return acc;
 }
 constexpr bool kWordPairs = false;  // 0.82-0.97 x with up to 8 rows of Q3_K on Zen 5
+struct WordScales {
+  static constexpr bool kHas = true;
+  static constexpr int kParts = 2;
+  template <bool kSecond>
+  CPUSERVE_INLINE Q one(Q words) {
+    if constexpr (kSecond) return {_mm512_srli_epi32(words.v, 16)};
+    return {_mm512_and_si512(words.v, _mm512_set1_epi32(0xffff))};
+  }
+  CPUSERVE_INLINE I add(I acc, I sums, Q one) { return dot_words(acc, {sums}, one); }
+  CPUSERVE_INLINE Q both(Q words, bool second) { return both_words(words, second ? 2 : 0); }
+  CPUSERVE_INLINE Q products(Q codes, Q both) { return {_mm512_mullo_epi16(codes.v, both.v)}; }
+  CPUSERVE_INLINE Q minus(Q x, Q y) { return {_mm512_sub_epi16(x.v, y.v)}; }
+};
+constexpr bool kUnpacksCodes = true;
 constexpr int kGroupVecs = 24;
 constexpr bool kWideS = true, kEmulatesDots = false;
 constexpr int kProductsOfQuad = 4;
@@ -317,6 +333,21 @@ CPUSERVE_INLINE I widen(S x) { return x; }
 CPUSERVE_INLINE I first_factor(Q words) { return even_words(words); }
 CPUSERVE_INLINE I second_factor(Q words) { return odd_words(words); }
 CPUSERVE_INLINE I add_scaled(I acc, S x, I factor) { return imad(x, factor, acc); }
+struct SumStarts {
+  static constexpr bool kHas = true;
+  CPUSERVE_INLINE S start(const int32_t* p) { return iload1(p); }
+  template <int kPart, int kShift>
+  CPUSERVE_INLINE void minus(const int8_t* x, int32_t* out) {
+    static_assert(kPart == 8, "the sums of more codes are stored in the rows");
+    const Q factor = {_mm512_set1_epi8(1 << kShift)};
+    const I a = dot4_small(izero(), factor, load_quads((const uint8_t*)x));
+    const I b = dot4_small(izero(), factor, load_quads((const uint8_t*)x + 64));
+    const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const I odd = iadd(even, iset1(1));
+    _mm512_storeu_si512(out, isub(isub(izero(), _mm512_permutex2var_epi32(a, even, b)),
+                                  _mm512_permutex2var_epi32(a, odd, b)));
+  }
+};
 #else
 // VPMADDUBSW would saturate with u8 up to 255,
 // so even and odd bytes are widened to 16-bit words before the multiplication.
@@ -335,6 +366,14 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, y.v));
 }
 constexpr bool kWordPairs = false;
+struct WordScales {
+  static constexpr bool kHas = false;
+  static constexpr int kParts = 0;
+};
+constexpr bool kUnpacksCodes = false;
+struct SumStarts {
+  static constexpr bool kHas = false;
+};
 constexpr int kGroupVecs = 12;  // the other registers hold products while these are emulated
 constexpr bool kWideS = false, kEmulatesDots = true;
 constexpr int kProductsOfQuad = 2;
@@ -348,11 +387,6 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 }
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 // A factor of 16-bit sums is in both words of a lane, because VPMADDWD multiplies and widens both.
-CPUSERVE_INLINE Q both_words(Q words, int from) {
-  const __m512i at =
-      _mm512_broadcast_i32x4(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));
-  return {_mm512_shuffle_epi8(words.v, _mm512_add_epi8(at, _mm512_set1_epi8((char)from)))};
-}
 CPUSERVE_INLINE Q first_factor(Q words) { return both_words(words, 0); }
 CPUSERVE_INLINE Q second_factor(Q words) { return both_words(words, 2); }
 CPUSERVE_INLINE I add_scaled(I acc, S x, Q factor) {

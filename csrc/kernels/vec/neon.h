@@ -270,6 +270,10 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
 }
 CPUSERVE_INLINE Q as_words(I x) { return {vreinterpretq_u8_s32(x)}; }
 constexpr bool kWordPairs = false;
+struct WordScales {
+  static constexpr bool kHas = false;
+  static constexpr int kParts = 0;
+};
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {vandq_u8(x.v, vdupq_n_u8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) { return {vshrq_n_u8(x.v, 4)}; }
 CPUSERVE_INLINE Q either(Q x, Q y) { return {vorrq_u8(x.v, y.v)}; }
@@ -290,7 +294,7 @@ CPUSERVE_INLINE int8x16_t less128(Q u) {
 CPUSERVE_INLINE int8x16_t as_signed(Q x) { return vreinterpretq_s8_u8(x.v); }
 
 constexpr bool kUnpacksCodes = false;
-struct PairSums {
+struct SumStarts {
   static constexpr bool kHas = false;
 };
 #ifdef __ARM_FEATURE_DOTPROD

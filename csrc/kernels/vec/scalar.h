@@ -8,7 +8,7 @@ namespace CPUSERVE_NS {
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
 constexpr bool kNativeDot2 = false, kWideS = true, kEmulatesDots = true, kUnpacksCodes = false;
-struct PairSums {
+struct SumStarts {
   static constexpr bool kHas = false;
 };
 constexpr int kProductsOfQuad = 4;
@@ -319,6 +319,10 @@ CPUSERVE_CALL Q as_words(I x) {
   return r;
 }
 constexpr bool kWordPairs = false;
+struct WordScales {
+  static constexpr bool kHas = false;
+  static constexpr int kParts = 0;
+};
 CPUSERVE_CALL I dot_words(I acc, Q x, Q y) {
   return imad(even_words(x), even_words(y), imad(odd_words(x), odd_words(y), acc));
 }

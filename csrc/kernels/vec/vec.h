@@ -87,13 +87,21 @@
 //     I add_scaled(I acc, S x, factor): acc + widen(x) factor
 //   constexpr bool kEmulatesDots: dot4, dot8 and sdot take several instructions
 //   constexpr bool kWordPairs: pairs of small sums are scaled by dot_words, not each by imad
+//   struct WordScales: static constexpr bool kHas: dot_words is one instruction, and S is the type
+//   I.
+//     Scales are words, two in a lane, and sums that fit a word are scaled faster than by imad.
+//     constexpr int kParts: so many parts of a sub-block that fit a word are scaled faster
+//     Q one<kSecond>(Q words): a scale of each lane, for I add(I acc, I sums, Q one)
+//     Q both(Q words, bool second): a scale of each lane in both words, for
+//       Q products(Q codes, Q both): bytes times scales, if no product leaves its byte
+//     Q minus(Q, Q): the differences of words
 //   constexpr bool kUnpacksCodes: products of many rows unpack codes to bytes first
 //     (linear/unpacked.h), where that is faster
-//   struct PairSums: static constexpr bool kHas; and if it is true (S has sums of 16 bits):
-//     S start(const int16_t* two): sums that begin with two[0] for the first two products of a quad
-//       and with two[1] for the others
-//     void minus<kPart, kShift>(const int8_t* x, int16_t* out): for each kPart (16 or 32) of 128
-//       elements the two numbers that start() takes: -2^kShift times the sums of these elements
+//   struct SumStarts: static constexpr bool kHas: sums may start from numbers in memory. If so:
+//     S start(const int32_t* p): sums that begin with *p; if S has sums of 16 bits, *p has two:
+//       for the first two products of a quad, and for the others
+//     void minus<kPart, kShift>(const int8_t* x, int32_t* out): what start() takes for each kPart
+//       of 128 elements: -2^kShift times their sum. kPart is 16 or 32, with WordScales 8
 //   constexpr int kLanes, kVecs = kPanel / kLanes
 //   constexpr int kTileRows, kTileVecs: the largest register tile of float sums is kTileRows rows
 //     by kTileVecs vectors: 6 x 4 with AVX-512, 6 x 2 with AVX2, 6 x 4 with NEON

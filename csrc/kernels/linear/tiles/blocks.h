@@ -20,9 +20,7 @@ struct BlockTiles {
   static constexpr int kUnitLines = W::kUnit / 4;
   // A code times its scale needs 16 bits (kWide), or only one byte if the largest one fits.
   // In Q3_K these products are from -124 to 128, so a signed byte stores the negative product.
-  static constexpr int kMostCode =
-      W::kLargest - G::kZero > G::kZero ? W::kLargest - G::kZero : G::kZero;
-  static constexpr bool kWide = kMostCode * G::kMostScale > 128;
+  static constexpr bool kWide = !W::kFitsByte;
   static constexpr bool kNegated = !kWide && G::kZero != 0;
   static constexpr int kBytes = kWide ? 2 : 1;
   static constexpr int64_t kBlockLines = kGroupBlockLines / kBytes;
