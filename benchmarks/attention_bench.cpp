@@ -81,15 +81,17 @@ struct Shape {
 
   // The bytes of the keys and values of all tokens in one layer.
   size_t layer_bytes() const {
-    return 2 * kv_half_bytes(type, hd) * static_cast<size_t>(kv_heads * (context / kBlock));
+    return (kv_key_bytes(type, hd) + kv_value_bytes(type, hd)) *
+           static_cast<size_t>(kv_heads * (context / kBlock));
   }
 };
 
 // Returns layer number `layer` of a KV cache at `base` with `layers` layers (runtime/kv_cache.h).
 KvLayer layer_of(uint8_t* base, const Shape& s, size_t layer, size_t layers) {
-  const size_t half = kv_half_bytes(s.type, s.hd), run = kSlabBlocks * half;
-  const size_t slab = 2 * run * static_cast<size_t>(s.kv_heads);
-  return {base + layer * slab, layers * slab, half, 2 * run, run, s.kv_heads, s.hd, s.hd, s.type};
+  const size_t keys = kv_key_bytes(s.type, s.hd), values = kv_value_bytes(s.type, s.hd);
+  const size_t head = kSlabBlocks * (keys + values), slab = head * static_cast<size_t>(s.kv_heads);
+  return {base + layer * slab, layers * slab, keys, head,  kSlabBlocks * keys, values,
+          s.kv_heads,          s.hd,          s.hd, s.type};
 }
 
 // The inputs and results of attention: queries, results, and the keys and values of `layers`

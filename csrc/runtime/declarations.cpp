@@ -259,8 +259,7 @@ int64_t Declarations::weight_bytes() const {
 int64_t Declarations::kv_block_bytes(KvType type) const {
   std::vector<int64_t> bytes(static_cast<size_t>(cache_groups_));
   for (const CacheLayer& s : kv_layers_) {
-    bytes[static_cast<size_t>(s.group)] +=
-        s.halves() * s.kv_heads * static_cast<int64_t>(kv_half_bytes(type, s.hd_pad));
+    bytes[static_cast<size_t>(s.group)] += s.kv_heads * static_cast<int64_t>(s.head_bytes(type));
   }
   return *std::max_element(bytes.begin(), bytes.end());
 }

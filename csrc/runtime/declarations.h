@@ -70,7 +70,10 @@ struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;  // hd_pad: head_dim rounded up to 16
   int32_t group = 0;
   bool latent = false;  // keys are also the values (MLA), stored once
-  int64_t halves() const { return latent ? 1 : 2; }
+  // Returns the bytes of the keys and values of one head in one block.
+  size_t head_bytes(KvType type) const {
+    return kv_key_bytes(type, hd_pad) + (latent ? 0 : kv_value_bytes(type, hd_pad));
+  }
 };
 
 // The size of the state of one sequence in one recurrent layer. The state has `units` independent

@@ -34,19 +34,20 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   const size_t together = alike ? kSlabBlocks : 1;  // number of blocks that are interleaved
   std::vector<size_t> bytes(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) {
-    const size_t half = kv_half_bytes(type, s.hd_pad), halves = static_cast<size_t>(s.halves());
+    const size_t keys = kv_key_bytes(type, s.hd_pad), head_bytes = s.head_bytes(type);
     const KvLayer head{nullptr,
                        0,
-                       alike ? half : 0,
-                       halves * together * half,
-                       s.latent ? 0 : together * half,
+                       alike ? keys : 0,
+                       together * head_bytes,
+                       s.latent ? 0 : together * keys,
+                       alike ? head_bytes - keys : 0,
                        s.kv_heads,
                        s.head_dim,
                        s.hd_pad,
                        type};
     heads_.emplace_back(static_cast<size_t>(s.kv_heads), head);
     groups_.push_back(s.group);
-    bytes[static_cast<size_t>(s.group)] += halves * half * static_cast<size_t>(s.kv_heads);
+    bytes[static_cast<size_t>(s.group)] += head_bytes * static_cast<size_t>(s.kv_heads);
   }
   block_bytes_ = *std::max_element(bytes.begin(), bytes.end());
   for (int rank = 0; rank < ranks.count(); rank++) place_rank(ranks, rank, groups);
@@ -98,7 +99,8 @@ void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
     }
   };
   const auto bytes = [](const KvLayer& head) {
-    return (head.value_offset ? 2 : 1) * kv_half_bytes(head.type, head.hd_pad);
+    return kv_key_bytes(head.type, head.hd_pad) +
+           (head.value_offset ? kv_value_bytes(head.type, head.hd_pad) : 0);
   };
   size_t block = 0;
   for (int32_t g = 0; g < groups; g++) {
@@ -118,7 +120,7 @@ void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
       // because kernels number the heads of a layer from 0 on every rank.
       head.base = reinterpret_cast<uint8_t*>(at - static_cast<uintptr_t>(h) * head.head_stride);
       head.slab_stride = kSlabBlocks * block;
-      if (head.block_stride == 0) head.block_stride = block;
+      if (head.block_stride == 0) head.block_stride = head.value_stride = block;
       at += head.head_stride;
     });
   }
@@ -198,10 +200,10 @@ void KvCache::each_half(int64_t block, int32_t group, const Copy& copy) const {
     if (groups_[l] != group) continue;
     for (size_t h = 0; h < heads_[l].size(); h++) {
       const KvLayer& head = heads_[l][h];
-      const size_t half = kv_half_bytes(head.type, head.hd_pad);
-      uint8_t* keys = kv_block(head, block, static_cast<int>(h));
-      copy(keys, half);
-      if (head.value_offset) copy(keys + head.value_offset, half);
+      const int at = static_cast<int>(h);
+      copy(kv_block(head, block, at), kv_key_bytes(head.type, head.hd_pad));
+      if (!head.value_offset) continue;
+      copy(kv_values(head, block, at), kv_value_bytes(head.type, head.hd_pad));
     }
   }
 }

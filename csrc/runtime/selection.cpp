@@ -60,7 +60,8 @@ void copy_value(const KvLayer& kv, const uint8_t* from, int slot, uint8_t* to, i
 }
 
 size_t block_bytes(const KvLayer& kv) noexcept {
-  return (kv.value_offset ? 2 : 1) * kv_half_bytes(kv.type, kv.hd_pad);
+  return kv_key_bytes(kv.type, kv.hd_pad) +
+         (kv.value_offset ? kv_value_bytes(kv.type, kv.hd_pad) : 0);
 }
 
 }  // namespace
@@ -118,22 +119,21 @@ size_t selected_bytes(const KvLayer& kv, int64_t keys) {
 
 SelectedKeys copy_selected(const KvLayer& kv, int head, const int32_t* block_table,
                            const float* positions, int64_t n, uint8_t* to) noexcept {
-  const size_t half = kv_half_bytes(kv.type, kv.hd_pad), block = block_bytes(kv);
+  const size_t block = block_bytes(kv);
   KvLayer copy = kv;
   copy.base = to;
-  copy.block_stride = block;
+  copy.block_stride = copy.value_stride = block;
   copy.slab_stride = kSlabBlocks * block;
   copy.head_stride = 0;
-  if (kv.value_offset) copy.value_offset = half;
+  if (kv.value_offset) copy.value_offset = kv_key_bytes(kv.type, kv.hd_pad);
   const int64_t blocks = ceil_div(n, kBlock);
   for (int64_t i = 0; i < n; i++) {
     const auto position = static_cast<int64_t>(positions[i]);
-    const uint8_t* from = kv_block(kv, block_table[position / kBlock], head);
-    uint8_t* target = kv_block(copy, i / kBlock, 0);
+    const int32_t block_from = block_table[position / kBlock];
     const int slot = static_cast<int>(position % kBlock), at = static_cast<int>(i % kBlock);
-    copy_key(kv, from, slot, target, at);
+    copy_key(kv, kv_block(kv, block_from, head), slot, kv_block(copy, i / kBlock, 0), at);
     if (kv.value_offset) {
-      copy_value(kv, from + kv.value_offset, slot, target + copy.value_offset, at);
+      copy_value(kv, kv_values(kv, block_from, head), slot, kv_values(copy, i / kBlock, 0), at);
     }
   }
   auto* table = reinterpret_cast<int32_t*>(to + static_cast<size_t>(blocks) * block);

@@ -92,11 +92,18 @@ inline float scale_of(int position) { return 1.0f / static_cast<float>(128 + 32 
 class Cache {
  public:
   Cache(const Case& c, int blocks) : c_(c) {
-    const size_t half = kv_half_bytes(c.type, c.hd_pad()), element = kv_elem_bytes(c.type);
-    const size_t heads = static_cast<size_t>(c.kv_heads), run = kSlabBlocks * half;
-    layer_ = {
-        nullptr, 2 * run * heads + 192, half, 2 * run, run, c.kv_heads, c.head_dim, c.hd_pad(),
-        c.type};
+    const size_t keys = kv_key_bytes(c.type, c.hd_pad()), element = kv_elem_bytes(c.type);
+    const size_t values = kv_value_bytes(c.type, c.hd_pad()), head = kSlabBlocks * (keys + values);
+    layer_ = {nullptr,
+              head * static_cast<size_t>(c.kv_heads) + 192,
+              keys,
+              head,
+              kSlabBlocks * keys,
+              values,
+              c.kv_heads,
+              c.head_dim,
+              c.hd_pad(),
+              c.type};
     if (c.latent) layer_.value_offset = 0;  // values would leave NaN where they are not read
     bytes_.resize(layer_.slab_stride * static_cast<size_t>(blocks / kSlabBlocks + 1));
     layer_.base = bytes_.data();
@@ -111,13 +118,14 @@ class Cache {
   // k and v are multiples of `scale`.
   void store(int block, int at, int head, const float* k, const float* v, float scale) {
     uint8_t* base = kv_block(layer_, block, head);
+    uint8_t* values = kv_values(layer_, block, head);
     if (kv_scaled(c_.type)) {
       const float widen = c_.type == KvType::e4m3 ? 256.0f : 1.0f;
-      scale_at(base, at) = scale_at(base + layer_.value_offset, at) = scale * widen;
+      scale_at(base, at) = scale_at(values, at) = scale * widen;
       for (int d = 0; d < c_.hd_pad(); d++) {
         base[key_index(d, at)] = code_of(c_.type, d < c_.head_dim ? std::round(k[d] / scale) : 0);
         if (c_.latent) continue;
-        base[layer_.value_offset + value_index(d, at)] =
+        values[value_index(d, at)] =
             code_of(c_.type, d < c_.head_dim ? std::round(v[d] / scale) : 0);
       }
       return;
@@ -125,14 +133,14 @@ class Cache {
     for (int d = 0; d < c_.hd_pad(); d++) {
       put(base, key_index(d, at), d < c_.head_dim ? k[d] : 0.0f);
       if (c_.latent) continue;
-      put(base + layer_.value_offset, value_index(d, at), d < c_.head_dim ? v[d] : 0.0f);
+      put(values, value_index(d, at), d < c_.head_dim ? v[d] : 0.0f);
     }
   }
   float key(int block, int at, int head, int d) {
     return get(kv_block(layer_, block, head), key_index(d, at), at);
   }
   float value(int block, int at, int head, int d) {
-    return get(kv_block(layer_, block, head) + layer_.value_offset, value_index(d, at), at);
+    return get(kv_values(layer_, block, head), value_index(d, at), at);
   }
 
  private:

@@ -81,7 +81,7 @@ void check_blocks(const std::vector<CacheLayer>& layers, int32_t groups) {
     std::vector<size_t> used(static_cast<size_t>(groups));
     for (const CacheLayer& s : layers) {
       used[static_cast<size_t>(s.group)] +=
-          2 * static_cast<size_t>(s.kv_heads) * kv_half_bytes(KvType::bf16, s.hd_pad);
+          static_cast<size_t>(s.kv_heads) * s.head_bytes(KvType::bf16);
     }
     const auto pattern = [&](int64_t block, int32_t group) {
       std::vector<uint8_t> bytes(kv.block_bytes());

@@ -122,9 +122,10 @@ std::vector<uint8_t> bytes_of(const KvLayer& kv, const uint8_t* half, int slot, 
 
 void check_copies(KvType type, bool latent) {
   constexpr int32_t kHeads = 2, kWidth = 48;
-  const size_t half = kv_half_bytes(type, kWidth), run = kSlabBlocks * half;
-  const size_t head = latent ? run : 2 * run;
-  KvLayer kv{nullptr, kHeads * head, half, head, latent ? 0 : run, kHeads, kWidth, kWidth, type};
+  const size_t keys = kv_key_bytes(type, kWidth), values = kv_value_bytes(type, kWidth);
+  const size_t head = kSlabBlocks * (keys + (latent ? 0 : values));
+  KvLayer kv{nullptr, kHeads * head, keys,   head,   latent ? 0 : kSlabBlocks * keys,
+             values,  kHeads,        kWidth, kWidth, type};
   std::vector<uint8_t> cache(2 * kv.slab_stride);
   std::mt19937 rng(static_cast<uint32_t>(type));
   for (uint8_t& b : cache) b = static_cast<uint8_t>(rng());
@@ -137,14 +138,14 @@ void check_copies(KvType type, bool latent) {
   const SelectedKeys got = copy_selected(kv, 1, table, positions.data(), n, memory.data());
   for (int64_t i = 0; i < n; i++) {
     const auto p = static_cast<int>(positions[static_cast<size_t>(i)]);
-    const uint8_t* from = kv_block(kv, table[p / kBlock], 1);
-    const uint8_t* to = kv_block(got.layer, got.block_table[i / kBlock], 1);
+    const int32_t block = table[p / kBlock], copy = got.block_table[i / kBlock];
+    const uint8_t *from = kv_block(kv, block, 1), *to = kv_block(got.layer, copy, 1);
     const int slot = p % kBlock, at = static_cast<int>(i % kBlock);
     EXPECT(bytes_of(kv, from, slot, false) == bytes_of(kv, to, at, false));
     EXPECT((kv.value_offset == 0) == (got.layer.value_offset == 0));
     if (latent) continue;
-    EXPECT(bytes_of(kv, from + kv.value_offset, slot, true) ==
-           bytes_of(kv, to + got.layer.value_offset, at, true));
+    EXPECT(bytes_of(kv, kv_values(kv, block, 1), slot, true) ==
+           bytes_of(kv, kv_values(got.layer, copy, 1), at, true));
   }
 }
 

@@ -200,8 +200,12 @@ static inline void begin_rows(const AttentionArgs& a, int kv_head, int64_t first
   memset(b.o, 0, static_cast<size_t>(n) * static_cast<size_t>(a.kv.hd_pad) * sizeof(float));
 }
 
-static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64_t index) {
+// Return the addresses of K and of V of a KV head in the block with this index of the sequence.
+static inline const uint8_t* keys_at(const AttentionArgs& a, int kv_head, int64_t index) {
   return kv_block(a.kv, a.block_table[index], kv_head);
+}
+static inline const uint8_t* values_at(const AttentionArgs& a, int kv_head, int64_t index) {
+  return kv_values(a.kv, a.block_table[index], kv_head);
 }
 
 // For MLA, where keys are also the values: copies the keys of a KV block to the layout of values.
@@ -236,12 +240,16 @@ static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, i
   using Elem = typename Kv::Elem;
   c.hd = a.kv.hd_pad;
   for (int b = 0; b < kChunkBlocks; b++) {
-    const uint8_t* block = b < count ? block_at(a, kv_head, chunk * kChunkBlocks + b) : nullptr;
-    c.k[b] = reinterpret_cast<const Elem*>(block);
-    c.v[b] = block ? reinterpret_cast<const Elem*>(block + a.kv.value_offset) : nullptr;
-    if (!block || a.kv.value_offset) continue;
+    c.k[b] = c.v[b] = nullptr;
+    if (b >= count) continue;
+    const int64_t index = chunk * kChunkBlocks + b;
+    c.k[b] = reinterpret_cast<const Elem*>(keys_at(a, kv_head, index));
+    if (a.kv.value_offset) {
+      c.v[b] = reinterpret_cast<const Elem*>(values_at(a, kv_head, index));
+      continue;
+    }
     uint8_t* values =
-        static_cast<uint8_t*>(a.values) + static_cast<size_t>(b) * kv_half_bytes(a.kv.type, c.hd);
+        static_cast<uint8_t*>(a.values) + static_cast<size_t>(b) * kv_value_bytes(a.kv.type, c.hd);
     values_of_keys<Kv>(c.k[b], c.hd, reinterpret_cast<Elem*>(values));
     c.v[b] = reinterpret_cast<const Elem*>(values);
   }
@@ -252,10 +260,12 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
   const int left = blocks - chunk * kChunkBlocks;
   const int count = left < kChunkBlocks ? left : kChunkBlocks;
   const int halves = a.kv.value_offset ? 2 : 1;
+  const size_t key_bytes = kv_key_bytes(a.kv.type, a.kv.hd_pad);
+  const size_t value_bytes = kv_value_bytes(a.kv.type, a.kv.hd_pad);
   for (int b = 0; b < count; b++) {
-    const uint8_t* block = block_at(a, kv_head, chunk * kChunkBlocks + b);
-    f.piece[f.count + b] = block;
-    if (halves == 2) f.piece[f.count + count + b] = block + a.kv.value_offset;
+    const int64_t index = chunk * kChunkBlocks + b;
+    f.piece[f.count + b] = {keys_at(a, kv_head, index), key_bytes};
+    if (halves == 2) f.piece[f.count + count + b] = {values_at(a, kv_head, index), value_bytes};
   }
   f.count += count > 0 ? halves * count : 0;
 }
@@ -268,8 +278,7 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
   const int ran = f.index - f.now;  // number of pieces of `chunk` that are already prefetched
-  const size_t into = f.step ? static_cast<size_t>(f.at - f.piece[f.index]) : 0;
-  f.bytes = kv_half_bytes(a.kv.type, a.kv.hd_pad);
+  const size_t into = f.step ? static_cast<size_t>(f.at - f.piece[f.index].begin) : 0;
   f.count = 0;
   if (dense) add_chunk(a, kv_head, chunk, blocks, f);
   f.now = f.count;

@@ -29,12 +29,15 @@ struct ChunkBlocks {
 // Prefill prefetches into L2, because every tile of rows reads the chunk. A piece is the K half
 // or V half of one block and KV head. After the last piece, `at` stays on one cache line (`idle`).
 struct Fetch {
+  struct Half {
+    const uint8_t* begin;
+    size_t bytes;
+  };
   const uint8_t* at;
   const uint8_t* stop;
-  size_t step;                             // bytes to the next cache line; 0 after the last piece
-  const uint8_t* piece[4 * kChunkBlocks];  // addresses of the pieces of this and the next chunk
+  size_t step;                   // bytes to the next cache line; 0 after the last piece
+  Half piece[4 * kChunkBlocks];  // the pieces of this and the next chunk
   int index, count, now;  // index of the current piece; number of pieces; pieces of this chunk
-  size_t bytes;           // bytes of a piece
   const uint8_t* idle;    // the cache line to prefetch after the last piece
   bool near;              // whether decode prefetches into L1
 };
@@ -43,8 +46,8 @@ constexpr int kLead = 2;  // each piece is prefetched while the piece kLead befo
 static inline void begin_piece(Fetch& f, int index, size_t into) {
   f.index = index;
   if (index < f.count) {
-    f.at = f.piece[index] + into;
-    f.stop = f.piece[index] + f.bytes;
+    f.at = f.piece[index].begin + into;
+    f.stop = f.piece[index].begin + f.piece[index].bytes;
     f.step = 64;
   } else {
     f.at = f.idle;

@@ -70,10 +70,10 @@ static inline void pool_entries(const PoolEntriesArgs& a) noexcept {
       scale_columns(x, x, a.width, 0.0f, rms_inverse(x, a.width, a.eps), a.norm, nullptr);
       const int64_t row = i * a.pool * half, stored = (i + 1) * a.pool - parts;
       if (half > 0) rotate_neighbours(x + a.width - a.rotary, a.cos + row, a.sin + row, half);
-      uint8_t* block = kv_block(a.to, a.to_table[stored / kBlock], 0);
+      const auto slot =
+          static_cast<int32_t>(a.to_table[stored / kBlock] * kBlock + stored % kBlock);
       for (int p = 0; p < parts; p++) {
-        store_key_and_value<Kv>(a.to, block, static_cast<int>(stored % kBlock) + p,
-                                x + p * a.to.head_dim, nullptr);
+        store_key_and_value<Kv>(a.to, slot + p, 0, x + p * a.to.head_dim, nullptr);
       }
     }
   });
@@ -92,8 +92,7 @@ static inline void gather_entries(const GatherEntriesArgs& a) noexcept {
         read_row<Kv>(a.from, a.block_table, stored + p, part);
         memcpy(row + p * width, part, static_cast<size_t>(width) * sizeof(float));
       }
-      store_key_and_value<Kv>(a.to, kv_block(a.to, to / kBlock, 0), static_cast<int>(to % kBlock),
-                              row, nullptr);
+      store_key_and_value<Kv>(a.to, static_cast<int32_t>(to), 0, row, nullptr);
     }
   });
 }

@@ -18,8 +18,7 @@ static inline void store_index(const StoreIndexArgs& a) noexcept {
       float* x = f32_row(a.x, t);
       const int64_t row = int64_t{a.positions[t]} * (a.rotary / 2);
       if (a.rotary > 0) rotate(x, a.cos + row, a.sin + row, a.rotary / 2);
-      uint8_t* block = kv_block(a.layer, a.slots[t] / kBlock, 0);
-      store_key_and_value<decltype(kv)>(a.layer, block, a.slots[t] % kBlock, x, nullptr);
+      store_key_and_value<decltype(kv)>(a.layer, a.slots[t], 0, x, nullptr);
     }
   });
 }
@@ -67,7 +66,7 @@ static inline void pool_index(const PoolIndexArgs& a) noexcept {
     using Kv = decltype(kv);
     for (int64_t i = a.first; i < a.last; i++) {
       const int64_t position = i * a.pool, row = position * (a.rotary / 2);
-      const int64_t block = a.block_table[position / kBlock];
+      const int32_t block = a.block_table[position / kBlock];
       const int slot = static_cast<int>(position % kBlock);
       for (int p = 0; p < a.pool; p++) {
         read_key<Kv>(a.raw, kv_block(a.raw, block, 0), slot + p, rows + p * stride);
@@ -78,7 +77,7 @@ static inline void pool_index(const PoolIndexArgs& a) noexcept {
       }
       if (a.rotary > 0) rotate(x, a.cos + row, a.sin + row, a.rotary / 2);
       for (int p = 0; p < a.pool; p++) {
-        store_key_and_value<Kv>(a.to, kv_block(a.to, block, 0), slot + p, x + p * part, nullptr);
+        store_key_and_value<Kv>(a.to, block * kBlock + slot + p, 0, x + p * part, nullptr);
       }
     }
   });

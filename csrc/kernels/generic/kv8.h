@@ -60,19 +60,20 @@ static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   return largest / Kv::kLargest * Kv::kWiden + reduce_add(poison);
 }
 
-// Stores the key k and the value v of one head and token in token slot `at` of a KV block.
-// v is nullptr where the keys are also the values (MLA).
+// Stores a key (`keys` is the K half of a KV block) in token slot `at`.
 template <class Kv>
-static inline void store_head(const KvLayer& kv, uint8_t* block, int at, const float* k,
-                              const float* v) {
+static inline void store_key_codes(const KvLayer& kv, uint8_t* keys, int at, const float* x) {
   const int hd = kv.hd_pad;
   alignas(64) uint8_t codes[kMaxHeadDim];
-  key_scales(block, hd)[at] = encode_row<Kv>(k, kv.head_dim, hd, codes);
-  for (int i = 0; i < hd; i++) block[i * kBlock + at] = codes[i];
-  if (!v) return;
-  uint8_t* values = block + kv.value_offset;
-  key_scales(values, hd)[at] = encode_row<Kv>(v, kv.head_dim, hd, codes);
-  memcpy(values + at * hd, codes, static_cast<size_t>(hd));
+  key_scales(keys, hd)[at] = encode_row<Kv>(x, kv.head_dim, hd, codes);
+  for (int i = 0; i < hd; i++) keys[i * kBlock + at] = codes[i];
+}
+
+// Stores a value (`values` is the V half of a KV block) in token slot `at`.
+template <class Kv>
+static inline void store_value_codes(const KvLayer& kv, uint8_t* values, int at, const float* x) {
+  const int hd = kv.hd_pad;
+  key_scales(values, hd)[at] = encode_row<Kv>(x, kv.head_dim, hd, values + at * hd);
 }
 
 }  // namespace CPUSERVE_NS

@@ -74,27 +74,31 @@ static inline void store_key(const KvLayer& kv, uint8_t* block, int at, const fl
 }
 
 template <class Kv>
-static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const float* x) {
+static inline void store_value(const KvLayer& kv, uint8_t* values, int at, const float* x) {
   constexpr int S = Kv::kStep;
   typename Kv::Elem v[kLanes];
-  typename Kv::Elem* value = reinterpret_cast<typename Kv::Elem*>(block + kv.value_offset) +
-                             at / S * kv.hd_pad * S + at % S;
+  typename Kv::Elem* value =
+      reinterpret_cast<typename Kv::Elem*>(values) + at / S * kv.hd_pad * S + at % S;
   for (int i = 0; i < kv.hd_pad; i += kLanes) {
     store_elements(Kv{}, v, load_padded(x, i, kv.head_dim));
     for (int j = 0; j < kLanes; j++) value[(i + j) * S] = v[j];
   }
 }
 
-// Stores the key k and the value v of one head and token in token slot `at` of a KV block.
+// Stores the key k and the value v of KV head `head` and one token in KV slot `slot`.
 // v is nullptr where the keys are also the values (MLA).
 template <class Kv>
-static inline void store_key_and_value(const KvLayer& kv, uint8_t* block, int at, const float* k,
+static inline void store_key_and_value(const KvLayer& kv, int32_t slot, int head, const float* k,
                                        const float* v) {
+  uint8_t* keys = kv_block(kv, slot / kBlock, head);
+  uint8_t* values = kv_values(kv, slot / kBlock, head);
+  const int at = slot % kBlock;
   if constexpr (Kv::kScaled) {
-    store_head<Kv>(kv, block, at, k, v);
+    store_key_codes<Kv>(kv, keys, at, k);
+    if (v) store_value_codes<Kv>(kv, values, at, v);
   } else {
-    store_key<Kv>(kv, block, at, k);
-    if (v) store_value<Kv>(kv, block, at, v);
+    store_key<Kv>(kv, keys, at, k);
+    if (v) store_value<Kv>(kv, values, at, v);
   }
 }
 
@@ -106,17 +110,15 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
     float* q = f32_row(a.qkv, t);
     float* k = q + static_cast<int64_t>(a.q_heads) * hd;
     float* v = k + static_cast<int64_t>(a.kv.kv_heads) * hd;
-    const int at = a.slots[t] % kBlock;
     for (int h = 0; h < a.q_heads; h++, q += hd) {
       turn_head(a, q, a.q_norm, a.positions[t]);
       if (mixed) mix_query(q, hd);
       write_query(a.q, a.kv, t, h, q);
     }
     for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd) {
-      uint8_t* block = kv_block(a.pieces ? a.pieces[h] : a.kv, a.slots[t] / kBlock, h);
       turn_head(a, k, a.k_norm, a.positions[t]);
       if (mixed) mix_key(k, hd);
-      store_key_and_value<Kv>(a.kv, block, at, k, v);
+      store_key_and_value<Kv>(a.pieces ? a.pieces[h] : a.kv, a.slots[t], h, k, v);
     }
   }
 }
@@ -148,9 +150,7 @@ static inline void latent_store_rows(const LatentStoreArgs& a) {
     const float* kv = f32_row(a.kv, t);
     scale_columns(x, kv, a.rank, 0.0f, rms_inverse(kv, a.rank, a.eps), a.norm, nullptr);
     turn_latent(a, kv + a.rank, x + a.rank, a.positions[t]);
-    uint8_t* block = kv_block(a.layer, a.slots[t] / kBlock, 0);
-    store_key_and_value<Kv>(a.layer, block, a.slots[t] % kBlock, x,
-                            a.layer.value_offset ? x : nullptr);
+    store_key_and_value<Kv>(a.layer, a.slots[t], 0, x, a.layer.value_offset ? x : nullptr);
     const float* q = f32_row(a.q, t) + a.nope;
     const float* absorbed = f32_row(a.latent, t);
     for (int h = 0; h < a.q_heads; h++, q += a.nope + a.rotary, absorbed += a.rank) {

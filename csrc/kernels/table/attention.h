@@ -26,11 +26,13 @@ inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
 inline bool kv_mixed(KvType t) { return t == KvType::int8; }
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
-// Returns the bytes of K (or of V) of one head in one block.
-inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
+// Returns the bytes of K of one head in one block.
+inline size_t kv_key_bytes(KvType t, int32_t hd_pad) {
   return static_cast<size_t>(hd_pad) * kBlock * kv_elem_bytes(t) +
          (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
+// Returns the bytes of V of one head in one block.
+inline size_t kv_value_bytes(KvType t, int32_t hd_pad) { return kv_key_bytes(t, hd_pad); }
 
 // The number of KV blocks of a slab.
 // A slab is stored head by head: for each head, K of all blocks and then V of all blocks.
@@ -41,9 +43,11 @@ constexpr int kSlabBlocks = 8;
 struct KvLayer {
   uint8_t* base;        // K of head 0 in block 0
   size_t slab_stride;   // bytes from a slab of kSlabBlocks blocks to the next
-  size_t block_stride;  // bytes from block b to block b + 1 of the same slab
+  size_t block_stride;  // bytes from K of block b to K of block b + 1 of the same slab
   size_t head_stride;   // bytes from KV head h to KV head h + 1
-  size_t value_offset;  // bytes from K to V of a head in a block; 0: keys are also the values (MLA)
+  // Bytes from K to V of a head in the first block of a slab; 0: keys are also the values (MLA).
+  size_t value_offset;
+  size_t value_stride;  // bytes from V of block b to V of block b + 1 of the same slab
   int32_t kv_heads, head_dim, hd_pad;
   KvType type;
 };
@@ -53,6 +57,13 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
   return kv.base + static_cast<size_t>(block / kSlabBlocks) * kv.slab_stride +
          static_cast<size_t>(block % kSlabBlocks) * kv.block_stride +
          static_cast<size_t>(head) * kv.head_stride;
+}
+
+// Returns the address of V of one head in one block; the keys are not the values (value_offset).
+inline uint8_t* kv_values(const KvLayer& kv, int64_t block, int head) {
+  return kv.base + static_cast<size_t>(block / kSlabBlocks) * kv.slab_stride +
+         static_cast<size_t>(block % kSlabBlocks) * kv.value_stride +
+         static_cast<size_t>(head) * kv.head_stride + kv.value_offset;
 }
 
 // Rotates q and k (rotary embedding) and stores k and v in the KV cache.
@@ -155,9 +166,9 @@ struct AttentionKernel {
   }
   void operator()(const AttentionArgs& a) const noexcept { for_head(a.kv.hd_pad)(a); }
 };
-// Returns the bytes of K (or of V) of one head in one chunk.
+// Returns the bytes of V of one head in one chunk.
 inline size_t kv_chunk_bytes(KvType t, int32_t hd_pad) {
-  return kv_half_bytes(t, hd_pad) * (kChunk / kBlock);
+  return kv_value_bytes(t, hd_pad) * (kChunk / kBlock);
 }
 
 struct AttentionMergeArgs {

@@ -45,7 +45,7 @@ class Copies {
  public:
   Copies(const KvLayer& like, uint8_t* to) : layer_(like) {
     layer_.base = to;
-    layer_.block_stride = kv_half_bytes(like.type, like.hd_pad);
+    layer_.block_stride = kv_key_bytes(like.type, like.hd_pad);
     layer_.slab_stride = kSlabBlocks * layer_.block_stride;
     layer_.head_stride = layer_.value_offset = 0;
   }
@@ -188,7 +188,7 @@ size_t entry_scratch(const EntryAttentionOp& op, const Declarations& p, KvType t
   const CacheLayer& kv = p.kv_layer(op.layer);
   const int64_t window = std::min<int64_t>(op.window, p.max_positions());
   const auto blocks = static_cast<size_t>(ceil_div(most_entries(op, p) + window, kBlock));
-  const size_t copies = blocks * (kv_half_bytes(type, kv.hd_pad) + sizeof(int32_t));
+  const size_t copies = blocks * (kv_key_bytes(type, kv.hd_pad) + sizeof(int32_t));
   return entry_copies_at(type, kv.hd_pad) + (copies + 63) / 64 * 64;
 }
 
