@@ -232,7 +232,7 @@ void show_types(Shape s) {
   const struct {
     KvType type;
     const char* name;
-  } kinds[] = {{KvType::int8, "int8"}, {KvType::e4m3, "fp8_e4m3"}};
+  } kinds[] = {{KvType::int8, "int8"}, {KvType::e4m3, "fp8_e4m3"}, {KvType::int8_v4, "int8_v4"}};
   const auto layer_seconds = [&](KvType type, Buffers& b) {
     s.type = type;
     return seconds_of([&] { decode(s, b); }) / static_cast<double>(b.layers);

@@ -33,8 +33,8 @@ constexpr const char* kLinearNames[] = {
 };
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 
-constexpr const char* kAttentionNames[] = {"attention.bf16", "attention.f16", "attention.f32",
-                                           "attention.int8", "attention.e4m3"};
+constexpr const char* kAttentionNames[] = {"attention.bf16", "attention.f16",  "attention.f32",
+                                           "attention.int8", "attention.e4m3", "attention.int8_v4"};
 constexpr int kKvTypes = static_cast<int>(KvType::count);
 static_assert(sizeof kAttentionNames / sizeof *kAttentionNames == kKvTypes, "one name per type");
 

@@ -70,8 +70,9 @@ struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;  // hd_pad: head_dim rounded up to 16
   int32_t group = 0;
   bool latent = false;  // keys are also the values (MLA), stored once
-  // Returns the bytes of the keys and values of one head in one block.
-  size_t head_bytes(KvType type) const {
+  // Returns the bytes of the keys and values of one head in one block, in a cache of type `cache`.
+  size_t head_bytes(KvType cache) const {
+    const KvType type = kv_layer_type(cache, latent);
     return kv_key_bytes(type, hd_pad) + (latent ? 0 : kv_value_bytes(type, hd_pad));
   }
 };

@@ -34,7 +34,8 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   const size_t together = alike ? kSlabBlocks : 1;  // number of blocks that are interleaved
   std::vector<size_t> bytes(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) {
-    const size_t keys = kv_key_bytes(type, s.hd_pad), head_bytes = s.head_bytes(type);
+    const KvType own = kv_layer_type(type, s.latent);
+    const size_t keys = kv_key_bytes(own, s.hd_pad), head_bytes = s.head_bytes(type);
     const KvLayer head{nullptr,
                        0,
                        alike ? keys : 0,
@@ -44,7 +45,7 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
                        s.kv_heads,
                        s.head_dim,
                        s.hd_pad,
-                       type};
+                       own};
     heads_.emplace_back(static_cast<size_t>(s.kv_heads), head);
     groups_.push_back(s.group);
     bytes[static_cast<size_t>(s.group)] += head_bytes * static_cast<size_t>(s.kv_heads);

@@ -49,11 +49,9 @@ struct Names<Activation> {
 template <>
 struct Names<KvType> {
   static constexpr const char* kWhat = "KV type";
-  static constexpr Name<KvType> kAll[] = {{"bf16", KvType::bf16},
-                                          {"f16", KvType::f16},
-                                          {"f32", KvType::f32},
-                                          {"int8", KvType::int8},
-                                          {"fp8_e4m3", KvType::e4m3}};
+  static constexpr Name<KvType> kAll[] = {{"bf16", KvType::bf16},     {"f16", KvType::f16},
+                                          {"f32", KvType::f32},       {"int8", KvType::int8},
+                                          {"fp8_e4m3", KvType::e4m3}, {"int8_v4", KvType::int8_v4}};
 };
 template <>
 struct Names<Score> {

@@ -24,9 +24,10 @@ void copy_column(const uint8_t* from, uint8_t* to, int64_t rows, int64_t stride)
   for (int64_t i = 0; i < rows; i++, from += step, to += step) std::memcpy(to, from, sizeof(Unit));
 }
 
-// Copies the scale of an 8-bit key or value, which comes after the codes of its block.
-void copy_scale(const uint8_t* from, int slot, uint8_t* to, int at, int32_t hd) noexcept {
-  const size_t codes = static_cast<size_t>(hd) * kBlock, size = sizeof(float);
+// Copies the scale of a key or value, which comes after the codes of its block (`row` bytes a
+// token).
+void copy_scale(const uint8_t* from, int slot, uint8_t* to, int at, size_t row) noexcept {
+  const size_t codes = row * kBlock, size = sizeof(float);
   std::memcpy(to + codes + static_cast<size_t>(at) * size,
               from + codes + static_cast<size_t>(slot) * size, size);
 }
@@ -44,19 +45,19 @@ void copy_key(const KvLayer& kv, const uint8_t* from, int slot, uint8_t* to, int
       return copy_column<uint16_t>(from + offset(slot, 2), to + offset(at, 2), kv.hd_pad, kBlock);
     default:
       copy_column<uint8_t>(from + slot, to + at, kv.hd_pad, kBlock);
-      copy_scale(from, slot, to, at, kv.hd_pad);
+      copy_scale(from, slot, to, at, static_cast<size_t>(kv.hd_pad));
   }
 }
 
 // Copies the value in slot `slot` of a block to slot `at` of another block.
 void copy_value(const KvLayer& kv, const uint8_t* from, int slot, uint8_t* to, int at) noexcept {
-  const size_t row = static_cast<size_t>(kv.hd_pad) * kv_elem_bytes(kv.type);
+  const size_t row = kv_value_row_bytes(kv.type, kv.hd_pad);
   if (kv.type == KvType::bf16) {  // the columns of two tokens alternate
     const auto place = [&](int s) { return static_cast<size_t>(s / 2) * 2 * row + (s % 2) * 2u; };
     return copy_column<uint16_t>(from + place(slot), to + place(at), kv.hd_pad, 2);
   }
   std::memcpy(to + static_cast<size_t>(at) * row, from + static_cast<size_t>(slot) * row, row);
-  if (kv_scaled(kv.type)) copy_scale(from, slot, to, at, kv.hd_pad);
+  if (kv_scaled(kv.type)) copy_scale(from, slot, to, at, row);
 }
 
 size_t block_bytes(const KvLayer& kv) noexcept {

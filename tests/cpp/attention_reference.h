@@ -42,7 +42,7 @@ struct Case {
 
 // Returns the value that an 8-bit code represents.
 inline double value_of(KvType type, int code) {
-  if (type == KvType::int8) return static_cast<int8_t>(code);
+  if (type != KvType::e4m3) return static_cast<int8_t>(code);
   constexpr int mantissa = 3, bias = 7;  // e4m3
   const int exponent = (code & 0x7f) >> mantissa, part = code & ((1 << mantissa) - 1);
   const double size = exponent == 0
@@ -72,7 +72,7 @@ struct Codes {
 
 inline const Codes& codes_of(KvType type) {
   static const Codes int8(KvType::int8), e4m3(KvType::e4m3);
-  return type == KvType::int8 ? int8 : e4m3;
+  return type == KvType::e4m3 ? e4m3 : int8;
 }
 
 inline double decoded(KvType type, uint8_t code) { return codes_of(type).values[code]; }
@@ -83,6 +83,16 @@ inline uint8_t code_of(KvType type, float x) {
   const int code = whole ? codes_of(type).of_whole[static_cast<int>(x) + Codes::kLargest] : -1;
   if (code < 0) harness::fail(__FILE__, __LINE__, "no code is " + std::to_string(x));
   return static_cast<uint8_t>(std::max(code, 0));
+}
+
+// The levels of 4-bit values.
+constexpr int kLevels[16] = {-127, -97, -76, -59, -45, -31, -18, -6,
+                             6,    18,  31,  45,  59,  76,  97,  127};
+
+// The code of a level; 0 has none, but the columns after head_dim may have any code.
+inline int level_code(float x) {
+  const int* const level = std::find(kLevels, kLevels + 16, static_cast<int>(std::lround(x)));
+  return level == kLevels + 16 ? 0 : static_cast<int>(level - kLevels);
 }
 
 // Scaled test values are multiples of this.
@@ -121,12 +131,20 @@ class Cache {
     uint8_t* values = kv_values(layer_, block, head);
     if (kv_scaled(c_.type)) {
       const float widen = c_.type == KvType::e4m3 ? 256.0f : 1.0f;
-      scale_at(base, at) = scale_at(values, at) = scale * widen;
+      scale_at(base, at, false) = scale * widen;
+      if (!c_.latent) scale_at(values, at, true) = scale * widen;
       for (int d = 0; d < c_.hd_pad(); d++) {
         base[key_index(d, at)] = code_of(c_.type, d < c_.head_dim ? std::round(k[d] / scale) : 0);
         if (c_.latent) continue;
-        values[value_index(d, at)] =
-            code_of(c_.type, d < c_.head_dim ? std::round(v[d] / scale) : 0);
+        const float number = d < c_.head_dim ? std::round(v[d] / scale) : 0;
+        uint8_t& code = values[value_index(d, at)];
+        if (c_.type != KvType::int8_v4) {
+          code = code_of(c_.type, number);
+        } else if (d / 16 % 2 == 0) {
+          code = static_cast<uint8_t>((code & 0xf0) | level_code(number));
+        } else {
+          code = static_cast<uint8_t>((code & 15) | level_code(number) << 4);
+        }
       }
       return;
     }
@@ -137,10 +155,13 @@ class Cache {
     }
   }
   float key(int block, int at, int head, int d) {
-    return get(kv_block(layer_, block, head), key_index(d, at), at);
+    return get(kv_block(layer_, block, head), key_index(d, at), at, false);
   }
   float value(int block, int at, int head, int d) {
-    return get(kv_values(layer_, block, head), value_index(d, at), at);
+    uint8_t* values = kv_values(layer_, block, head);
+    if (c_.type != KvType::int8_v4) return get(values, value_index(d, at), at, true);
+    const int level = kLevels[values[value_index(d, at)] >> d / 16 % 2 * 4 & 15];
+    return static_cast<float>(level) * scale_at(values, at, true);
   }
 
  private:
@@ -149,6 +170,9 @@ class Cache {
     return static_cast<size_t>((d / pair * kBlock + at) * pair + d % pair);
   }
   size_t value_index(int d, int at) const {
+    if (c_.type == KvType::int8_v4) {  // columns d and d + 16 of 32 share a byte
+      return static_cast<size_t>(at * four_bit_row() + d / 32 * 16 + d % 16);
+    }
     const int pair = c_.type == KvType::bf16 ? 2 : 1;
     return static_cast<size_t>((at / pair * c_.hd_pad() + d) * pair + at % pair);
   }
@@ -160,13 +184,15 @@ class Cache {
       std::memcpy(base + i * 2, &h, 2);
     }
   }
-  float& scale_at(uint8_t* half, int at) const {
-    return reinterpret_cast<float*>(half + c_.hd_pad() * kBlock)[at];
+  int four_bit_row() const { return (c_.hd_pad() + 31) / 32 * 16; }
+  float& scale_at(uint8_t* half, int at, bool value) const {
+    const int row = value && c_.type == KvType::int8_v4 ? four_bit_row() : c_.hd_pad();
+    return reinterpret_cast<float*>(half + row * kBlock)[at];
   }
-  float get(uint8_t* base, size_t i, int at) const {
+  float get(uint8_t* base, size_t i, int at, bool value) const {
     if (kv_scaled(c_.type)) {
       const float widen = c_.type == KvType::e4m3 ? 256.0f : 1.0f;
-      return static_cast<float>(decoded(c_.type, base[i])) * (scale_at(base, at) / widen);
+      return static_cast<float>(decoded(c_.type, base[i])) * (scale_at(base, at, value) / widen);
     }
     if (c_.type == KvType::f32) return reinterpret_cast<const float*>(base)[i];
     const uint16_t h = reinterpret_cast<const uint16_t*>(base)[i];
@@ -178,6 +204,20 @@ class Cache {
   KvLayer layer_;
   std::vector<uint8_t> bytes_;
 };
+
+// Multiplies one head by the matrix that kv_mixed describes, or by its inverse.
+inline std::vector<double> mixed(const std::vector<double>& x, bool inverse) {
+  const size_t n = x.size() & -x.size();
+  std::vector<double> y(x.size());
+  for (size_t i = 0; i < x.size(); i++) {
+    for (size_t j = 0; j < n; j++) {
+      const bool negative = __builtin_parityll(i % n & j);
+      y[i] += negative ? -x[i / n * n + j] : x[i / n * n + j];
+    }
+    if (inverse) y[i] /= static_cast<double>(n);
+  }
+  return y;
+}
 
 // Random queries, keys and values of one sequence, with the fp64 answer.
 class Problem {
@@ -207,7 +247,8 @@ class Problem {
     table.resize(static_cast<size_t>(blocks));
   }
 
-  // Keys and values n / 128 to n times the position's scale; fp8 has few bits.
+  // Keys and values n / 128 to n times the position's scale; fp8 has few bits. Mixed values are
+  // levels times the scale, so `values` have what attention has to make of them.
   void round_to_codes() {
     const auto width = static_cast<size_t>(c.kv_heads * c.head_dim);
     for (std::vector<float>* x : {&keys, &values}) {
@@ -215,7 +256,15 @@ class Problem {
         const int n = static_cast<int>((*x)[i] * 128);
         const int code = c.type == KvType::int8 ? n : n / 32 * 32;
         (*x)[i] = static_cast<float>(code) * scale_of(static_cast<int>(i / width));
+        if (x != &values || !kv_mixes_values(c.type)) continue;
+        (*x)[i] =
+            static_cast<float>(kLevels[(n + 128) / 16]) * scale_of(static_cast<int>(i / width));
       }
+    }
+    if (!kv_mixes_values(c.type)) return;
+    for (size_t i = 0; i < values.size(); i += static_cast<size_t>(c.head_dim)) {
+      const std::vector<double> head = mixed({&values[i], &values[i] + c.head_dim}, true);
+      std::copy(head.begin(), head.end(), &values[i]);
     }
   }
 
@@ -236,7 +285,12 @@ class Problem {
     Cache kv(c, pool_blocks());
     for (int p = from; p < to; p++) {
       for (int h = 0; h < c.kv_heads; h++) {
-        kv.store(table[static_cast<size_t>(p / kBlock)], p % kBlock, h, key(p, h), value(p, h),
+        std::vector<float> v(value(p, h), value(p, h) + c.head_dim);
+        if (kv_mixes_values(c.type)) {
+          const std::vector<double> head = mixed({v.begin(), v.end()}, false);
+          std::copy(head.begin(), head.end(), v.begin());
+        }
+        kv.store(table[static_cast<size_t>(p / kBlock)], p % kBlock, h, key(p, h), v.data(),
                  scale_of(p));
       }
     }
@@ -370,7 +424,8 @@ class Runner {
       kernels_.attention[static_cast<int>(a.kv.type)](a);
     }
     kernels_.attention_merge({partial.data(), rows, chunks, kv_head, a.group, p_.c.head_dim,
-                              p_.c.hd_pad(), row0, token, a.sinks, a.out, scratch()});
+                              p_.c.hd_pad(), row0, token, a.sinks, a.out, scratch(),
+                              kv_mixes_values(p_.c.type)});
   }
 
   int32_t scratch_bytes = kAttentionScratch / 2;
@@ -406,7 +461,7 @@ class Runner {
 };
 
 inline std::string describe(const Case& c) {
-  const char* types[] = {"bf16", "f16", "f32", "int8", "e4m3"};
+  const char* types[] = {"bf16", "f16", "f32", "int8", "e4m3", "int8_v4"};
   char text[200];
   std::snprintf(text, sizeof text,
                 "%s group %d kv_heads %d head_dim %d context %d queries %d window %d%s%s%s%s%s",

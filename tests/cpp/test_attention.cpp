@@ -17,11 +17,15 @@ KERNEL_TEST(attention_f32_matches_fp64_and_is_batch_invariant) { check_type(KvTy
 
 KERNEL_TEST(attention_int8_matches_fp64_and_is_batch_invariant) { check_type(KvType::int8, k); }
 KERNEL_TEST(attention_e4m3_matches_fp64_and_is_batch_invariant) { check_type(KvType::e4m3, k); }
+KERNEL_TEST(attention_int8_v4_matches_fp64_and_is_batch_invariant) {
+  check_type(KvType::int8_v4, k);
+}
 
 // Encoders: a row sees the keys after its own, too, and a window reaches to both sides.
 KERNEL_TEST(attention_to_both_sides_matches_fp64_and_is_batch_invariant) {
   unsigned turn = 0;
-  for (KvType type : {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3}) {
+  for (KvType type :
+       {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3, KvType::int8_v4}) {
     for (int context : {1, 31, 33, 256, 257, 600}) {
       for (int window : {0, 1, 65, 300}) {
         const unsigned now = turn++;

@@ -45,20 +45,6 @@ std::vector<double> turned(const float* x, const RopeCase& c, const std::vector<
   return y;
 }
 
-// Multiplies one head by the matrix that kv_mixed describes.
-std::vector<double> mixed(const std::vector<double>& x, bool query) {
-  const size_t n = x.size() & -x.size();
-  std::vector<double> y(x.size());
-  for (size_t i = 0; i < x.size(); i++) {
-    for (size_t j = 0; j < n; j++) {
-      const bool negative = __builtin_parityll(i % n & j);
-      y[i] += negative ? -x[i / n * n + j] : x[i / n * n + j];
-    }
-    if (query) y[i] /= static_cast<double>(n);
-  }
-  return y;
-}
-
 bool close_to(double x, double want, double relative, double absolute = 0) {
   return std::fabs(x - want) <= relative * std::fabs(want) + absolute + 4e-6;
 }
@@ -106,9 +92,11 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
                           : c.type == KvType::e4m3 ? 1.0 / 16
                                                    : 2e-6;
   // Half a code's smallest step, as a share of the head's largest magnitude.
-  const double step = c.type == KvType::int8   ? 0.501 / 127
+  const double step = kv_mixed(c.type)         ? 0.501 / 127
                       : c.type == KvType::e4m3 ? 1.0 / (448 * 1024)
                                                : 0.0;
+  // Of 4-bit values, the largest ones may become a fifth smaller, so that the others are closer.
+  const double value_step = c.type == KvType::int8_v4 ? 0.25 : step;
   bool ok = true;
   for (int t = 0; t < kTokens; t++) {
     const float* x = &source[static_cast<size_t>(t * heads * c.head_dim)];
@@ -130,14 +118,24 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
       const float* value = x + (c.q_heads + c.kv_heads + h) * c.head_dim;
       std::vector<double> want = turned(key, c, norm_k, cs, sn);
       if (kv_mixed(c.type)) want = mixed(want, false);
-      const double top_v = largest({value, value + c.head_dim});
+      std::vector<double> want_v(value, value + c.head_dim);
+      if (kv_mixes_values(c.type)) want_v = mixed(want_v, false);
+      const double top_v = largest(want_v);
+      double error = 0, size = 0;
       for (int d = 0; d < shape.hd_pad(); d++) {
         const float got_k = kv.key(block, at, h, d), got_v = kv.value(block, at, h, d);
-        const double half_k = step * largest(want), half_v = step * top_v;
-        ok &= d < c.head_dim ? close_to(got_k, want[static_cast<size_t>(d)], kv_error, half_k) &&
-                                   close_to(got_v, value[d], kv_error, half_v)
-                             : got_k == 0.0f && got_v == 0.0f;
+        const double half_k = step * largest(want), half_v = value_step * top_v;
+        if (d >= c.head_dim) {
+          ok &= got_k == 0.0f && (got_v == 0.0f || c.type == KvType::int8_v4);
+          continue;
+        }
+        const auto i = static_cast<size_t>(d);
+        ok &= close_to(got_k, want[i], kv_error, half_k) &&
+              close_to(got_v, want_v[i], kv_error, half_v);
+        error += (got_v - want_v[i]) * (got_v - want_v[i]);
+        size += want_v[i] * want_v[i];
       }
+      ok &= std::sqrt(error / size) < 0.12;
     }
   }
   int untouched = 0;  // every other slot still holds NaN
@@ -156,8 +154,9 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
 }  // namespace
 
 KERNEL_TEST_OF(rope_store_turns_norms_and_places_every_element, rope_store) {
-  for (KvType type : {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3}) {
-    for (int head_dim : {16, 40, 48, 64, 80, 100, 128}) {
+  for (KvType type :
+       {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3, KvType::int8_v4}) {
+    for (int head_dim : {16, 40, 48, 64, 80, 100, 128, 256}) {
       check_rope({type, 3, 1, head_dim, head_dim, head_dim == 64, ActFormat::f32}, k);
       check_rope({type, 4, 2, head_dim, head_dim / 4 * 2, true, ActFormat::f32}, k);
     }
@@ -329,7 +328,7 @@ KERNEL_TEST_OF(e4m3_codes_are_the_nearest_and_of_two_as_near_the_even_one, rope_
 }
 
 KERNEL_TEST_OF(a_key_that_is_not_finite_makes_its_whole_head_nan, rope_store) {
-  for (KvType type : {KvType::int8, KvType::e4m3}) {
+  for (KvType type : {KvType::int8, KvType::e4m3, KvType::int8_v4}) {
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
       std::vector<float> head(48, 0.5f);
       const StoredHead good(type, head, k);
@@ -340,5 +339,41 @@ KERNEL_TEST_OF(a_key_that_is_not_finite_makes_its_whole_head_nan, rope_store) {
         CHECK(std::isfinite(good.keys[d]) && std::isfinite(good.values[d]));
       }
     }
+  }
+}
+
+// With one key, the output of attention is its value: the largest error that 4 bits can have.
+// Heads of 96 and 80 columns are mixed in blocks of 32 and 16.
+KERNEL_TEST_OF(the_value_of_one_key_comes_back_with_an_error_of_a_tenth, rope_store) {
+  std::mt19937 rng(7);
+  std::normal_distribution<float> normal;
+  for (const int head_dim : {16, 64, 80, 96, 100, 128, 256}) {
+    Case c;
+    c.type = KvType::int8_v4;
+    c.kv_heads = 1;
+    c.head_dim = head_dim;
+    const Problem p(c, 1);
+    Cache kv(c, p.pool_blocks());
+    Matrix qkv(1, 3 * head_dim, ActFormat::f32), q(1, c.hd_pad(), ActFormat::f32);
+    for (int i = 0; i < 3 * head_dim; i++) qkv.f32(0)[i] = normal(rng);
+    qkv.f32(0)[2 * head_dim + 5] = 8.0f;  // a channel that is larger than the others
+    const std::vector<double> value(qkv.f32(0) + 2 * head_dim, qkv.f32(0) + 3 * head_dim);
+    const int32_t position = 0, slot = p.table[0] * kBlock;
+    k.rope_store({qkv.rows(), q.rows(), kv.layer(), 1, 0, nullptr, nullptr, nullptr, nullptr, 1e-5f,
+                  &position, &slot, 0, 1});
+    Runner run(k, p);
+    Matrix out = run.output(), split = run.output();
+    run.run(kv, 0, 0, 0, 1, out);
+    run.run_split(kv, 0, 0, 0, 1, 1, split);
+    expect_equal_rows(out, split, 0, c, describe(c));
+    double error = 0, size = 0, worst = 0;
+    for (int d = 0; d < head_dim; d++) {
+      const double x = value[static_cast<size_t>(d)], wrong = std::fabs(out.f32(0)[d] - x);
+      error += wrong * wrong;
+      size += x * x;
+      worst = std::max(worst, wrong);
+    }
+    CHECK(std::sqrt(error / size) < 0.12 && std::sqrt(error / size) > 0.02);
+    CHECK(worst < 0.25 * largest(value));
   }
 }

@@ -104,17 +104,23 @@ namespace {
 
 // The bytes of a key or value of one token: its elements in the order of dimensions, and its scale.
 std::vector<uint8_t> bytes_of(const KvLayer& kv, const uint8_t* half, int slot, bool value) {
-  const size_t element = kv_elem_bytes(kv.type);
+  const size_t element = kv_elem_bytes(kv.type), row = kv_value_row_bytes(kv.type, kv.hd_pad);
   const int pair = kv.type == KvType::bf16 ? 2 : 1;
   std::vector<uint8_t> out;
-  for (int d = 0; d < kv.hd_pad; d++) {
+  const bool bytes = value && kv.type == KvType::int8_v4;  // two columns in a byte
+  for (int d = 0; d < (bytes ? static_cast<int>(row) : kv.hd_pad); d++) {
+    if (bytes) {
+      out.push_back(half[static_cast<size_t>(slot) * row + static_cast<size_t>(d)]);
+      continue;
+    }
     const int i = value ? (slot / pair * kv.hd_pad + d) * pair + slot % pair
                         : (d / pair * kBlock + slot) * pair + d % pair;
     const uint8_t* from = half + static_cast<size_t>(i) * element;
     out.insert(out.end(), from, from + element);
   }
   if (kv_scaled(kv.type)) {
-    const uint8_t* scale = half + kv.hd_pad * kBlock + slot * 4;
+    const size_t codes = (value ? row : static_cast<size_t>(kv.hd_pad)) * kBlock;
+    const uint8_t* scale = half + codes + slot * 4;
     out.insert(out.end(), scale, scale + 4);
   }
   return out;
@@ -155,4 +161,5 @@ TEST(copies_of_selected_keys_and_values_have_their_bits) {
   for (KvType type : {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3}) {
     for (bool latent : {false, true}) check_copies(type, latent);
   }
+  check_copies(KvType::int8_v4, false);
 }

@@ -14,6 +14,7 @@
 
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/convert.h"
+#include "kernels/generic/hadamard.h"
 #ifdef CPUSERVE_UNIT_TILES
 #include "kernels/generic/attention_matrix.h"
 #endif
@@ -36,10 +37,12 @@ CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
 CPUSERVE_INLINE F merge_columns(F o, F x, F chunk_o, F y) { return fma(chunk_o, y, mul(o, x)); }
 
 // Writes out = o / l for one row; a row without visible keys becomes 0.
+// mixed: the values are mixed (kv_mixes_values), so o has to be multiplied by the inverse.
 static inline void finish_row(const Rows& out, int64_t token, int head, int head_dim, int hd,
-                              float* o, float l) {
+                              bool mixed, float* o, float l) {
   const F inverse = set1(l == 0.0f ? 0.0f : 1.0f / l);
   for (int i = 0; i < hd; i += kLanes) store(o + i, mul(load(o + i), inverse));
+  if (mixed) mix_query(o, head_dim);
   store_row(out, token, static_cast<int64_t>(head) * head_dim, o, head_dim);
 }
 
@@ -473,6 +476,7 @@ static inline void finish_rows(const AttentionArgs& a, int kv_head, int64_t firs
   RowPlace at = place_of(a, first);
   for (int r = 0; r < n; r++, advance(at, a.group)) {
     finish_row(a.out, a.t0 + at.token, kv_head * a.group + at.head, a.kv.head_dim, a.kv.hd_pad,
+               kv_mixes_values(a.kv.type),
                b.o + static_cast<size_t>(r) * static_cast<size_t>(a.kv.hd_pad), b.l[r]);
   }
 }
@@ -564,7 +568,7 @@ static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
         store(o + i, sum);
       }
     }
-    finish_row(a.out, a.t0 + row / a.group, head, a.head_dim, a.hd_pad, o, l);
+    finish_row(a.out, a.t0 + row / a.group, head, a.head_dim, a.hd_pad, a.mixed_values, o, l);
   }
 }
 

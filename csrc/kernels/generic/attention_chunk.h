@@ -77,7 +77,8 @@ CPUSERVE_INLINE void fetch_lines(Fetch& f, int lines) {
 template <class Kv, Ahead kAhead, bool kValues>
 static constexpr int step_lines(int vecs) {
   if (kAhead == Ahead::light) return kValues ? 0 : 1;
-  const int lines = vecs * kLanes * Kv::kStep * static_cast<int>(sizeof(typename Kv::Elem)) / 64;
+  const int bytes = vecs * kLanes * Kv::kStep * static_cast<int>(sizeof(typename Kv::Elem));
+  const int lines = bytes / (kValues ? Kv::Values::kCodes : 1) / 64;
   return lines > 1 ? lines : 1;
 }
 

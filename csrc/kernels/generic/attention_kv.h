@@ -40,7 +40,8 @@ constexpr bool kBf16Pairs = false;
 //                 same
 //   kQuerySide    how many dims of a row of q are adjacent in the q of a tile
 //   kMostRows     the most rows of a tile
-//   kScaled       whether keys and values are 8-bit codes with a scale for each token
+//   kScaled       whether keys and values are codes with a scale for each token
+//   Values        how values are read: ValuesLikeKeys, or FourBitValues
 #ifdef CPUSERVE_UNIT_TILES
 constexpr bool kSplitsPairs = false;  // AMX tiles read pairs, also where a model computes them
 #else
@@ -81,10 +82,37 @@ struct KvPairs : PairProducts<kSplits> {
   CPUSERVE_INLINE Vec keep_second(Vec x) { return interleave_top(zero(), odd(x)); }
   CPUSERVE_INLINE F exp2(F x) { return exp2_coarse(x); }
 };
+// Reads the values of a token (with bf16: of a pair of tokens) as load() reads keys.
+//   width(hd)       elements from the values of a token to those of the next token
+//   offset(column)  elements from the first column of a token's values to `column`
+//   load<V>(p, column, j, next)  vector j of the V vectors from `column` on, which begins at p,
+//     for kStep tokens; the second token is `next` elements after the first one
+//   first<V>, second<V>  the same for one of two tokens, as floats (kSplit)
+//   kCodes          values of an element
+template <class Kv>
+struct ValuesLikeKeys {
+  static constexpr int kCodes = 1;
+  static constexpr int width(int hd) { return hd; }
+  static constexpr int offset(int column) { return column * Kv::kSide; }
+  template <int V, class Elem>
+  CPUSERVE_INLINE auto load(const Elem* p, int, int j, int next) {
+    return Kv::load(p + j * kLanes * Kv::kSide, next);
+  }
+  template <int V, class Elem>
+  CPUSERVE_INLINE F first(const Elem* p, int, int j, int next) {
+    return Kv::first(p + j * kLanes * Kv::kSide, next);
+  }
+  template <int V, class Elem>
+  CPUSERVE_INLINE F second(const Elem* p, int, int j, int next) {
+    return Kv::second(p + j * kLanes * Kv::kSide, next);
+  }
+};
+
 // Splitting costs a load of each pair. With the 16 registers of AVX2, it gains 1.10 to 1.15 x for
 // prompts; with 32 registers, tiles do not spill, and it loses 0.90 x (one thread of a Zen 5).
 struct KvBf16 : KvPairs<kSplitsPairs && kTileVecs == 2> {
   using Elem = uint16_t;  // element of the KV cache
+  using Values = ValuesLikeKeys<KvBf16>;
   static constexpr int kSide = 2;
   static constexpr bool kScaled = false;
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_pairs(p); }
@@ -116,10 +144,12 @@ struct SingleProducts {
 };
 struct KvF16 : SingleProducts {
   using Elem = uint16_t;
+  using Values = ValuesLikeKeys<KvF16>;
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_f16(p); }
 };
 struct KvF32 : SingleProducts {
   using Elem = float;
+  using Values = ValuesLikeKeys<KvF32>;
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
@@ -134,6 +164,7 @@ struct ScaledProducts : KvPairs<kSplitsPairs> {
   static constexpr bool kScaled = true;
 };
 struct KvInt8 : ScaledProducts {
+  using Values = ValuesLikeKeys<KvInt8>;
   static constexpr float kLargest = 127.0f, kWiden = 1.0f;
   CPUSERVE_INLINE Vec load(const Elem* p, int row) {
     return interleave_top(load_s8(p), load_s8(p + row));
@@ -142,12 +173,44 @@ struct KvInt8 : ScaledProducts {
   CPUSERVE_INLINE F second(const Elem* p, int row) { return load_s8(p + row); }
 };
 struct KvE4m3 : ScaledProducts {
+  using Values = ValuesLikeKeys<KvE4m3>;
   static constexpr float kLargest = 448.0f, kWiden = 256.0f;
   CPUSERVE_INLINE Vec load(const Elem* p, int row) {
     return interleave_top(load_e4m3(p), load_e4m3(p + row));
   }
   CPUSERVE_INLINE F first(const Elem* p, int) { return load_e4m3(p); }
   CPUSERVE_INLINE F second(const Elem* p, int row) { return load_e4m3(p + row); }
+};
+
+// The levels of 4-bit values, in the order of their codes. They are the levels of least squared
+// error for a normal distribution, which mixed values have nearly, as whole numbers: exact in bf16.
+alignas(64) constexpr float kValueLevels[16] = {-127, -97, -76, -59, -45, -31, -18, -6,
+                                                6,    18,  31,  45,  59,  76,  97,  127};
+struct FourBitValues {
+  static constexpr int kCodes = 2;
+  static constexpr int width(int hd) { return (hd + 31) / 32 * 16; }
+  static constexpr int offset(int column) { return column / 32 * 16 + column % 16; }
+  // Strips of 32 columns begin at a multiple of 32, and narrower ones are part of 16 columns.
+  template <int V>
+  CPUSERVE_INLINE F first(const uint8_t* p, int column, int j, int) {
+    if constexpr (V * kLanes >= 32) {
+      const uint8_t* const codes = p + offset(j * kLanes);
+      return j * kLanes / 16 % 2 ? load_levels(kValueLevels, codes, 4)
+                                 : load_levels(kValueLevels, codes, 0);
+    }
+    return load_levels(kValueLevels, p + j * kLanes, column / 16 % 2 * 4);
+  }
+  template <int V>
+  CPUSERVE_INLINE F second(const uint8_t* p, int column, int j, int next) {
+    return first<V>(p + next, column, j, next);
+  }
+  template <int V>
+  CPUSERVE_INLINE P load(const uint8_t* p, int column, int j, int next) {
+    return interleave_top(first<V>(p, column, j, next), second<V>(p, column, j, next));
+  }
+};
+struct KvInt8V4 : KvInt8 {
+  using Values = FourBitValues;
 };
 
 // Calls run(x), where x is of the struct above for KV caches of type `type`, such as KvBf16.
@@ -164,18 +227,24 @@ static inline void with_kv(KvType type, const Run& run) noexcept {
       return run(KvInt8{});
     case KvType::e4m3:
       return run(KvE4m3{});
+    case KvType::int8_v4:
+      return run(KvInt8V4{});
     case KvType::count:
       return;
   }
 }
 
-// Returns the fp32 scales [kBlock], one per token, of the K or V half of a KV block.
-// The scales are stored after the 8-bit codes that they multiply.
+// Return the fp32 scales [kBlock], one per token, of the K half of a KV block, or of its V half.
+// The scales are stored after the codes that they multiply.
 CPUSERVE_INLINE float* key_scales(uint8_t* half, int hd) {
   return reinterpret_cast<float*>(half + hd * kBlock);
 }
 CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
   return reinterpret_cast<const float*>(half + hd * kBlock);
+}
+template <class Kv>
+CPUSERVE_INLINE const float* value_scales(const uint8_t* half, int hd) {
+  return key_scales(half, Kv::Values::width(hd));
 }
 
 // Returns the index in Tile::p of the probability of row r and key k. The layout is [R][kChunk].

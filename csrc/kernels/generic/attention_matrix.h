@@ -51,17 +51,17 @@ inline size_t widened_bytes(int hd) {
   return Kv::kScaled ? 2 * kChunkBlocks * half_size(hd) * sizeof(uint16_t) : 0;
 }
 
-// Widens 8-bit codes [rows][width] to bf16 [rows / 2][width][2]. Decode prefetches one cache line
-// for every two lines that it widens; the steps of QK and PV prefetch the other cache lines.
-template <class Kv, Ahead kAhead>
-static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t* to, Fetch& f) {
+// Widens rows of codes, `bytes` bytes each, to bf16 [rows / 2][width][2]; load(from, i) reads
+// columns [i, i + kLanes) of two rows. Decode prefetches one cache line for every two lines that it
+// widens; the steps of QK and PV prefetch the other cache lines.
+template <Ahead kAhead, class Load>
+static inline void widen_half(const uint8_t* from, int rows, int width, int bytes, uint16_t* to,
+                              Fetch& f, const Load& load) {
   int read = 0;
-  for (int r = 0; r < rows; r += 2, from += 2 * width) {
-    for (int i = 0; i < width; i += kLanes, to += 2 * kLanes) {
-      store_pairs(to, Kv::load(from + i, width));
-    }
+  for (int r = 0; r < rows; r += 2, from += 2 * bytes) {
+    for (int i = 0; i < width; i += kLanes, to += 2 * kLanes) store_pairs(to, load(from, i));
     if (kAhead == Ahead::light) continue;
-    for (read += 2 * width; read >= 2 * kTileLineBytes; read -= 2 * kTileLineBytes) {
+    for (read += 2 * bytes; read >= 2 * kTileLineBytes; read -= 2 * kTileLineBytes) {
       fetch_lines<kAhead>(f, 1);
     }
   }
@@ -71,11 +71,17 @@ static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t
 template <class Kv, Ahead kAhead>
 static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int last, uint16_t* to,
                                      Fetch& f) {
+  using Values = typename Kv::Values;
   PairBlocks pairs = {};
+  const int bytes = Values::width(c.hd);
   for (int i = first; i < last; i++) {
     if constexpr (Kv::kScaled) {
-      widen_half<Kv, kAhead>(c.k[i], c.hd, kBlock, to, f);
-      widen_half<Kv, kAhead>(c.v[i], kBlock, c.hd, to + half_size(c.hd), f);
+      widen_half<kAhead>(c.k[i], c.hd, kBlock, kBlock, to, f,
+                         [](const uint8_t* p, int at) { return Kv::load(p + at, kBlock); });
+      widen_half<kAhead>(c.v[i], kBlock, c.hd, bytes, to + half_size(c.hd), f,
+                         [&](const uint8_t* p, int at) {
+                           return Values::template load<1>(p + Values::offset(at), at, 0, bytes);
+                         });
       pairs.k[i] = to;
       pairs.v[i] = to + half_size(c.hd);
       to += 2 * half_size(c.hd);

@@ -78,8 +78,8 @@ static CPUSERVE_IN_ORDER __attribute__((noinline)) void value_pairs(const ChunkB
                                                                     int begin, int end, int column,
                                                                     bool fresh, float* o,
                                                                     size_t ldo, Fetch& next) {
-  constexpr int kVec = kLanes * Kv::kSide;
-  const int hd = blocks.hd;
+  using Values = typename Kv::Values;
+  const int width = Values::width(blocks.hd);
   Fetch f = next;
   F c[(R + 1) / 2][2 * V] = {};
   if (!fresh) {
@@ -97,13 +97,13 @@ static CPUSERVE_IN_ORDER __attribute__((noinline)) void value_pairs(const ChunkB
   }
   for (int k = begin; k < end;) {
     const int block_end = (k / kBlock + 1) * kBlock, stop = end < block_end ? end : block_end;
-    const typename Kv::Elem* v = blocks.v[k / kBlock] + k % kBlock * hd + column * Kv::kSide;
-    for (; k < stop; k += 4, v += 4 * hd) {
+    const typename Kv::Elem* v = blocks.v[k / kBlock] + k % kBlock * width + Values::offset(column);
+    for (; k < stop; k += 4, v += 4 * width) {
       fetch_lines<kAhead>(f, 2 * step_lines<Kv, kAhead, true>(V));
       pair_products<(R + 1) / 2, V>(
           c, p + place_in_p<Kv>(0, k),
           2 * kChunk, [&](int j, int i) __attribute__((always_inline)) {
-            return Kv::load(v + i * Kv::kStep * hd + j * kVec, hd);
+            return Values::template load<V>(v + i * Kv::kStep * width, column, j, width);
           });
     }
   }

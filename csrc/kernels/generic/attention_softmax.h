@@ -53,7 +53,7 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
 }
 
 // Stores the probabilities p = 2^(s factor - m) of one row with scores s, rounded to Kv::Left.
-// If values are 8-bit, p is multiplied by the scale of the value before it is rounded. Returns l,
+// If values are codes, p is multiplied by the scale of the value before it is rounded. Returns l,
 // the sum of the unrounded 2^(s factor - m), computed as one chain of additions per lane.
 // Only the first and the last vector of keys can have masked lanes, which get probabilities of 0.
 template <class Kv>
@@ -68,7 +68,7 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
     if constexpr (!Kv::kScaled) {
       return e;
     } else {
-      return mul(e, load(key_scales(c.v[k / kBlock], c.hd) + k % kBlock));
+      return mul(e, load(value_scales<Kv>(c.v[k / kBlock], c.hd) + k % kBlock));
     }
   };
   const auto one = [&] { return Kv::exp2(fma(load(s + k), scale, below)); };

@@ -96,8 +96,9 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
                                                   const typename Kv::Left* p, int begin, int end,
                                                   int column, bool fresh, float* o, size_t ldo,
                                                   Fetch& next) {
-  constexpr int kVec = kLanes * Kv::kSide, S = Kv::kStep;
-  const int hd = blocks.hd;
+  using Values = typename Kv::Values;
+  constexpr int S = Kv::kStep;
+  const int width = Values::width(blocks.hd);
   Fetch f = next;
   F c[R][V];
 #pragma GCC unroll 8
@@ -108,7 +109,10 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   }
   typename Kv::Vec w[V];
   const auto at = [&](int k) {
-    return blocks.v[k / kBlock] + k % kBlock / S * hd * S + column * Kv::kSide;
+    return blocks.v[k / kBlock] + k % kBlock / S * width * S + Values::offset(column);
+  };
+  const auto load_at = [&](const typename Kv::Elem* v, int j) __attribute__((always_inline)) {
+    return Values::template load<V>(v, column, j, width);
   };
   const auto multiply = [&](int k) __attribute__((always_inline)) {
     if constexpr (Kv::kSplit) {
@@ -132,33 +136,33 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   if (k % S != 0) {
     k--;
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++) w[j] = Kv::keep_second(Kv::load(at(k) + j * kVec, hd));
+    for (int j = 0; j < V; j++) w[j] = Kv::keep_second(load_at(at(k), j));
     multiply(k);
     k += S;
   }
   for (const int whole = end / S * S; k < whole;) {
     const int block_end = (k / kBlock + 1) * kBlock, stop = whole < block_end ? whole : block_end;
-    for (const typename Kv::Elem* v = at(k); k < stop; k += S, v += hd * S) {
+    for (const typename Kv::Elem* v = at(k); k < stop; k += S, v += width * S) {
       fetch_lines<kAhead>(f, step_lines<Kv, kAhead, true>(V));
       if constexpr (Kv::kSplit) {
         F half[V];
 #pragma GCC unroll 4
-        for (int j = 0; j < V; j++) half[j] = Kv::first(v + j * kVec, hd);
+        for (int j = 0; j < V; j++) half[j] = Values::template first<V>(v, column, j, width);
         add_singles<false>(c, p + place_in_p<Kv>(0, k), kChunk, half);
         const typename Kv::Elem* again = read_again(v);
 #pragma GCC unroll 4
-        for (int j = 0; j < V; j++) half[j] = Kv::second(again + j * kVec, hd);
+        for (int j = 0; j < V; j++) half[j] = Values::template second<V>(again, column, j, width);
         add_singles<false>(c, p + place_in_p<Kv>(0, k) + 1, kChunk, half);
         continue;
       }
 #pragma GCC unroll 4
-      for (int j = 0; j < V; j++) w[j] = Kv::load(v + j * kVec, hd);
+      for (int j = 0; j < V; j++) w[j] = load_at(v, j);
       multiply(k);
     }
   }
   if (k < end) {
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++) w[j] = Kv::keep_first(Kv::load(at(k) + j * kVec, hd));
+    for (int j = 0; j < V; j++) w[j] = Kv::keep_first(load_at(at(k), j));
     multiply(k);
   }
   next = f;

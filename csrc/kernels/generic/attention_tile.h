@@ -157,7 +157,7 @@ template <class Kv>
 static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   for (const typename Kv::Elem* v : c.v) {
     if (!v) continue;
-    const float* scales = key_scales(v, c.hd);
+    const float* scales = value_scales<Kv>(v, c.hd);
     prefetch(scales);
     prefetch(scales + kBlock / 2);
   }

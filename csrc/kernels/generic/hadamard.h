@@ -1,6 +1,7 @@
 // Multiplies heads of q and k by a Hadamard matrix before k is quantized to int8:
 // every dim becomes a signed sum of all dims of its block (64 dims if head_dim is 64), so that
 // one large dim no longer determines the scale of all others. The scores q . k do not change.
+// Values are mixed like keys before they are quantized to 4 bits, and outputs like queries.
 #pragma once
 #include "kernels/vec/vec.h"
 

@@ -1,7 +1,9 @@
-// 8-bit keys and values: the key (or value) of one token and head is stored as codes and one fp32
-// scale, which maps its largest magnitude to the largest code. Every code is exact in bf16.
+// Keys and values as codes: the key (or value) of one token and head is stored as codes and one
+// fp32 scale. With 8 bits, it maps the largest magnitude to the largest code; with 4 bits, it is
+// the scale of least squared error. The number that each code stands for is exact in bf16.
 #pragma once
 #include "kernels/generic/attention_kv.h"
+#include "kernels/generic/hadamard.h"
 #include "kernels/generic/math.h"
 
 namespace CPUSERVE_NS {
@@ -69,11 +71,64 @@ static inline void store_key_codes(const KvLayer& kv, uint8_t* keys, int at, con
   for (int i = 0; i < hd; i++) keys[i * kBlock + at] = codes[i];
 }
 
+// Returns the code of the level (kValueLevels) that is nearest to x; a NaN gets any code.
+CPUSERVE_INLINE int nearest_level(float x) {
+  const float size = __builtin_fabsf(x);
+  int steps = 0;
+#pragma GCC unroll 7
+  for (int i = 9; i < 16; i++) steps += size > (kValueLevels[i - 1] + kValueLevels[i]) / 2;
+  return x < 0.0f ? 7 - steps : 8 + steps;
+}
+
+// Writes the 4-bit codes of n values to `row`, and returns their scale. The largest magnitude times
+// 1, 0.9 or 0.8 becomes the largest level, whichever has the least squared error, and then the
+// scale is fitted to the levels. (Of normal values, the error is 9.0 % rms for heads of 128, 9.4 %
+// with the first factor alone, and 10.8 % with 16 equidistant levels.)
+static inline float encode_levels(const float* x, int n, uint8_t* row) {
+  alignas(64) uint8_t codes[kMaxHeadDim], best_codes[kMaxHeadDim];
+  float top = 0.0f, poison = 0.0f;
+  for (int i = 0; i < n; i++) {
+    const float size = __builtin_fabsf(x[i]);
+    top = size > top ? size : top;
+    poison += x[i] * 0.0f;  // NaN if a value is not finite
+  }
+  constexpr float kShares[] = {1.0f, 0.9f, 0.8f};
+  float best = -1.0f, scale = 0.0f;
+  for (const float share : kShares) {
+    const float factor = top > 0.0f ? kValueLevels[15] / (top * share) : 0.0f;
+    for (int i = 0; i < n; i++) codes[i] = static_cast<uint8_t>(nearest_level(x[i] * factor));
+    F products = zero(), squares = zero();
+    for (int i = 0; i < n; i += kLanes) {
+      const F level = keep(load_levels(kValueLevels, codes + i, 0), 0, n - i, zero());
+      products = fma(load_n(x + i, n - i), level, products);
+      squares = fma(level, level, squares);
+    }
+    const float product = reduce_add(products), square = reduce_add(squares);
+    if (product * product <= best * square) continue;  // the error is |x|^2 - product^2 / square
+    best = product * product / square;
+    scale = product / square;
+    memcpy(best_codes, codes, static_cast<size_t>(n));
+  }
+  memset(row, 0, static_cast<size_t>(FourBitValues::width(n)));
+  for (int i = 0; i < n; i++) {
+    row[FourBitValues::offset(i)] |= static_cast<uint8_t>(best_codes[i] << i / 16 % 2 * 4);
+  }
+  return scale + poison;
+}
+
 // Stores a value (`values` is the V half of a KV block) in token slot `at`.
 template <class Kv>
 static inline void store_value_codes(const KvLayer& kv, uint8_t* values, int at, const float* x) {
-  const int hd = kv.hd_pad;
-  key_scales(values, hd)[at] = encode_row<Kv>(x, kv.head_dim, hd, values + at * hd);
+  const int hd = kv.hd_pad, width = Kv::Values::width(hd);
+  float& scale = key_scales(values, width)[at];
+  if constexpr (Kv::Values::kCodes == 1) {
+    scale = encode_row<Kv>(x, kv.head_dim, hd, values + at * width);
+  } else {
+    alignas(64) float mixed[kMaxHeadDim];
+    memcpy(mixed, x, static_cast<size_t>(kv.head_dim) * sizeof(float));
+    mix_key(mixed, kv.head_dim);
+    scale = encode_levels(mixed, kv.head_dim, values + at * width);
+  }
 }
 
 }  // namespace CPUSERVE_NS

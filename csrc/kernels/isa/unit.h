@@ -37,13 +37,14 @@ namespace CPUSERVE_NS {
 namespace {
 
 // Sets the attention kernels for KV cache types that are multiplied as pairs of bf16:
-// bf16 itself, and the 8-bit types, which are widened to bf16.
+// bf16 itself, and the types with codes of 8 and 4 bits, which are widened to bf16.
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
     defined(CPUSERVE_UNIT_TILES)
 constexpr void set_pair_attention(KernelTable& t) {
   t.attention[static_cast<int>(KvType::bf16)] = attention_kernel<KvBf16>();
   t.attention[static_cast<int>(KvType::int8)] = attention_kernel<KvInt8>();
   t.attention[static_cast<int>(KvType::e4m3)] = attention_kernel<KvE4m3>();
+  t.attention[static_cast<int>(KvType::int8_v4)] = attention_kernel<KvInt8V4>();
 }
 #endif
 

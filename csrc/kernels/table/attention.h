@@ -18,12 +18,23 @@ constexpr int kChunk = 256;  // keys of one attention chunk; chunk c has positio
 //   int8, e4m3    like f16, but with elements of 1 byte, followed by fp32 scale[kBlock]
 //                 with a scale for each token (e4m3 codes are read as 1/256 of their value,
 //                 so their scales are 256 times larger)
-enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, count };
+//   int8_v4       K like int8         V [kBlock][hd_pad/32 rounded up][16], a byte for columns c
+//   (its
+//                 low 4 bits) and c + 16 of 32: codes of 16 levels, followed by fp32 scale[kBlock]
+enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, int8_v4 = 5, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
 // Returns whether rope_store mixes the dimensions of q and k, so that int8 codes lose less
 // precision. It multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q
 // by H / n, where n is the largest power of two that divides head_dim. Scores do not change.
-inline bool kv_mixed(KvType t) { return t == KvType::int8; }
+inline bool kv_mixed(KvType t) { return t == KvType::int8 || t == KvType::int8_v4; }
+// Returns whether rope_store also multiplies values by H. Attention then multiplies
+// the output of each head by H / n, after all chunks are merged.
+inline bool kv_mixes_values(KvType t) { return t == KvType::int8_v4; }
+// Returns the type of a layer in a cache of type `t`; rows of latent layers are keys and values.
+inline KvType kv_layer_type(KvType t, bool latent) {
+  return latent && t == KvType::int8_v4 ? KvType::int8 : t;
+}
+// Returns the bytes of an element of K.
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
 // Returns the bytes of K of one head in one block.
@@ -31,8 +42,16 @@ inline size_t kv_key_bytes(KvType t, int32_t hd_pad) {
   return static_cast<size_t>(hd_pad) * kBlock * kv_elem_bytes(t) +
          (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
+// Returns the bytes of the elements of one value (of half a pair of values, if K and V have pairs).
+inline size_t kv_value_row_bytes(KvType t, int32_t hd_pad) {
+  const auto columns = static_cast<size_t>(hd_pad);
+  return t == KvType::int8_v4 ? (columns + 31) / 32 * 16 : columns * kv_elem_bytes(t);
+}
 // Returns the bytes of V of one head in one block.
-inline size_t kv_value_bytes(KvType t, int32_t hd_pad) { return kv_key_bytes(t, hd_pad); }
+inline size_t kv_value_bytes(KvType t, int32_t hd_pad) {
+  return t == KvType::int8_v4 ? kBlock * (kv_value_row_bytes(t, hd_pad) + sizeof(float))
+                              : kv_key_bytes(t, hd_pad);
+}
 
 // The number of KV blocks of a slab.
 // A slab is stored head by head: for each head, K of all blocks and then V of all blocks.
@@ -179,6 +198,7 @@ struct AttentionMergeArgs {
   const float* sinks;
   Rows out;
   void* scratch;
+  bool mixed_values = false;  // kv_mixes_values() of the KV cache
 };
 
 }  // namespace cpuserve

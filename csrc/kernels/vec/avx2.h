@@ -167,6 +167,13 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   const __m128i x = _mm_srli_epi16(_mm_loadl_epi64((const __m128i*)p), at / 8 * 4);
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
 }
+CPUSERVE_INLINE F load_levels(const float* levels, const uint8_t* p, int shift) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const __m256i index = _mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift));
+  const F low = _mm256_permutevar8x32_ps(_mm256_load_ps(levels), index);
+  const F high = _mm256_permutevar8x32_ps(_mm256_load_ps(levels + 8), index);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+}
 // The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
 // fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {

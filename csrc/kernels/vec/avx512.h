@@ -157,6 +157,13 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i least = _mm512_set1_epi32(1 << 22);  // for byte 0: its 2^-127 is a denormal float
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
+CPUSERVE_INLINE F load_levels(const float* levels, const uint8_t* p, int shift) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  // The permutation ignores the bits above the index. gcc does not simplify a shift by 0.
+  const bool low = __builtin_constant_p(shift) && shift == 0;
+  const __m512i index = low ? bytes : _mm512_srlv_epi32(bytes, _mm512_set1_epi32(shift));
+  return _mm512_permutexvar_ps(index, _mm512_load_ps(levels));
+}
 // The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
 // fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {

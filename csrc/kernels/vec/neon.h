@@ -173,6 +173,14 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   return vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
+// The bytes of level i are bytes 4 i to 4 i + 3 of the table.
+CPUSERVE_INLINE F load_levels(const float* levels, const uint8_t* p, int shift) {
+  const uint32x4_t bytes = vshlq_u32(load_u8(p), vdupq_n_s32(-shift));
+  const uint32x4_t index = vandq_u32(bytes, vdupq_n_u32(15));
+  const uint32x4_t four = vmlaq_n_u32(vdupq_n_u32(0x03020100), index, 0x04040404);
+  const uint8x16x4_t table = vld1q_u8_x4((const uint8_t*)levels);
+  return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(four)));
+}
 // The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
 // fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {

@@ -222,6 +222,11 @@ CPUSERVE_CALL F load_nibbles(const uint8_t* p, int at) {
   CPUSERVE_LANES r.v[i] = (float)(p[at % 8 + i] >> at / 8 * 4 & 15);
   return r;
 }
+CPUSERVE_CALL F load_levels(const float* levels, const uint8_t* p, int shift) {
+  F r;
+  CPUSERVE_LANES r.v[i] = levels[p[i] >> shift & 15];
+  return r;
+}
 // The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
 // fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_CALL F load_e4m3(const uint8_t* p) {

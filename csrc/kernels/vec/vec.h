@@ -36,6 +36,9 @@
 //     load_e4m3 returns 1/256 of the values
 //   F load_nibbles(const uint8_t* p, int at): kLanes of the 16 numbers in 8 bytes, from number `at`
 //     on. Number i is the low nibble of p[i], number 8 + i its high nibble.
+//   F load_levels(const float* levels, const uint8_t* p, int shift): for each of kLanes bytes,
+//     levels[i], where i are its 4 bits from bit `shift` (0 or 4) on; levels are aligned to 64
+//     bytes
 //   void widen_e4m3(const uint8_t*, uint16_t* to): stores 1/256 of 2 kLanes values as bf16
 //   Entries load_entries(const uint16_t*): a table of 16 bf16
 //   P lookup_pairs(Entries, const uint8_t*): for each of kLanes bytes, the entry of its low nibble

@@ -81,6 +81,7 @@ void merge(const AttentionOp& op, const MergeUnit& u, Worker& w) noexcept {
   args.sinks = w.vector(op.sinks);
   args.out = w.value(op.out);
   args.scratch = w.scratch;
+  args.mixed_values = kv_mixes_values(kv.type);
   w.kernels().attention_merge(args);
 }
 
@@ -185,8 +186,9 @@ class SelectedTasks {
 
 }  // namespace
 
-size_t attention_scratch(const AttentionOp& op, const Declarations& p, KvType type) {
+size_t attention_scratch(const AttentionOp& op, const Declarations& p, KvType cache) {
   const CacheLayer& kv = p.kv_layer(op.layer);
+  const KvType type = kv_layer_type(cache, kv.latent);
   const size_t before = copies_at(kv.latent, type, kv.hd_pad);
   if (op.selection == kNone) return before;
   KvLayer layer{};

@@ -184,8 +184,9 @@ void prepare(const EntryAttentionOp& op, const Declarations& p) {
                  " columns do not select pools of ", op.pool, " tokens");
 }
 
-size_t entry_scratch(const EntryAttentionOp& op, const Declarations& p, KvType type) {
+size_t entry_scratch(const EntryAttentionOp& op, const Declarations& p, KvType cache) {
   const CacheLayer& kv = p.kv_layer(op.layer);
+  const KvType type = kv_layer_type(cache, kv.latent);
   const int64_t window = std::min<int64_t>(op.window, p.max_positions());
   const auto blocks = static_cast<size_t>(ceil_div(most_entries(op, p) + window, kBlock));
   const size_t copies = blocks * (kv_key_bytes(type, kv.hd_pad) + sizeof(int32_t));
