@@ -10,7 +10,7 @@ import msgspec
 
 from cpuserve.config.generation import render_settings
 from cpuserve.config.values import format_bytes, format_cpus
-from cpuserve.platforms.formats import KV_INSTEAD
+from cpuserve.platforms.formats import KV_INSTEAD, WITH_VALUES
 from cpuserve.platforms.limits import RateLimit, told_limits
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def _activations(resolved: Resolved) -> str:
 def _kv_type(resolved: Resolved) -> str:
     """Return the type of keys and values, with the reason if it is not the requested type."""
     decision = next(d for d in resolved.decisions if d.field == "kv_cache_dtype")
-    return f"{decision.got} ({decision.why})" if decision.asked in KV_INSTEAD else str(decision.got)
+    replaced = decision.asked in (*KV_INSTEAD, *WITH_VALUES) and decision.asked != decision.got
+    return f"{decision.got} ({decision.why})" if replaced else str(decision.got)
 
 
 def _threads(resolved: Resolved) -> str:

@@ -249,7 +249,9 @@ _LLAMA_CPP = (
     Missing("--ubatch-size -ub", "use --max-num-batched-tokens (-b) to bound the tokens of a step"),
     Missing(
         "--cache-type-k -ctk --cache-type-v -ctv",
-        "use --kv-cache-dtype, one type for keys and values, such as int8 instead of q8_0",
+        "use --kv-cache-dtype, one option for keys and values: int8 for q8_0 (the nearest to q5_0 "
+        "and q5_1, too), int8_v4 for q8_0 keys with q4_0 values (the nearest to q4_1, iq4_nl and "
+        "q4_0 keys, too), and bfloat16, float16 or float32 for bf16, f16 or f32",
     ),
     Missing("--cache-ram -cram", "use --swap-space, in GiB, for prefixes that leave the KV cache"),
     Missing(

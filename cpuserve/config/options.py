@@ -383,10 +383,13 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         _memory(
             "Type of the KV cache: auto, bfloat16, float16, float32, int8, fp8_e4m3 (fp8), "
-            "fp8_e5m2 (as int8).",
+            "fp8_e5m2 (as int8), int8_v4 (int8 keys and 4-bit values).",
             default="auto: the same as --dtype",
             aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", openvino_type),),
-            choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),
+            choices=(
+                *("auto", "bfloat16", "float16", "float32"),
+                *("int8", "fp8_e4m3", "fp8_e5m2", "int8_v4"),
+            ),
             synonyms={**DTYPES, "fp8": "fp8_e4m3"},
             metavar="DTYPE",
         ),

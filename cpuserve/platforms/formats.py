@@ -23,6 +23,8 @@ PARTIAL = ("compressed-tensors",)
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 # Types of keys and values that have no kernels: the type that is used instead, and why.
 KV_INSTEAD = {"fp8_e5m2": ("int8", "instead of fp8_e5m2: as many bytes, a thirtieth of the loss")}
+# Types that need values of their own and kernels: the type that is used elsewhere.
+WITH_VALUES = {"int8_v4": "int8"}
 ACTIVATIONS = {8: "one int8 term", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "quantized while loading: a scale per output, activations int8 with a scale per 128",
@@ -62,7 +64,7 @@ def choose_formats(
     dtype = _dtype(options, ledger, facts, execution.isa)
     quantize = _online_scheme(options, facts, model_impl)
     bits = _activation_bits(options, ledger, facts, executor, quantize)
-    kv_dtype = _kv_dtype(options, ledger, dtype, model_impl)
+    kv_dtype = _kv_dtype(options, ledger, facts, dtype, execution)
     _quantization(options, ledger, facts, quantize)
     tower = _tower_quantization(options, ledger, facts)
     return Formats(dtype, bits, quantize, tower, kv_dtype)
@@ -139,15 +141,25 @@ def _activation_bits(
     return ledger.decide("activation_bits", 8, f"{ACTIVATIONS[8]}: enough for {millions}")
 
 
-def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: str) -> str:
+def _kv_dtype(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, dtype: str, execution: Execution
+) -> str:
     """Return the type of the KV cache."""
     asked = options.kv_cache_dtype or "auto"
-    if model_impl == "transformers":
+    if execution.model_impl == "transformers":
         return ledger.decide(
             "kv_cache_dtype", KV_OF[dtype], "the dtype, in the cache of transformers"
         )
     if asked in KV_INSTEAD:
         return ledger.decide("kv_cache_dtype", *KV_INSTEAD[asked])
+    if asked in WITH_VALUES:
+        why = ""
+        if execution.executor != "native":
+            why = "the torch executor has no 4-bit values"
+        elif facts.kv_layers and all(kv.latent for kv in facts.kv_layers):
+            why = "the keys of this model are also its values"
+        if why:
+            return ledger.decide("kv_cache_dtype", WITH_VALUES[asked], f"instead of {asked}: {why}")
     asked_type = dtype if asked == "auto" else asked
     got = KV_OF.get(asked_type, asked_type)
     return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as requested")

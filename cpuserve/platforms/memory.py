@@ -39,8 +39,11 @@ from cpuserve.platforms.speculation import decode_bytes, draft_bytes, rope_bytes
 
 BLOCK = 32  # tokens per KV block (kBlock in csrc/kernels/table/attention.h)
 HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)
-KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1}
-SCALE_BYTES = 4  # bytes of the scale of a head's key or value, if its elements have one byte
+# Bytes of an element of keys.
+KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "int8_v4": 1}
+SCALE_BYTES = 4  # bytes of the scale of a head's key or value, if its elements are codes
+FOUR_BIT_VALUES = ("int8_v4",)
+VALUE_ALIGN = 32  # rounding of head_dim for 4-bit values
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes per weight, including its share of the scales. int4 stores the embedding
 # and the output head in int8 (up to half of a small model). int4_mixed and int4_fine store a third
@@ -143,14 +146,27 @@ class _Budget:
 
 def kv_layer_bytes(facts: ModelFacts, kv_dtype: str) -> list[int]:
     """Return the bytes that each layer needs in a block."""
-    element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
+    scale = _scale_bytes(kv_dtype)
     return [
-        (1 if k.latent else 2)
-        * BLOCK
+        BLOCK
         * k.kv_heads
-        * (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale)
+        * (
+            _key_bytes(k.head_dim, kv_dtype)
+            + scale
+            + (0 if k.latent else _value_bytes(k.head_dim, kv_dtype) + scale)
+        )
         for k in facts.kv_layers
     ]
+
+
+def _key_bytes(head_dim: int, kv_dtype: str) -> int:
+    return -(-head_dim // HEAD_ALIGN) * HEAD_ALIGN * KV_BYTES[kv_dtype]
+
+
+def _value_bytes(head_dim: int, kv_dtype: str) -> int:
+    if kv_dtype in FOUR_BIT_VALUES:
+        return -(-head_dim // VALUE_ALIGN) * VALUE_ALIGN // 2
+    return _key_bytes(head_dim, kv_dtype)
 
 
 def cache_bytes(facts: ModelFacts, config: EngineConfig) -> int:
@@ -469,6 +485,15 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
         head = -(-kv.head_dim // HEAD_ALIGN) * HEAD_ALIGN
         kind = (1 if kv.latent else 2, kv.kv_heads, head)
         groups[kind] = groups.get(kind, 0) + 1
+    if kv_dtype in FOUR_BIT_VALUES:
+        return (
+            " + ".join(
+                f"{n} layers x {heads} heads x ({_key_bytes(dim, kv_dtype)} + {scale}"
+                + (")" if count == 1 else f" + {_value_bytes(dim, kv_dtype)} + {scale})")
+                for (count, heads, dim), n in groups.items()
+            )
+            + " bytes"
+        )
     each = f" + {scale})" if scale else ""
     opening = "(" if scale else ""
     halves = {count for count, _, _ in groups}

@@ -20,8 +20,10 @@ from cpuserve.program.reference.attention import (
     BLOCK,
     FP8,
     KV_DTYPES,
+    MIXED_VALUES,
     SCALED_KV,
     encode_kv,
+    encode_levels,
 )
 from cpuserve.program.reference.quantized import (
     GROUP128,
@@ -82,7 +84,8 @@ class Interpreter:
     kinds: the weight kind of each matrix in the emulated mode (default dense_f32).
     kv_dtype: the storage type of keys and values in both modes.
       "f32", "f16" and "bf16" have no scales.
-      "int8" and "fp8_e4m3" have one scale for each token and head.
+      "int8" and "fp8_e4m3" have one scale for each token and head;
+      "int8_v4" has 16 levels for values, which are mixed (`mixes_values`).
     num_blocks: the number of blocks of the cache, each of 32 tokens.
     num_states: the number of slots for states of recurrent layers.
     num_media: the number of rows of the media buffer.
@@ -259,6 +262,10 @@ class Interpreter:
 
     # -- for the references of ops -----------------------------------------------------------
 
+    def mixes_values(self, layer: int) -> bool:
+        """Whether a layer stores values multiplied by a Hadamard matrix; outputs are, too."""
+        return self.kv_type in MIXED_VALUES and not self.program.cache[layer].latent
+
     def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor | None = None) -> None:
         """Write k and v [T, heads, d] to the cache of a layer.
 
@@ -271,7 +278,8 @@ class Interpreter:
             if scales is None:
                 self._cache[layer][:, half][at] = x.to(self._kv_dtype)
             else:
-                codes, scale = encode_kv(x, self.kv_type)
+                levels = half == 1 and self.mixes_values(layer)
+                codes, scale = encode_levels(x) if levels else encode_kv(x, self.kv_type)
                 self._cache[layer][:, half][at] = codes.view(self._kv_dtype)
                 scales[:, half][at] = scale
 

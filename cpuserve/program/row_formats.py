@@ -19,6 +19,7 @@ KV_ROW_FORMAT = {
     "f32": "f32",
     "int8": "bf16",
     "fp8_e4m3": "bf16",
+    "int8_v4": "bf16",
 }
 # The weight kinds that may have their columns in another order (the activation order of GPTQ).
 REORDERED = tuple(kind.name for kind in KINDS if kind.reordered)

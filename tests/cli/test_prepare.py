@@ -168,6 +168,9 @@ def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized
 
 def test_the_banner_says_that_int8_is_instead_of_the_requested_type_of_keys_and_values():
     assert "KV cache int8 (instead of fp8_e5m2: " in banner_of(kv_cache_dtype="fp8_e5m2")
+    torch = {"host": "old_cpu_with_torch", "executor": "torch"}
+    assert "KV cache int8 (instead of int8_v4: " in banner_of(kv_cache_dtype="int8_v4", **torch)
+    assert "KV cache int8_v4 " in banner_of(kv_cache_dtype="int8_v4")
     assert "KV cache int8 " in banner_of(kv_cache_dtype="int8")
     assert "instead" not in banner_of(kv_cache_dtype="int8")
 

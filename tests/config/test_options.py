@@ -98,7 +98,7 @@ BAD = {
     "log_level": ["loud"],
     "disable_log_stats": ["maybe"],
     "kv_cache_space": ["abc", "-1", "101%", "4TB", ""],
-    "kv_cache_dtype": ["fp4", "int4"],
+    "kv_cache_dtype": ["fp4", "int4", "int8_v3", "int8_v4 ,"],
     "block_size": ["0", "x"],
     "max_num_seqs": ["0", "-5", "5000", "many"],
     "max_num_batched_tokens": ["0", "-1", "x", "99999999"],

@@ -317,7 +317,14 @@ def test_a_request_that_found_what_a_failed_step_was_to_compute_starts_again():
 
 
 @pytest.mark.parametrize(
-    "change", [{"isa": "avx2"}, {"dtype": "bfloat16"}, {"kv_dtype": "bf16"}, {"quantize": "int8"}]
+    "change",
+    [
+        {"isa": "avx2"},
+        {"dtype": "bfloat16"},
+        {"kv_dtype": "bf16"},
+        {"kv_dtype": "int8_v4"},
+        {"quantize": "int8"},
+    ],
 )
 def test_fingerprint_differs_where_keys_and_values_may(change):
     assert fingerprint(fake_config(), 64) != fingerprint(fake_config(**change), 64)

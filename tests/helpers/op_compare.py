@@ -43,7 +43,7 @@ SUM_TOLERANCE = 2e-5
 # This rounding may change each element of the row by the distance between two values of the type.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
 # The tolerances for 8-bit KV caches, where attention rounds probabilities to bf16.
-STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4}
+STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "int8_v4": 2.0**-4}
 
 
 class Tappable(Protocol):

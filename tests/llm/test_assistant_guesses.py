@@ -133,7 +133,7 @@ SETTINGS = [
     {"kv_cache_space": "0.0002", "swap_space": "0.01"},
     {"max_num_batched_tokens": 36},
     {"enable_prefix_caching": False},
-    {"kv_cache_dtype": "int8"},
+    {"kv_cache_dtype": "int8_v4"},
     {"quantization": "int8"},
     {"omp_threads_bind": "0"},
     {"tensor_parallel_size": 2, "omp_threads_bind": "nobind", "omp_num_threads": 2},

@@ -110,7 +110,7 @@ SETTINGS = [
     {"kv_cache_space": "0.00012", "swap_space": "0.01"},
     {"max_num_batched_tokens": 36},
     {"enable_prefix_caching": False},
-    {"kv_cache_dtype": "int8"},
+    {"kv_cache_dtype": "int8_v4"},
     {"quantization": "int8"},
     {"family": "mistral"},
     {"family": "qwen3-next"},

@@ -38,6 +38,7 @@ def want():
         ("native", "bfloat16", 2 * ROW),
         ("native", "float32", 4 * ROW),
         ("native", "int8", ROW + 3 * 4),
+        ("native", "int8_v4", ROW + 3 * 4),
         ("torch", "float32", 4 * ROW),
     ],
 )

@@ -39,7 +39,9 @@ def test_hits_change_no_bit(llm, want):
     assert exact(shorter) == want[1]
 
 
-@pytest.mark.parametrize("kv_type", deep_but(["float16", "int8"], ["float16", "int8", "fp8_e4m3"]))
+@pytest.mark.parametrize(
+    "kv_type", deep_but(["float16", "int8_v4"], ["float16", "int8", "fp8_e4m3", "int8_v4"])
+)
 def test_hits_change_no_bit_in_other_types_of_keys_and_values(kv_type):
     with make(kv_cache_dtype=kv_type, enable_prefix_caching=False) as llm:
         wanted = exact(llm.generate([PROMPT], PARAMS)[0])

@@ -37,17 +37,18 @@ def test_a_restart_with_a_cache_directory_changes_no_answer(tmp_path, executor, 
         assert exact(warm) == exact(cold)
 
 
-def test_the_files_of_another_server_change_no_bit(tmp_path):
-    with make(prefix_cache_dir=str(tmp_path)) as llm:
+@pytest.mark.parametrize("kv", ["auto", "int8_v4"])
+def test_the_files_of_another_server_change_no_bit(tmp_path, kv):
+    with make(prefix_cache_dir=str(tmp_path), kv_cache_dtype=kv) as llm:
         (cold,) = llm.generate([PROMPT], PARAMS)
-    with make(kv_tiers=[f"shared={tmp_path}"]) as llm:
+    with make(kv_tiers=[f"shared={tmp_path}"], kv_cache_dtype=kv) as llm:
         (warm,) = llm.generate([PROMPT], PARAMS)
         assert warm.num_cached_tokens == 96
         assert exact(warm) == exact(cold)
 
 
 def test_another_type_of_cache_does_not_read_the_files(tmp_path):
-    for kv in ("float32", "bfloat16", "float16"):
+    for kv in ("float32", "bfloat16", "float16", "int8", "int8_v4"):
         with make(prefix_cache_dir=str(tmp_path), kv_cache_dtype=kv, dtype="bfloat16") as llm:
             assert llm.generate([PROMPT], PARAMS)[0].num_cached_tokens == 0
 

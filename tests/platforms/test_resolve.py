@@ -403,8 +403,30 @@ def test_every_format_of_checkpoints_can_be_named():
 
 def test_kv_dtype_can_differ_from_the_dtype():
     assert resolve("vm_2core_zen5", kv_cache_dtype="float32").config.kv_dtype == "f32"
-    for scaled in ("int8", "fp8_e4m3"):
-        assert resolve("vm_2core_zen5", kv_cache_dtype=scaled).config.kv_dtype == scaled
+    for coded in ("int8", "fp8_e4m3", "int8_v4"):
+        assert resolve("vm_2core_zen5", kv_cache_dtype=coded).config.kv_dtype == coded
+
+
+def test_four_bit_values_hold_more_tokens_in_the_same_memory():
+    """A head of SmolLM2 has 64 columns: 64 + 4 bytes of keys and 32 + 4 bytes of values."""
+    options = {"kv_cache_space": "256MiB"}
+    eight, four = (
+        resolve("vm_2core_zen5", kv_cache_dtype=kv, **options) for kv in ("int8", "int8_v4")
+    )
+    assert "30 layers x 3 heads x (64 + 4 + 32 + 4) bytes" in why(four, "kv_blocks")
+    assert eight.config.kv_blocks == (256 << 20) // (30 * 3 * 32 * 2 * 68)
+    assert four.config.kv_blocks == (256 << 20) // (30 * 3 * 32 * 104)
+
+
+def test_four_bit_values_become_int8_where_there_are_none():
+    latent = tuple(dataclasses.replace(kv, latent=True) for kv in SMOLLM2.kv_layers)
+    facts = dataclasses.replace(SMOLLM2, kv_layers=latent)
+    resolved = resolve("vm_2core_zen5", facts, kv_cache_dtype="int8_v4")
+    assert resolved.config.kv_dtype == "int8"
+    assert why(resolved, "kv_cache_dtype").startswith("instead of int8_v4: the keys")
+    torch = resolve("old_cpu_with_torch", kv_cache_dtype="int8_v4", executor="torch")
+    assert torch.config.kv_dtype == "int8"
+    assert why(torch, "kv_cache_dtype").startswith("instead of int8_v4: the torch executor")
 
 
 def test_fp8_e5m2_of_vllm_command_lines_becomes_int8():

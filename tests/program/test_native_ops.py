@@ -195,9 +195,9 @@ def test_every_op_of_small_parts_agrees(tmp_path, isa):
 
 
 @each_level
-@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "int8_v4"])
 @pytest.mark.parametrize("family", ["qwen3", "deepseek-v2", "gemma4"])
-def test_every_op_over_a_kv_cache_of_eight_bits_agrees(family, kv, isa):
+def test_every_op_over_a_kv_cache_of_codes_agrees(family, kv, isa):
     checkpoint = checkpoint_of(family, "bfloat16")
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 270, kv) is None
 

@@ -116,8 +116,8 @@ def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads
 
 
 @each_level_and_threads(1, 3)
-@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3"])
-def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads):
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "int8_v4"])
+def test_a_row_has_the_same_bits_over_a_kv_cache_of_codes(isa, kv, threads):
     check_every_way(isa, "dense_bf16", 8, threads, kv)
 
 
@@ -148,7 +148,7 @@ def test_a_row_of_latent_attention_has_the_same_bits_however_it_is_computed(
     check_every_way(isa, kind, bits, threads, family="deepseek-v2")
 
 
-@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "int8_v4"])
 @each_level_of_vectors
 def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
     check_every_way(isa, "dense_bf16", 8, 3, kv, family="deepseek-v2")

@@ -88,7 +88,7 @@ class RopeStoreKV(Op, frozen=True):
             q = mix(q) / mix_width(self.head_dim)
             k = mix(k) if self.stores else k
         if self.stores:
-            at.store(self.layer, k, v)
+            at.store(self.layer, k, mix(v) if at.mixes_values(self.layer) else v)
         changed = torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
         return torch.cat([changed, qkv[:, width:]], dim=1)
 
@@ -152,7 +152,12 @@ class Attention(Op, frozen=True):
     def reference(self, at: Interpreter, qkv: Tensor, selection: Tensor | None = None) -> Tensor:
         import torch
 
-        from cpuserve.program.reference.attention import QUERIES_AT_ONCE, ends_of_spans
+        from cpuserve.program.reference.attention import (
+            QUERIES_AT_ONCE,
+            ends_of_spans,
+            mix,
+            mix_width,
+        )
 
         q = qkv[:, : self.q_heads * self.head_dim].reshape(len(qkv), self.q_heads, self.head_dim)
         out = torch.empty_like(q)
@@ -176,6 +181,8 @@ class Attention(Op, frozen=True):
                 some = slice(start, min(start + QUERIES_AT_ONCE, stop))
                 seen = None if ends is None else ends[start - rows.start :][: some.stop - start]
                 out[some] = self._attend(at, q[some], k, v, at.positions[some], v_scale, seen)
+        if at.mixes_values(self.layer):
+            out = mix(out) / mix_width(self.head_dim)
         return out.reshape(len(qkv), -1)
 
     def _attend_selected(

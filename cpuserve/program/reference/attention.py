@@ -21,9 +21,13 @@ KV_DTYPES = {
     "bf16": torch.bfloat16,
     "int8": torch.int8,
     "fp8_e4m3": torch.uint8,
+    "int8_v4": torch.int8,  # values are stored as their levels, a byte each
 }
-MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
-SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0}  # the largest code of each type
+# Keys are multiplied by a Hadamard matrix, queries by its inverse.
+MIXED_KV = ("int8", "int8_v4")
+MIXED_VALUES = ("int8_v4",)  # the same for values and outputs, except in latent layers
+SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "int8_v4": 127.0}  # the largest code of a key
+LEVELS = (6.0, 18.0, 31.0, 45.0, 59.0, 76.0, 97.0, 127.0)  # of 4-bit values, and their negatives
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -72,7 +76,27 @@ def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     largest, top = SCALED_KV[kind], x.abs().amax(dim=2)
     factor = torch.where(top > 0, torch.tensor(largest) / top, 0.0)
     codes = x * factor[..., None]
-    return codes.round().to(torch.int8) if kind == "int8" else codes.to(FP8[kind]), top / largest
+    return codes.to(FP8[kind]) if kind in FP8 else codes.round().to(torch.int8), top / largest
+
+
+def encode_levels(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize x [T, heads, d] to 16 levels; return (levels, scale [T, heads]), x ~ levels * scale.
+
+    The scale is the best of three, fitted to the levels (encode_levels in kernels/generic/kv8.h).
+    """
+    sizes, top = torch.tensor(LEVELS), x.abs().amax(dim=2)
+    middles = (sizes[1:] + sizes[:-1]) / 2
+    best, scale, kept = -torch.ones_like(top), torch.zeros_like(top), torch.zeros_like(x)
+    for share in (1.0, 0.9, 0.8):
+        y = x * torch.where(top > 0, LEVELS[-1] / (top * share), 0.0)[..., None]
+        levels = sizes[torch.bucketize(y.abs(), middles)]
+        levels = torch.where(y < 0, -levels, levels)
+        product, square = (x * levels).sum(dim=2), (levels * levels).sum(dim=2)
+        better = product * product > best * square
+        best = torch.where(better, product * product / square, best)
+        scale = torch.where(better, product / square, scale)
+        kept = torch.where(better[..., None], levels, kept)
+    return kept.to(torch.int8), scale
 
 
 def chunked_softmax(
