@@ -163,8 +163,7 @@ FORMATS: dict[str, Callable[[int, int], tuple[str, dict, Parts, dict]]] = {
     "mxfp4": mxfp4,
 }
 # {GGUF type: (weights in a block, bytes of a block)}.
-GGUF = {"TQ1_0": (256, 54), "TQ2_0": (256, 66), "Q1_0": (128, 18), "NVFP4": (64, 36)}
-GGUF |= {"Q2_0": (64, 18), "PQ2_0": (128, 34), "PTQ1_0": (128, 28)}
+GGUF = {"TQ1_0": (256, 54), "PTQ1_0": (128, 28), "NVFP4": (64, 36)}
 
 
 def opened(name: str, n: int, k: int):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 WeightKind = Literal[
-    "dense_bf16", "dense_f16", "dense_f32", "w8_g32", "w4_g32", "w4m_g32", "w4m_g128",
-    "w8_channel", "w8_channel_g128", "q4_k", "q5_k", "q6_k", "q2_k", "q3_k", "q5_0", "q5_1",
-    "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
-    "mxfp4", "e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4", "w8z_g32", "w8z_g128", "w4z_g32",
+    "dense_bf16", "dense_f16", "dense_f32", "w8_g32", "w4_g32", "w4m_g32", "w4m_g128", "w8_channel",
+    "w8_channel_g128", "q4_k", "q5_k", "q6_k", "q2_k", "q3_k", "q5_0", "q5_1", "iq4_nl", "iq4_xs",
+    "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "mxfp4", "tq2_0", "q2_0",
+    "pq2_0", "q1_0", "e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4", "w8z_g32", "w8z_g128", "w4z_g32",
     "w4z_g64", "w2z_g32", "w2z_g64", "w2z_g128", "w2z_g256", "w3z_g32", "w3z_g64", "w3z_g128",
     "w3z_g256",
 ]  # fmt: skip
@@ -18,9 +18,10 @@ SourceType = Literal[
     "f32", "f16", "bf16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1", "s8_channel", "u4m_g128",
     "gguf_q4_k", "gguf_q5_k", "gguf_q6_k", "gguf_q2_k", "gguf_q3_k", "gguf_q5_0", "gguf_q5_1",
     "gguf_iq4_nl", "gguf_iq4_xs", "gguf_iq3_s", "gguf_iq3_xxs", "gguf_iq2_s", "gguf_iq2_xs",
-    "gguf_iq2_xxs", "gguf_iq1_m", "gguf_iq1_s", "gguf_mxfp4", "e4m3_g128", "nf4_g64", "fp4_g64",
-    "nvfp4", "u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64", "u2z_g32", "u2z_g64", "u2z_g128",
-    "u2z_g256", "u3z_g32", "u3z_g64", "u3z_g128", "u3z_g256",
+    "gguf_iq2_xxs", "gguf_iq1_m", "gguf_iq1_s", "gguf_mxfp4", "gguf_tq2_0", "gguf_q2_0",
+    "gguf_pq2_0", "gguf_q1_0", "e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4", "u8z_g32", "u8z_g128",
+    "u4z_g32", "u4z_g64", "u2z_g32", "u2z_g64", "u2z_g128", "u2z_g256", "u3z_g32", "u3z_g64",
+    "u3z_g128", "u3z_g256",
 ]  # fmt: skip
 
 
@@ -78,6 +79,10 @@ KINDS = (
     KindRecord("iq1_m", "q8g256", "int8", "gguf_iq1_m", (256, 56)),
     KindRecord("iq1_s", "q8g256", "int4", "gguf_iq1_s", (256, 50)),
     KindRecord("mxfp4", "q8g32", "int4", "gguf_mxfp4", (32, 17)),
+    KindRecord("tq2_0", "q8g256", "int4", "gguf_tq2_0", (256, 66)),
+    KindRecord("q2_0", "q8g256", "int4", "gguf_q2_0", (64, 18)),
+    KindRecord("pq2_0", "q8g256", "int4", "gguf_pq2_0", (128, 34)),
+    KindRecord("q1_0", "q8g256", "int4", "gguf_q1_0", (128, 18)),
     KindRecord("e4m3_g128", "bf16", "bf16", "e4m3_g128"),
     KindRecord("nf4_g64", "bf16", "bf16", "nf4_g64", (64, 34)),
     KindRecord("fp4_g64", "bf16", "bf16", "fp4_g64", (64, 34)),

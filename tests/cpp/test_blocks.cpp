@@ -22,7 +22,8 @@ constexpr WeightKind kKinds[] = {
     WeightKind::mxfp4,    WeightKind::w8z_g32, WeightKind::w8z_g128, WeightKind::w4z_g32,
     WeightKind::w4z_g64,  WeightKind::w2z_g32, WeightKind::w2z_g64,  WeightKind::w2z_g128,
     WeightKind::w2z_g256, WeightKind::w3z_g32, WeightKind::w3z_g64,  WeightKind::w3z_g128,
-    WeightKind::w3z_g256};
+    WeightKind::w3z_g256, WeightKind::tq2_0,   WeightKind::q2_0,     WeightKind::pq2_0,
+    WeightKind::q1_0};
 bool has_grid(WeightKind kind) { return kind >= WeightKind::iq3_s && kind <= WeightKind::iq1_s; }
 bool zero_points(WeightKind kind) { return kind >= WeightKind::w8z_g32; }
 // The bits of a code of a kind with zero points.
@@ -176,6 +177,13 @@ double source_value(WeightKind kind, const uint8_t* row, int64_t k) {
     }
     case WeightKind::mxfp4:
       return std::ldexp(kFp4[nibble(b + 1, i, 16)], b[0] - 127);
+    case WeightKind::tq2_0:
+      return half_of(b + 64) * ((b[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3) - 1);
+    case WeightKind::q2_0:
+    case WeightKind::pq2_0:
+      return half_of(b) * (code_of(b + 2, i, 2) - 1);
+    case WeightKind::q1_0:
+      return half_of(b) * (2 * code_of(b + 2, i, 1) - 1);
     default:
       return zero_points(kind) ? half_of(b) * (code_of(b + 3, i, bits_of(kind)) - b[2]) : NAN;
   }
@@ -198,6 +206,8 @@ std::vector<int> halves_of(WeightKind kind) {
       return {48};
     case WeightKind::mxfp4:
       return {};
+    case WeightKind::tq2_0:
+      return {64};
     default:
       return {0};
   }
@@ -236,6 +246,13 @@ uint8_t weight_byte(WeightKind kind, size_t at, uint8_t byte) {
       return at < 32 ? 0xff : at < 48 ? byte | 0x77 : byte;  // the entry of eight ones
     case WeightKind::mxfp4:
       return at >= 1 ? byte & 0x77 : byte;
+    case WeightKind::tq2_0:
+      return at < 64 ? byte | 0x55 : byte;  // codes 1 and 3
+    case WeightKind::q2_0:
+    case WeightKind::pq2_0:
+      return at >= 2 ? byte | 0x55 : byte;
+    case WeightKind::q1_0:
+      return at >= 2 ? 0xff : byte;
     case WeightKind::w8z_g32:
     case WeightKind::w8z_g128:
       return at >= 3 ? byte | 0x80 : byte;  // codes 128 to 255
@@ -314,23 +331,26 @@ struct Inputs {
       : m(m_),
         k(w.k),
         group(w.kernel.act == ActFormat::q8g256 ? 256 : 32),
+        padded(padded_width(w.kernel.act, w.k)),
         stride(row_bytes(w.kernel.act, w.k) + gap),
         data(static_cast<size_t>(m_) * stride) {
-    const bool blocks = !zero_points(w.kind) && block_shape(only_source(w.kind)).weights == 256;
+    const int64_t weights = block_shape(only_source(w.kind)).weights;
+    const bool blocks = !zero_points(w.kind) && weights > 32;
     CHECK(w.kernel.act == (blocks ? ActFormat::q8g256 : ActFormat::q8g32));
     Rng rng(static_cast<uint64_t>(m * 100 + k));
     for (int64_t r = 0; r < m; r++) {
-      for (int64_t g = 0; g < k / group; g++) {
+      for (int64_t g = 0; g < padded / group; g++) {
         std::vector<int32_t> sums(static_cast<size_t>(group / 16));
         for (int64_t i = 0; i < group; i++) {
           int64_t q = extreme ? extreme : rng.below(255) - 127;
+          if (g * group + i >= k) q = 0;
           if (harness::unsigned_bytes()) q = std::abs(q);
           row(r)[g * group + i] = static_cast<uint8_t>(static_cast<int8_t>(q));
           sums[static_cast<size_t>(i / 16)] += static_cast<int32_t>(q);
         }
         const float scale = extreme ? 1.0f : rng.uniform() * 0.01f;
-        std::memcpy(row(r) + k + g * 4, &scale, 4);
-        uint8_t* to = row(r) + k + k / group * 4;
+        std::memcpy(row(r) + padded + g * 4, &scale, 4);
+        uint8_t* to = row(r) + padded + padded / group * 4;
         if (group == 32) {
           const int32_t sum = sums[0] + sums[1];
           std::memcpy(to + g * 4, &sum, 4);
@@ -348,10 +368,10 @@ struct Inputs {
   uint8_t* row(int64_t r) { return data.data() + static_cast<size_t>(r) * stride; }
   double value(int64_t r, int64_t i) {
     float scale;
-    std::memcpy(&scale, row(r) + k + i / group * 4, 4);
+    std::memcpy(&scale, row(r) + padded + i / group * 4, 4);
     return static_cast<double>(scale) * static_cast<int8_t>(row(r)[i]);
   }
-  int64_t m, k, group;
+  int64_t m, k, group, padded;
   size_t stride;
   Buffer<uint8_t> data;
 };
@@ -557,7 +577,7 @@ KERNEL_TEST(blocks_keep_nan_and_infinity_in_their_row) {
     Output clean(13, w.n);
     run(w, x, clean, 0, 13);
     for (float bad : {NAN, INFINITY}) {
-      std::memcpy(x.row(1) + w.k, &bad, 4);
+      std::memcpy(x.row(1) + x.padded, &bad, 4);
       for (int64_t m : {3, 13}) {
         Output out(13, w.n);
         run(w, x, out, 0, m);

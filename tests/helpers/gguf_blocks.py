@@ -22,6 +22,7 @@ HALVES = {
     "gguf_q2_k": (80, 82),
     "gguf_q3_k": (108,),
     "gguf_q6_k": (208,),
+    "gguf_tq2_0": (64,),
     "gguf_mxfp4": (),
 }
 # (factor of the minima) / (factor of the scales) that gives the weights a mean of 0.
@@ -155,12 +156,16 @@ def write_model(
     vocab=96,
     experts=0,
     tokenizer=False,
+    fold=lambda name, values: values,
+    metadata=None,
 ) -> None:
     """A random llama, or a qwen3moe of `experts` experts.
 
     types: the GGUF type of the tensors with this end of their name; "" = of all other tensors.
     tokenizer: with a tokenizer of the 256 bytes, for LLM; vocab is larger than that.
     Matrices of NVFP4 have scales of their own.
+    fold: a function that returns the matrix to store, of a matrix of type F32.
+    metadata: further values of the metadata.
     """
     rng = np.random.default_rng(5)
     writer = gguf.GGUFWriter(path, "qwen3moe" if experts else "llama")
@@ -177,6 +182,8 @@ def write_model(
     writer.add_rope_freq_base(10000.0)
     if tokenizer:
         add_tokenizer(writer, vocab)
+    for key, value in (metadata or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(2)
@@ -187,7 +194,7 @@ def write_model(
         dtype = types[max((end for end in types if name.endswith(end)), key=len)]
         if dtype == "F32":
             values = rng.standard_normal(shape, np.float32) / np.float32(k**0.5)
-            writer.add_tensor(name, values)
+            writer.add_tensor(name, np.ascontiguousarray(fold(name, values)))
             return
         data = random_rows(dtype, rows, k, rng).reshape(*shape[:-1], -1)
         if dtype in UNKNOWN:

@@ -16,7 +16,6 @@ from tests.helpers.gguf_blocks import (
     UNKNOWN,
     put_half,
     q1_0_values,
-    random_q1_0,
     random_rows,
     ternary_values,
 )
@@ -36,12 +35,21 @@ def random_blocks(source, rows, blocks):
     return data.reshape(rows, blocks * block.nbytes)
 
 
+def values_of(dtype, data):
+    """By the definition of the type, or else by the gguf package."""
+    if dtype in UNKNOWN:
+        return ternary_values(dtype, data)
+    if dtype == "Q1_0":
+        return q1_0_values(data)
+    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[dtype])
+
+
 @pytest.mark.parametrize("order", [None, np.array([2, 0, 1], np.int32)], ids=["stored", "ordered"])
 @pytest.mark.parametrize("dtype", [t for t in QUANTIZED if QUANTIZED[t] in BLOCKS])
-def test_blocks_are_read_bit_for_bit_as_the_gguf_package_reads_them(dtype, order):
+def test_blocks_are_read_bit_for_bit_as_their_definition_says(dtype, order):
     source = QUANTIZED[dtype]
     data = random_blocks(source, 3, 4)
-    wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[dtype])
+    wanted = values_of(dtype, data)
     wanted = wanted[[0, 1, 2] if order is None else order]
     shape = (3, 4 * BLOCKS[source].weights)
     got = dequantize(QuantTensor("w", shape, source, data, order))
@@ -56,8 +64,6 @@ ORDERS = pytest.mark.parametrize(
 
 def converted_rows(dtype):
     """Rows [4, bytes] of 512 weights, whose blocks differ in their factors."""
-    if dtype == "Q1_0":
-        return random_q1_0(4, 512, RNG)
     if dtype in UNKNOWN:
         return random_rows(dtype, 4, 512, RNG)
     values = RNG.integers(-1, 2, (4, 2, 256)) * RNG.uniform(0.5, 2, (4, 2, 1))
@@ -66,23 +72,7 @@ def converted_rows(dtype):
 
 
 # What is said of types that are converted, and the weight kind.
-SAID = {
-    "TQ1_0": ("Q2_K", "q2_k"),
-    "TQ2_0": ("Q2_K", "q2_k"),
-    "Q1_0": ("2 bits (w2z_g128)", "w2z_g128"),
-    "Q2_0": ("2 bits (w2z_g64)", "w2z_g64"),
-    "PQ2_0": ("2 bits (w2z_g128)", "w2z_g128"),
-    "PTQ1_0": ("2 bits (w2z_g128)", "w2z_g128"),
-}
-
-
-def values_of(dtype, data):
-    """By the definition of the type, or else by the gguf package."""
-    if dtype in UNKNOWN:
-        return ternary_values(dtype, data)
-    if dtype == "Q1_0":
-        return q1_0_values(data)
-    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[dtype])
+SAID = {"TQ1_0": ("TQ2_0", "tq2_0"), "PTQ1_0": ("PQ2_0", "pq2_0")}
 
 
 @ORDERS

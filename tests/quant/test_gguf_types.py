@@ -27,9 +27,12 @@ from tests.helpers.levels import LEVELS, each_level
 
 TYPES = (*QUANTIZED, *CONVERTED)
 GRIDS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+TERNARY = ("TQ2_0", "Q2_0", "PQ2_0", "Q1_0", "TQ1_0", "PTQ1_0")
 # The bytes in memory for each byte of the file, if they may be more than 1.4: a sign and 2 bits of
 # a magnitude are 3 bits, where IQ2_XXS has 2.06 and IQ2_XS 2.31.
 MOST = {"IQ2_XXS": 1.65, "IQ2_XS": 1.44, "IQ1_M": 1.9}
+# Five digits in a byte become 2 bits each; other ternary types and Q1_0 keep their bytes.
+MOST |= dict.fromkeys(TERNARY, 1.0) | {"TQ1_0": 1.23, "PTQ1_0": 1.22}
 ROWS = (*range(1, 18), 24, 31, 32, 33, 48, 77, 96, 127, 128)
 N, K = 48, 512
 
@@ -108,7 +111,9 @@ def test_products_are_within_the_bound_of_fp32_sums(isa, dtype):
     assert (np.abs(got - x @ weights.T) <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", deep_but(["Q4_K", "IQ1_S", "IQ2_S", "IQ3_S"], TYPES))
+@pytest.mark.parametrize(
+    "dtype", deep_but(["Q4_K", "IQ1_S", "IQ2_S", "IQ3_S", "TQ2_0", "Q1_0"], TYPES)
+)
 @each_level
 def test_a_row_has_the_same_bits_among_1_to_128_rows(isa, dtype):
     matrix, x = Matrix(dtype), integer_rows(128)
@@ -133,7 +138,7 @@ def checkpoints(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("dtype", deep_but(["IQ2_XXS"], GRIDS))
+@pytest.mark.parametrize("dtype", deep_but(["IQ2_XXS", "Q2_0"], [*GRIDS, *TERNARY]))
 def test_logits_have_the_same_bits_for_1_to_5_threads(checkpoints, dtype):
     checkpoint = checkpoints({"": dtype})
     one, _ = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)], threads=1)
@@ -147,8 +152,8 @@ def bytes_of(checkpoint, isa=LEVELS[-1]):
     return lowered.read_bytes
 
 
-@pytest.mark.parametrize("dtype", GRIDS)
-def test_types_with_a_grid_stay_small_in_memory(checkpoints, dtype):
+@pytest.mark.parametrize("dtype", [*GRIDS, *TERNARY])
+def test_types_of_few_bits_stay_small_in_memory(checkpoints, dtype):
     checkpoint = checkpoints({"": dtype})
     tensors = [t for t in checkpoint.gguf.tensors.values() if len(t.shape) > 1]
     size = sum(tensor.size for tensor in tensors)
@@ -167,9 +172,9 @@ def test_a_file_may_mix_all_types(checkpoints):
     assert np.abs(together - exact).mean() < 0.02 * np.ptp(exact)
 
 
-@pytest.mark.parametrize("dtype", deep_but(["IQ2_S"], GRIDS))
+@pytest.mark.parametrize("dtype", deep_but(["IQ2_S", "PQ2_0"], [*GRIDS, *TERNARY]))
 @pytest.mark.parametrize("place", ["token_embd.weight", "output.weight", "exps.weight"])
-def test_a_type_with_a_grid_may_be_anywhere(checkpoints, dtype, place):
+def test_a_type_of_few_bits_may_be_anywhere(checkpoints, dtype, place):
     """As a table that is looked up, as a head, as a stack of experts; alone it is a tied head."""
     experts = 4 if place.startswith("exps") else 0
     types = {"": "Q8_0", "output.weight": "Q8_0", "ffn_gate_inp.weight": "F32", place: dtype}

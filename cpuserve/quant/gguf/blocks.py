@@ -6,6 +6,9 @@ in some types an integer minimum. One fp16 factor multiplies all scales of a blo
 all minimums, which are subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table.
 The codes of IQ1 to IQ3 select 4 or 8 weights from a grid. Here, and in memory, these weights have
 a code each.
+Ternary types and the signs of Q1_0 have one fp16 factor for 64 to 256 weights.
+Q2_0 is { fp16 d; u8 codes[16] } with 64 weights d (q - 1); PQ2_0, of Prism's fork of llama.cpp,
+has 128 weights.
 The types that are converted, such as NVFP4, have a file of their own (converted.py).
 """
 
@@ -25,6 +28,7 @@ from cpuserve.quant.base import QuantTensor, Weights
 from cpuserve.quant.codes import Codes
 from cpuserve.quant.gguf.converted import CONVERTED, NVFP4, Factors, converted, nvfp4_matrix
 from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import spread_bits
 from cpuserve.quant.stored import StoredWeights, TensorStore
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,10 @@ QUANTIZED: dict[str, SourceType] = {
     "IQ1_M": "gguf_iq1_m",
     "IQ1_S": "gguf_iq1_s",
     "MXFP4": "gguf_mxfp4",
+    "TQ2_0": "gguf_tq2_0",
+    "Q2_0": "gguf_q2_0",
+    "PQ2_0": "gguf_pq2_0",
+    "Q1_0": "gguf_q1_0",
     "NVFP4": "nvfp4",
 }
 SOURCES: dict[str, SourceType] = {
@@ -170,6 +178,21 @@ def _iq4_nl(b: Bytes) -> Block:
 def _mxfp4(b: Bytes) -> Block:
     scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
     return Block(_FP4_CODES[_nibbles(b[:, 1:], 16)], 128, scale.astype(np.float32))
+
+
+# -- ternary blocks and signs --------------------------------------------------------------------
+
+
+def _tq2_0(b: Bytes) -> Block:
+    return Block(_twos(b[:, :64]), 1, _half(b, 64))
+
+
+def _q2_0(b: Bytes) -> Block:
+    return Block(spread_bits(b[:, 2:], 2), 1, _half(b, 0))
+
+
+def _q1_0(b: Bytes) -> Block:
+    return Block(spread_bits(b[:, 2:], 1) << np.uint8(1), 1, _half(b, 0))
 
 
 # -- blocks of 256 ------------------------------------------------------------------------------
@@ -325,6 +348,10 @@ BLOCKS: dict[SourceType, BlockType] = {
     "gguf_q5_1": BlockType(32, 24, 32, _q5_1),
     "gguf_iq4_nl": BlockType(32, 18, 32, _iq4_nl),
     "gguf_mxfp4": BlockType(32, 17, 32, _mxfp4),
+    "gguf_tq2_0": BlockType(256, 66, 256, _tq2_0),
+    "gguf_q2_0": BlockType(64, 18, 64, _q2_0),
+    "gguf_pq2_0": BlockType(128, 34, 128, _q2_0),
+    "gguf_q1_0": BlockType(128, 18, 128, _q1_0),
     "gguf_q2_k": BlockType(256, 84, 16, _q2_k),
     "gguf_q3_k": BlockType(256, 110, 16, _q3_k),
     "gguf_q4_k": BlockType(256, 144, 32, _q4_k),

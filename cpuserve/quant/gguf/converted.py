@@ -1,14 +1,8 @@
 """GGUF types without kernels: they are rewritten as other types while loading, with equal values.
 
-TQ1_0 and TQ2_0   256 weights of -d, 0 and d; they become Q2_K, where each scale and minimum is d
-Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d if the bit is 1, -d if it is 0. A Q2_K
-                  block has one factor for 256 weights, so Q1_0 becomes 2-bit codes with a zero
-                  point instead (u2z_g128)
-Q2_0              { fp16 d; u8 codes[16] }, 64 weights d (q - 1); weight i has bits 2 (i % 4) of
-                  byte i / 4, as in u2z_g64 with a zero point of 1
-PQ2_0             Q2_0 with 128 weights: { fp16 d; u8 codes[32] }
-PTQ1_0            { u8 digits[26]; fp16 d }, 128 weights d (q - 1) of five ternary digits a byte;
-                  PQ2_0 and PTQ1_0 are types of Prism's fork of llama.cpp
+TQ1_0             256 weights of -d, 0 and d, five ternary digits in a byte; they become TQ2_0
+PTQ1_0            { u8 digits[26]; fp16 d }, 128 such weights; they become PQ2_0. Both are types of
+                  Prism's fork of llama.cpp
 NVFP4             { u8 scale[4]; u8 q[32] }, 64 weights; they become rows of source nvfp4. A scale
                   is E4M3 without a sign, for 16 weights. Their E2M1 codes take 8 bytes: byte i has
                   weight i in its low half and weight i + 8 in its high half
@@ -75,11 +69,6 @@ def converted(stored: QuantTensor, how: Conversion) -> BuiltTensor:
     return BuiltTensor(stored.name, stored.shape, how.source, size, build, stored.release)
 
 
-def _tq2_0(b: Bytes) -> Bytes:
-    ones = np.full((len(b), 16), 0x11, np.uint8)
-    return np.concatenate([ones, b[:, :64], b[:, 64:66], b[:, 64:66]], axis=1)
-
-
 def _ternary_digits(parts: Sequence[tuple[Bytes, int]]) -> Bytes:
     """Return the first n digits of every byte of each (bytes [rows, m], n) in `parts`.
 
@@ -96,42 +85,17 @@ def _tq1_0(b: Bytes) -> Bytes:
     codes = _ternary_digits(parts)
     by_byte = codes.reshape(len(b), 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
     packed = np.bitwise_or.reduce(by_byte, axis=2).reshape(len(b), 64)
-    return _tq2_0(np.concatenate([packed, b[:, 52:54]], axis=1))
-
-
-# For each byte of 8 signs, two bytes of 2-bit codes: 0 is -d, 2 is d, and the zero point is 1.
-_SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_SIGN_CODES = join_bits(_SIGNS * np.uint8(2), 2)
-
-
-def _q1_0(b: Bytes) -> Bytes:
-    out = np.ones((len(b), 35), np.uint8)
-    out[:, :2] = b[:, :2]
-    out[:, 3:] = _SIGN_CODES[b[:, 2:]].reshape(len(b), 32)
-    return out
-
-
-def _with_zero_1(factors: Bytes, codes: Bytes) -> Bytes:
-    """Return blocks of 2-bit codes [n, bytes] with factors [n, 2] and a zero point of 1."""
-    return np.concatenate([factors, np.ones((len(codes), 1), np.uint8), codes], axis=1)
-
-
-def _q2_0(b: Bytes) -> Bytes:
-    return _with_zero_1(b[:, :2], b[:, 2:])
+    return np.concatenate([packed, b[:, 52:54]], axis=1)
 
 
 def _ptq1_0(b: Bytes) -> Bytes:
     codes = _ternary_digits([(b[:, :16], 5), (b[:, 16:24], 5), (b[:, 24:26], 4)])
-    return _with_zero_1(b[:, 26:], join_bits(codes, 2))
+    return np.concatenate([b[:, 26:], join_bits(codes, 2)], axis=1)
 
 
 CONVERTED = {
-    "TQ1_0": Conversion("Q2_K", "gguf_q2_k", 256, 54, 84, _tq1_0),
-    "TQ2_0": Conversion("Q2_K", "gguf_q2_k", 256, 66, 84, _tq2_0),
-    "Q1_0": Conversion("2 bits (w2z_g128)", "u2z_g128", 128, 18, 35, _q1_0),
-    "Q2_0": Conversion("2 bits (w2z_g64)", "u2z_g64", 64, 18, 19, _q2_0),
-    "PQ2_0": Conversion("2 bits (w2z_g128)", "u2z_g128", 128, 34, 35, _q2_0),
-    "PTQ1_0": Conversion("2 bits (w2z_g128)", "u2z_g128", 128, 28, 35, _ptq1_0),
+    "TQ1_0": Conversion("TQ2_0", "gguf_tq2_0", 256, 54, 66, _tq1_0),
+    "PTQ1_0": Conversion("PQ2_0", "gguf_pq2_0", 128, 28, 34, _ptq1_0),
 }
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 # Rows of these types cannot be packed as stored, so they are converted when they are read.
-BUILT = ("NVFP4", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
+BUILT = ("NVFP4", "TQ1_0", "PTQ1_0")
 # The bytes of a block (in the file, in memory) for types that take more memory. They take more
 # because 4-bit and 6-bit scales become whole bytes, because every four blocks of a row get an
 # fp32 scale (NVFP4), because the values that a code selects from a grid are written out (IQ1 to
 # IQ3), or because they are converted.
-# Types with 4-bit zero points have the bytes of two blocks, because two zero points share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
     "Q5_K": (176, 180),
     "IQ4_XS": (136, 138),
     "NVFP4": (36, 37),
-    "TQ1_0": (54, 84),
-    "TQ2_0": (66, 84),
-    "Q1_0": (36, 69),
-    "Q2_0": (36, 37),
-    "PQ2_0": (68, 69),
-    "PTQ1_0": (56, 69),
+    "TQ1_0": (54, 66),
+    "PTQ1_0": (28, 34),
     "IQ3_S": (110, 134),
     "IQ3_XXS": (98, 134),
     "IQ2_S": (82, 106),

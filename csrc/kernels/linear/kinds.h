@@ -14,12 +14,14 @@
 #include "kernels/linear/dense.h"
 #include "kernels/linear/plane_kernels.h"
 #include "kernels/linear/source.h"
+#include "kernels/linear/ternary.h"
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"
 #include "kernels/linear/w8_group.h"
 #include "kernels/linear/zero_group.h"
 #ifdef CPUSERVE_UNIT_TILES
 #include "kernels/linear/tiles.h"
+#include "kernels/linear/tiles/ternary.h"
 #endif
 #ifdef CPUSERVE_UNIT_MMLA
 #include "kernels/linear/mmla.h"
@@ -91,6 +93,19 @@ struct PlaneFamily {
     if constexpr (has_small(G::kFactors)) return on_tiles<BlockTiles<TileBlock<G>>>(vectors());
     return on_tiles<GroupTiles<RawPlanes<G>>>(vectors());
   }
+#endif
+};
+
+template <class B>
+struct TernaryFamily {
+  static constexpr DotKind kDot = DotKind::int8;
+  static constexpr bool kMmla = false;
+  static void read(const void* row, int64_t k0, int n, float* out) {
+    Ternary<B>::read(row, k0, n, out);
+  }
+  static constexpr LinearKernel vectors() { return ternary_kernel<B>(); }
+#ifdef CPUSERVE_UNIT_TILES
+  static constexpr LinearKernel tiles() { return on_tiles<GroupTiles<RawTernary<B>>>(vectors()); }
 #endif
 };
 

@@ -26,6 +26,8 @@ namespace cpuserve {
 //     GGUF types: scales and minima, then planes of bits of the codes (linear/plane_layout.h).
 //     The layout is the same at every ISA level. w = s * (value - zero) + min. In types with blocks
 //     of 256 weights, each 32 or 16 weights have s = d * scale and min = -(m * least).
+//   tq2_0 q2_0 pq2_0 q1_0   [n/16][k/256, 64, 128 or 128] of { fp16 scale[16]; planes of 2 bits or
+//     of 1 bit (linear/ternary.h) }                                act q8g256; w = s * (code - 1)
 //   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
 //   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
 //   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
@@ -58,6 +60,7 @@ namespace cpuserve {
 //         sum = sum over its groups of scale * sum_k (q_w - code0) q_x    (an exact integer)
 //         low = sum over its groups of least * sum_x    (only in types with minima)
 //         f = fma(fnma(m, float(low), float(sum) * d), s_x, f)
+//   ternary kinds add groups of 64 or 128 weights, with code0 = 1 and the s_x of 256 elements
 //   float codes:      f = fma(sum, s_w, f), where sum is the sum of a group as in dense_bf16
 //   w8_channel:       f = float(sum_k q_w q_x - 128 sum_x) * (s_w * s_x), sums over the whole row
 //   w8_channel_g128:  f = fma(float(sum_k q_w q_x - 128 sum_x), s_x, f) per group, then f * s_w
@@ -98,6 +101,10 @@ namespace cpuserve {
   OWN(iq1_m, gguf_iq1_m, 256, 56, PlaneFamily<GgufIq1M>)                       \
   OWN(iq1_s, gguf_iq1_s, 256, 50, PlaneFamily<GgufIq1S>)                       \
   OWN(mxfp4, gguf_mxfp4, 32, 17, PlaneFamily<GgufMxfp4>)                       \
+  OWN(tq2_0, gguf_tq2_0, 256, 66, TernaryFamily<GgufTq2_0>)                    \
+  OWN(q2_0, gguf_q2_0, 64, 18, TernaryFamily<GgufQ2_0<64>>)                    \
+  OWN(pq2_0, gguf_pq2_0, 128, 34, TernaryFamily<GgufQ2_0<128>>)                \
+  OWN(q1_0, gguf_q1_0, 128, 18, TernaryFamily<GgufQ1_0>)                       \
   OWN(e4m3_g128, e4m3_g128, 32, 32, CodedFamily<F8Codes>)                      \
   OWN(nf4_g64, nf4_g64, 64, 34, CodedFamily<TableCodes64<Nf4Table>>)           \
   OWN(fp4_g64, fp4_g64, 64, 34, CodedFamily<TableCodes64<Fp4Table>>)           \

@@ -58,7 +58,7 @@ struct GroupTiles {
     }
     const int row0 = row_tile * kTileRows16;
     const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
-    const uint8_t* of_row = row_of(t, row0) + t.x_padded + g * 4;
+    const uint8_t* of_row = row_of(t, row0) + t.x_padded;
     const int64_t to_sums = t.x_padded / Raw::kGroup * 4;
     // Local copies, because the compiler cannot know that a store
     // to c does not change the members of t.
@@ -69,8 +69,10 @@ struct GroupTiles {
       F s[G], m[G];
       I of_zeros[G];
       for (int j = 0; j < G; j++) {
-        const auto* sums = reinterpret_cast<const int32_t*>(of_row + to_sums);
-        if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + j * 4));
+        const auto* sums = reinterpret_cast<const int32_t*>(of_row + to_sums + g * 4);
+        if constexpr (!Raw::kFloats) {
+          s[j] = set1(read_as<float>(of_row + (g + j) / Raw::kGroupsOfScale * 4));
+        }
         if constexpr (Raw::kLeast) m[j] = mul(s[j], to_float(iload1(sums + j)));
         if constexpr (Raw::kAsStored) of_zeros[j] = shl<7>(iload1(sums + j));
       }

@@ -36,7 +36,7 @@ CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
 template <class W>
 struct RawGroup {
   using Unit = UnitOf<W>;
-  static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
+  static constexpr int kGroup = W::kGroup, kLines = kGroup / 4, kGroupsOfScale = 1;
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kFloats = false;
   static constexpr bool kAsStored = false;
@@ -81,7 +81,7 @@ struct ChannelProduct<false> : S8S8Product {};
 // kStored is for up to 32 rows: they use a weight once, so unpacking would take half of the time.
 template <bool kStored>
 struct RawChannel {
-  static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
+  static constexpr int kGroup = kWideGroup, kLines = kGroup / 4, kGroupsOfScale = 1;
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = false, kLeast = false, kFloats = false, kAsStored = kStored;
   using Vectors = Channel<kWideGroup / 4>;
@@ -108,7 +108,7 @@ struct RawChannel {
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
-  static constexpr int kGroup = 32, kLines = kGroup / 4;
+  static constexpr int kGroup = 32, kLines = kGroup / 4, kGroupsOfScale = 1;
   static constexpr int kVectorRows = kPlaneVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMin, kFloats = false, kAsStored = false;
   using Vectors = PlaneKind<W>;
@@ -139,7 +139,7 @@ struct RawPlanes {
 // Unpacks float codes (linear/coded.h) to lines of bf16. K is a multiple of 32: whole AMX tiles.
 template <class C>
 struct RawCoded {
-  static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
+  static constexpr int kGroup = C::kGroup, kLines = kGroup / 2, kGroupsOfScale = 1;
   static constexpr int kVectorRows = 0;
   static constexpr bool kScales = true, kLeast = false, kFloats = true, kAsStored = false;
   using Vectors = void;
