@@ -17,6 +17,7 @@ from cpuserve.models.config import read_architectures, read_object, refuse
 from cpuserve.models.families import FAMILIES, names_in_files
 from cpuserve.models.family import ModelFamily, Whole
 from cpuserve.models.rope import axes_of
+from cpuserve.models.rotations import read_rotation
 from cpuserve.models.stored_names import AS_PROGRAM
 from cpuserve.models.text_parts import text_config, text_part
 from cpuserve.models.towers import TOWERS, build_tower, tower_spec
@@ -222,7 +223,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if name in FAMILIES.wholes:
         spec = with_tower(spec, tower_spec(whole_config, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
-    return replace(spec, architecture=spec.architecture or FAMILIES.shown(name))
+    shown = spec.architecture or FAMILIES.shown(name)
+    return replace(spec, architecture=shown, rotation=read_rotation(config))
 
 
 def stored_names(config: Mapping[str, Any]) -> StoredNames:

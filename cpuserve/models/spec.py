@@ -10,6 +10,7 @@ from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Rope, Then
 from cpuserve.program.pictures import MOST_PATCHES
+from cpuserve.program.rotation import Rotation
 
 # One step of a tower has whole tiles of about this many patches: with fewer rows,
 # reading the weights would take longer than multiplying them.
@@ -98,6 +99,8 @@ class TowerSpec:
     vocab: int = 1  # patches have no token ids: all are 0
     pooled: bool = True
     adapters: Adapters | None = None
+    rotation: Rotation | None = None
+    guesses: bool = False
 
     @property
     def patch_width(self) -> int:
@@ -196,6 +199,7 @@ class ModelSpec:
     `lexical`: whether a vector has a value for each token id (SPLADE), from the head for masked
       tokens.
     `adapters`: the low-rank adapters (LoRA) that requests can select.
+    `rotation`: the matrices that the checkpoint stores rotated; None = it has none.
     `tower`: the tower of a model of images and text; None = it reads no pictures.
     `guesses`: whether it is a head that guesses a token (`guess_spec`).
     """
@@ -227,6 +231,7 @@ class ModelSpec:
     encoder: bool = False
     lexical: bool = False
     adapters: Adapters | None = None
+    rotation: Rotation | None = None
     tower: TowerSpec | None = None
     guesses: bool = False
     parts: SpecParts = field(default_factory=SpecParts)

@@ -10,6 +10,7 @@ from cpuserve.base.errors import ModelError
 from cpuserve.program.lora import Adapters
 from cpuserve.program.ops import Op, Then, ValueId
 from cpuserve.program.program import CacheLayer, StateLayer, Use, Value, WeightNeed
+from cpuserve.program.rotation import Rotation
 
 
 class SizeDefaults(Protocol):
@@ -47,6 +48,14 @@ class SizeDefaults(Protocol):
         """The low-rank adapters (LoRA) that requests can select; None: the model has none."""
 
     @property
+    def rotation(self) -> Rotation | None:
+        """The matrices that the checkpoint stores rotated; None: it has none."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the model is a head that guesses a token."""
+
+    @property
     def pooled(self) -> bool:
         """Whether the model returns vectors (embeddings) instead of tokens."""
 
@@ -67,6 +76,9 @@ class BaseBuilder:
         self._unread: set[str] = set()
         # (x, matrices) of the products that write a value
         self._products: dict[ValueId, list[tuple[ValueId, tuple[str, ...]]]] = {}
+        # (value, whether its heads move) -> (the rotated value, number of ops after its rotation)
+        self._rotations: dict[tuple[ValueId, bool], tuple[ValueId, int]] = {}
+        self._turned: set[str] = set()  # rotated tensors whose rows are rotated
         self._adapters = spec.adapters
         self._adapted: ValueId | None = None  # value with the adapter of each token (RouteAdapters)
 

@@ -45,6 +45,7 @@ class Builder(
         if len(heads) != 1 or self._ops[-1] is not heads[0]:
             msg = "a program must have one logits or hidden op, as its last op"
             raise ModelError(msg)
+        self._check_rotations()
         attended: list[int] = []
         for op in self._ops:
             if isinstance(op, Attention | PoolIndexKeys | SelectKeys):

@@ -20,6 +20,7 @@
 #include "kernels/generic/add.h"
 #include "kernels/generic/convert.h"
 #include "kernels/generic/gated_norm.h"
+#include "kernels/generic/hadamard_rows.h"
 #include "kernels/generic/norm.h"
 #include "kernels/generic/relative_attention.h"
 #include "kernels/generic/selective_scan.h"
@@ -44,6 +45,7 @@ enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 // with all kernels (isa/unit.h), the entry is the function of this name in kernels/generic/.
 #define CPUSERVE_KERNELS(X)              \
   CPUSERVE_NORM_KERNELS(X)               \
+  CPUSERVE_HADAMARD_KERNELS(X)           \
   CPUSERVE_CONVERT_KERNELS(X)            \
   CPUSERVE_ADD_KERNELS(X)                \
   CPUSERVE_ACTIVATION_KERNELS(X)         \

@@ -497,10 +497,3 @@ def test_a_bias_in_blocks_whose_numbers_have_another_order_is_refused(path, dtyp
     weights = open_checkpoint(write(path, gguf(make.tiny_values(), tensors))).weights
     with pytest.raises(ModelError, match=rf"bias has type {dtype}, but must be F32, F16 or BF16$"):
         weights.get("model.layers.0.self_attn.q_proj.bias")
-
-
-def test_a_file_whose_activations_are_rotated_is_refused_by_the_key(path):
-    values = [*make.tiny_values(), ("prism.hadamard.version", U32, 1)]
-    write(path, gguf(values, make.tiny_tensors(np.random.default_rng(0))))
-    with pytest.raises(ModelError, match=r"prism\.hadamard\.version: rotations of activations"):
-        gguf_config(GgufFile(path))

@@ -17,6 +17,7 @@ from cpuserve.base.errors import ModelError
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
+from cpuserve.program.operations.hadamard import Hadamard
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.online import OnlineWeights
 from cpuserve.quant.stored import QUANTIZED_KINDS
@@ -200,6 +201,32 @@ def test_every_op_of_small_parts_agrees(tmp_path, isa):
 def test_every_op_over_a_kv_cache_of_codes_agrees(family, kv, isa):
     checkpoint = checkpoint_of(family, "bfloat16")
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 270, kv) is None
+
+
+@each_level_of_vectors
+def test_rotations_before_matrices_and_after_embeddings_agree(isa):
+    checkpoint = checkpoint_of("llama", "float32")  # 64 columns, an MLP of 96
+    layer = "model.layers.0"
+    parts = (f"{layer}.self_attn.{n}_proj.weight" for n in "qkvo")
+    grouped = [f"{layer}.self_attn.o_proj.weight"]
+    rotation = {
+        "block": 32,
+        "matrices": [*parts, f"{layer}.mlp.down_proj.weight"],
+        "tables": ["model.embed_tokens.weight"],
+        "signs": {"64": "0123456789abcdef"},
+        "grouped": grouped,
+    }
+    heads = {"linear_value_head_dim": 8, "linear_num_key_heads": 2}
+    config = {**checkpoint.config, "gguf_rotation": rotation, **heads}
+    program = build_program(spec_from_config(config))
+    turns = [op for op in program.ops if isinstance(op, Hadamard)]
+    assert [(op.inverse, op.width, op.key_heads) for op in turns] == [
+        (True, 64, 1),
+        (False, 64, 1),
+        (False, 64, 2),
+        (False, turns[3].width, 1),
+    ]
+    assert first_difference(checkpoint.weights, config, "float32", isa, 40) is None
 
 
 MIXES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.base.errors import ModelError
@@ -11,8 +12,10 @@ from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.archs.table import arch_of
 from cpuserve.loader.gguf.file import GgufFile, GgufTensor
 from cpuserve.loader.gguf.keys import Keys
+from cpuserve.loader.gguf.rotation import rotation_of
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.loader.safetensors import dtype_read, ids_as_floats
+from cpuserve.models.rotations import KEY as ROTATION
 from cpuserve.program.elementary import logarithm
 from cpuserve.quant.stored import StoredTensor
 
@@ -38,11 +41,6 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """Return the equivalent of config.json; reads only metadata and the RoPE factors."""
     keys, arch = arch_of(file)
-    metadata = file.keys()
-    rotations = [key for key in metadata if key.startswith("prism.hadamard.")]
-    if rotations:
-        msg = f"GGUF {file.path}: {rotations[0]}: rotations of activations are not supported"
-        raise ModelError(msg)
     if keys.raw("expert_count") and "ffn_down_exps" not in arch.blocks:
         wanted = f"absent: mixtures of experts are not supported in files of {keys.arch}"
         keys.fail("expert_count", keys.raw("expert_count"), wanted)
@@ -70,6 +68,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         _add_window(config, keys)
     _add_tokens(config, file)
     config["is_ranker"] = keys.raw("pooling_type") == RANK
+    if rotation := rotation_of(file, partial(hf_name, arch)):
+        config[ROTATION] = rotation
     return {**config, **arch.settings(keys)}
 
 
@@ -230,6 +230,12 @@ def _joined(blocks: Mapping[str, str]) -> dict[str, str]:
     return {"ffn_gate_up_exps": f"{stem}experts.{both}"} if both else {}
 
 
+def hf_name(arch: GgufArch, name: str) -> str:
+    """Return the Hugging Face name of a tensor in files of an architecture."""
+    parts = {**_GUESSER, **_joined(arch.blocks), **arch.blocks}
+    return gguf_to_hf(name, parts, arch.top, arch.layers, arch.bare)
+
+
 class GgufStore:
     """TensorStore of a GGUF file, as a Hugging Face model: rows of q, k and v are in its order.
 
@@ -250,9 +256,7 @@ class GgufStore:
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
-                parts = {**_GUESSER, **_joined(arch.blocks), **arch.blocks}
-                hf = gguf_to_hf(name, parts, arch.top, arch.layers, arch.bare)
-                self._tensors[hf] = tensor
+                self._tensors[hf_name(arch, name)] = tensor
 
     def names(self) -> set[str]:
         """The Hugging Face names of all tensors."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import structs
+
 from cpuserve.base.errors import ModelError
 from cpuserve.program.base_builder import join, then_width
 from cpuserve.program.loads import TableLoad
@@ -392,7 +394,7 @@ class DenseBuilder(ExpertsBuilder):
         vocab, width = vocab or self._spec.vocab, width or self._spec.width
         weight = self._matrix(name, vocab, width, use=use)
         out = self._value(name, width)
-        self._ops.append(Embed(out, weight, vocab, width, scale, media, other or 0))
+        out = self._looked_up(Embed(out, weight, vocab, width, scale, media, other or 0))
         self._route_adapters()
         adapters = self._adapters
         if adapters is not None and adapters.in_tables and name in adapters.modules:
@@ -401,6 +403,19 @@ class DenseBuilder(ExpertsBuilder):
             found = self._value(f"{name} of adapters", columns)
             self._ops.append(Embed(found, table, vocab, columns, scale, "zero"))
             self._add_adapters_of_table(found, name, out)
+        return out
+
+    def _looked_up(self, op: Embed) -> ValueId:
+        """Append `op`, restore its rows if the table is rotated, and return the rows.
+
+        Rows of the media buffer are not rotated, so they are added after that.
+        """
+        rotated = self._spec.rotation is not None and op.weight in self._spec.rotation.tables
+        pictures = rotated and op.media == "row"
+        self._ops.append(structs.replace(op, media="zero") if pictures else op)
+        out = self._restored(op.out, op.weight)
+        if pictures:
+            self.add_media(out, column=0)
         return out
 
     def add_media(self, x: ValueId, *, column: int) -> None:
@@ -507,11 +522,16 @@ class DenseBuilder(ExpertsBuilder):
         else:
             out = add_to
             self._check_width(f"linear {label}: add_to", add_to, width)
-        self._ops.append(Linear(x, out, weights, biases, sizes, k, fused, add_to is not None))
+        self._multiply(Linear(x, out, weights, biases, sizes, k, fused, add_to is not None))
         self._products.setdefault(out, []).append((x, weights))
         if adapted:
             self._add_adapters(x, parts, sizes, out)
         return out if fused == then else self.activation(out, then)
+
+    def _multiply(self, op: Linear) -> None:
+        """Append `op`, with its x rotated if its matrices are."""
+        read = self._rotated(op.x, op.weights)
+        self._ops.append(op if read == op.x else structs.replace(op, x=read))
 
     def activation(self, x: ValueId, then: Then) -> ValueId:
         """Return act(x). For "*_mul", return act(first half of the columns) * (second half)."""
@@ -551,7 +571,9 @@ class DenseBuilder(ExpertsBuilder):
             return
         weight = self._matrix(tied_to or name, vocab, width, use="head")
         shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
-        self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift, kept))
+        read = self._rotated(x, (weight,))
+        kept = x if kept is None and read != x else kept
+        self._ops.append(Logits(read, weight, vocab, width, scale, softcap, shift, kept))
 
     def hidden(self, x: ValueId) -> None:
         """Append the last op of an embedding model, which returns rows of x."""

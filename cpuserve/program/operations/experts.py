@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpuserve.base.errors import ModelError
-from cpuserve.program.base_builder import BaseBuilder, join, then_width
+from cpuserve.program.base_builder import join, then_width
 from cpuserve.program.loads import Orders
 from cpuserve.program.lora import SCALES, Adapters, name_a, name_b
 from cpuserve.program.lora import parse as parse_adapter
+from cpuserve.program.operations.hadamard import HadamardBuilder
 from cpuserve.program.ops import Op, Then, ValueId, split_then
 from cpuserve.program.program import Use
 from cpuserve.program.row_formats import WHOLE_ROW, combined_format
@@ -244,7 +245,7 @@ class Combine(Op, frozen=True):
         return out
 
 
-class ExpertsBuilder(BaseBuilder):
+class ExpertsBuilder(HadamardBuilder):
     """Appends linears of routed rows, and the LoRA matrices of linears and tables."""
 
     def _add_adapters(

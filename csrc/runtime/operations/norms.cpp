@@ -1,4 +1,4 @@
-// Norms of rows.
+// Norms of rows, and their products with Hadamard matrices.
 #include "runtime/operations/norms.h"
 
 #include "base/check.h"
@@ -98,6 +98,25 @@ void run(const PartLayerNormOp& op, Worker& w) noexcept {
                             rows.end, reinterpret_cast<float*>(w.scratch)});
     part.data = static_cast<float*>(part.data) + part.width;
   }
+}
+
+void prepare(const HadamardOp& op, const Declarations& p) {
+  check_norm(op.kName, op.x, op.out, op.signs, p);
+  const int64_t width = p.value(op.x).width;
+  check_argument(op.x != op.out, "hadamard: out must not be x");
+  check_argument(op.block >= kPanel && (op.block & (op.block - 1)) == 0 && width % op.block == 0,
+                 "hadamard: ", width, " columns cannot form blocks of ", op.block);
+  check_argument(op.head >= 1 && op.key_heads >= 1 && width % (op.head * op.key_heads) == 0,
+                 "hadamard: ", width, " columns cannot form groups of ", op.key_heads, " heads of ",
+                 op.head, " columns");
+}
+
+void run(const HadamardOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.rows(op.x));
+  if (rows.size() == 0) return;
+  w.kernels().hadamard_rows({w.value(op.x), w.value(op.out), w.vector(op.signs), op.block,
+                             op.inverse, op.head, op.key_heads, rows.begin, rows.end,
+                             reinterpret_cast<float*>(w.scratch)});
 }
 
 void prepare(const GatedNormOp& op, const Declarations& p) {

@@ -1,4 +1,4 @@
-// Norms of rows.
+// Norms of rows, and their products with Hadamard matrices.
 #pragma once
 #include "runtime/operations/operation.h"
 
@@ -77,6 +77,24 @@ inline Accesses accesses(const GatedNormOp& op, const Declarations&) {
   return {{own(op.x), own(op.z)}, {own(op.out)}};
 }
 
-using NormOps = Family<RmsNormOp, LayerNormOp, PartNormOp, PartLayerNormOp, GatedNormOp>;
+// Multiplies each block of `block` columns by a Hadamard matrix H, and columns by signs:
+// out = H (signs * x), or with `inverse` signs * (H x). Before, heads of `head` columns may move
+// (kernels/generic/hadamard_rows.h).
+struct HadamardOp {
+  static constexpr const char* kName = "hadamard";
+  Id x, out, signs;
+  int32_t block;
+  bool inverse;
+  int64_t head, key_heads;
+  CPUSERVE_FIELDS(x, out, signs, block, inverse, head, key_heads)
+};
+void prepare(const HadamardOp& op, const Declarations& p);
+void run(const HadamardOp& op, Worker& w) noexcept;
+inline Accesses accesses(const HadamardOp& op, const Declarations&) {
+  return {{own(op.x)}, {own(op.out)}};
+}
+
+using NormOps =
+    Family<RmsNormOp, LayerNormOp, PartNormOp, PartLayerNormOp, GatedNormOp, HadamardOp>;
 
 }  // namespace cpuserve
