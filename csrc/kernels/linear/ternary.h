@@ -185,6 +185,7 @@ struct TernaryTiles {
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
   static constexpr int kUnitCodes = W::kUnit;
   static constexpr bool kUnpacks = kVecs == 1 || kUnpacksCodes;
+  static constexpr int kPackedRows = 0;
   static constexpr int kTurns = W::kUnit < 256 && !kEmulatesDots ? 3 : 0;
   // Tiles have as many sums as in kernels/linear/planes.h.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
