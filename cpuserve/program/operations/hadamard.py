@@ -56,7 +56,7 @@ class Hadamard(Op, frozen=True):
         if not self.inverse:
             rows = signs * rows
         mixed = mix(rows.reshape(len(x), -1, self.block)) / self.block**0.5
-        turned = mixed.reshape(len(x), self.width)
+        turned: Tensor = mixed.reshape(len(x), self.width)
         return signs * turned if self.inverse else turned
 
 
