@@ -73,7 +73,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     media_rows: the number of rows of the media buffer, which has the rows of items for a step;
       0 = the model reads text only.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens,
-      stored as "bf16", "f16", "f32" or an 8-bit type.
+      stored as a type of --kv-cache-dtype (platforms/formats.py).
     swap_bytes: the most bytes of evicted blocks in memory.
     prefix_cache_bytes: the most bytes of all files in prefix_cache_dir.
     shares_prefixes: whether several engines of the server read the blocks that one has written.

@@ -23,7 +23,7 @@ class DrafterKind(msgspec.Struct, kw_only=True, frozen=True):
     head: whether it reads hidden states of the model, so it needs the native executor.
     facts: takes the facts of the model, its path, the method and the path of the drafter's
       checkpoint (if `named`); returns the facts with the drafter as `draft`, and notes. "": the
-      drafter has the facts of any model.
+      checkpoint is a model, whose own facts it has; a drafter without a checkpoint is not built.
     build: takes EngineParts (engine/speculation/parts.py), returns the Proposer, or None if a head
       that nobody asked for cannot be used. "": it needs no checkpoint (n-grams).
     """
