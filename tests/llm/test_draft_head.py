@@ -182,7 +182,7 @@ def watched(monkeypatch):
     found, step = [], DraftTexts.run
 
     def watch(self, chunks):
-        firsts = {text.slot: text.first for text in self.by_request.values()}
+        firsts = {text.slot: text.first_position for text in self.by_request.values()}
         found.append([(firsts[c.slot], c.start + firsts[c.slot], len(c.token_ids)) for c in chunks])
         return step(self, chunks)
 
@@ -279,7 +279,7 @@ def test_a_head_begins_anew_after_a_prefix_that_it_has_not_seen(
     path = checkpoint("glm4-moe", sure=True)
     with make(path) as llm:
         with monkeypatch.context() as without:
-            without.setattr(ModelProposer, "_round", lambda *_: None)
+            without.setattr(ModelProposer, "_guess_round", lambda *_: None)
             without.setattr(DraftHead, "begin_round", lambda *_: None)
             want = llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids
         assert llm.generate([prompt], plain_params(0.8, 1))[0].outputs[0].token_ids == want

@@ -69,7 +69,7 @@ def seen(monkeypatch):
     step, guess = DraftTexts.run, ModelProposer._guess
 
     def watch_step(self, chunks):
-        firsts = {text.slot: text.first for text in self.by_request.values()}
+        firsts = {text.slot: text.first_position for text in self.by_request.values()}
         rows.extend((firsts[c.slot], c.start + firsts[c.slot]) for c in chunks)
         return step(self, chunks)
 

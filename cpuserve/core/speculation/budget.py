@@ -64,7 +64,7 @@ class DraftBudget:
     num_drafts: number of draft tokens in the step so far.
     slow: whether some of the drafts so far are slow to sample (Request.samples_slowly).
     refused: whether a likely draft was left out because of its time.
-    grows: whether a sequence may take new blocks for draft tokens.
+    may_take_blocks: whether a sequence may take new blocks for draft tokens.
     """
 
     cost: CostModel
@@ -77,7 +77,7 @@ class DraftBudget:
     num_drafts: int = 0
     slow: bool = False
     refused: bool = False
-    grows: bool = True
+    may_take_blocks: bool = True
 
     @classmethod
     def after(cls, work: StepWork, limits: StepLimits) -> DraftBudget:
@@ -123,7 +123,7 @@ class DraftBudget:
         """Leave most of the step to its prompts, which may also need the free blocks."""
         self.tokens //= BESIDE_PROMPTS
         self.seconds /= BESIDE_PROMPTS
-        self.grows = False
+        self.may_take_blocks = False
 
     def count(self, chances: Sequence[float]) -> int:
         """Return the number of draft tokens of a row with the most expected tokens per second.
@@ -154,7 +154,7 @@ class DraftBudget:
         count = self.count(chances)
         if not count:
             self.slow = was_slow
-            self.refused |= self.grows and self.tokens > 0 and chances[0] >= LIKELY
+            self.refused |= self.may_take_blocks and self.tokens > 0 and chances[0] >= LIKELY
             return 0
         self.tokens -= count
         self.num_drafts += count

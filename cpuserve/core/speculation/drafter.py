@@ -103,14 +103,14 @@ class Drafter:
         self._budget, continues = None, len(self.proposers) > 1
         if continues or not self._worth or running != self._worth_of:
             self._make_budget()
-        self._round = current = Round(
+        self._round = this_round = Round(
             self._make_budget, self._most, self._worth, self._rested, continues, drafted=continues
         )
         self._rested = 0
-        num_rests = self.proposers[0].propose(requests, current)
-        self._drafted = current.drafted
-        self._rest = 0 if current.drafted else num_rests
-        if not current.drafted:
+        num_rests = self.proposers[0].propose(requests, this_round)
+        self._drafted = this_round.drafted
+        self._rest = 0 if this_round.drafted else num_rests
+        if not this_round.drafted:
             self._leave_out(requests)
 
     def _make_budget(self) -> DraftBudget:
@@ -182,7 +182,7 @@ class Drafter:
         if not chances:
             return
         drafts = request.drafts[: budget.take(chances, slow=request.samples_slowly)]
-        if budget.grows:
+        if budget.may_take_blocks:
             self._kv.grow(tables, len(ids) + len(drafts), request.num_computed)
         del drafts[min(map(len, tables)) * self._kv.block_size - len(ids) :]
         if not drafts:

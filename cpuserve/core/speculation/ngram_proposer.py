@@ -24,22 +24,22 @@ class NgramProposer(Proposer):
     def __init__(self, source: NgramDrafts) -> None:
         self.source = source
 
-    def propose(self, requests: Sequence[Request], current: Round) -> int:
+    def propose(self, requests: Sequence[Request], this_round: Round) -> int:
         """Set the drafts of requests that have got a token in the last step.
 
         Return for how many steps the requests need no look.
         """
-        num_rests = LONGEST_WAIT if current.worth else IDLE_STEPS
-        self.source.begin(current.rested)
+        num_rests = LONGEST_WAIT if this_round.worth else IDLE_STEPS
+        self.source.begin(this_round.rested)
         for request in requests:
             if request.drafts or request.most_drafts:
                 request.drafts, request.chances, request.most_drafts = [], [], 0
-            if not current.worth:  # no draft pays, however likely it is
-                self.source.rest(request, 1 + current.rested)
+            if not this_round.worth:  # no draft pays, however likely it is
+                self.source.rest(request, 1 + this_round.rested)
             elif not request.is_running or request.computes_prompt:
                 num_rests = 0
-            elif (num_drafts := current.most(request)) > 0:
-                num_rests = min(num_rests, self._propose(request, num_drafts, current))
+            elif (num_drafts := this_round.most(request)) > 0:
+                num_rests = min(num_rests, self._propose(request, num_drafts, this_round))
             else:  # the next token ends the response, or a chunk of states
                 num_rests = 0
         return num_rests
@@ -48,18 +48,18 @@ class NgramProposer(Proposer):
         """Keep the response of a request that ends for the indexes of later ones."""
         self.source.end(request)
 
-    def _propose(self, request: Request, num_drafts: int, current: Round) -> int:
+    def _propose(self, request: Request, num_drafts: int, this_round: Round) -> int:
         """Set the draft tokens of one request; return for how many steps it needs no look."""
         drafts, chances = self.source.propose(request, num_drafts)
         count = _before_stop(drafts, request.stop_ids) if drafts else 0
-        paying = current.budget().count(chances[:count]) if count else 0
-        if request.masked or current.continues:
+        paying = this_round.budget().count(chances[:count]) if count else 0
+        if request.masked or this_round.continues:
             request.most_drafts = num_drafts
         if request.masked:  # each draft of a grammar costs a bitmask
-            count, current.drafted = paying, True
+            count, this_round.drafted = paying, True
         if count:
             request.drafts, request.chances = drafts[:count], chances[:count]
-        current.drafted |= paying > 0
+        this_round.drafted |= paying > 0
         return self.source.look_again(request, has_draft=paying > 0)
 
 

@@ -38,7 +38,7 @@ class Proposer:
     it. It shares the computing threads, and pays for its steps from the budget of the round.
     """
 
-    def propose(self, requests: Sequence[Request], current: Round) -> int:
+    def propose(self, requests: Sequence[Request], this_round: Round) -> int:
         """Set `drafts` and `chances` of requests, up to `most_drafts`, where it pays.
 
         Return for how many steps the requests need no other round.

@@ -56,7 +56,7 @@ class DraftHead(Guesser):
     in its own cache or in the same tier. The key of the last token of such a prefix may belong to
     another next token.
     A text that lacks the hidden states of some tokens begins anew after them: the head then
-    attends only to later tokens (`DraftedText.first`). This happens while no guesses pay.
+    attends only to later tokens (`DraftedText.first_position`). This happens while no guesses pay.
 
     longest: the number of tokens of the longest text that the head can continue.
     target: the executor of the model.
@@ -149,7 +149,7 @@ class DraftHead(Guesser):
         """Let the text begin at position `position`. Each token keeps its random number."""
         self.texts.kv.free(text.tables)
         text.tables = self.texts.kv.new_tables()
-        text.first = text.computed = position
+        text.first_position = text.computed = position
         self.texts.admit(text.slot, request, request.seed + WEYL * (position + 1))
 
     def _follow(self, requests: Sequence[Request]) -> None:
@@ -163,7 +163,7 @@ class DraftHead(Guesser):
                 continue
             if text is None:
                 text = self.add(request, request.slot)
-            if not text.first:
+            if not text.first_position:
                 self._reach(text, request.token_ids, end)
 
     def _reach(self, text: DraftedText, ids: Sequence[int], end: int) -> None:
@@ -188,7 +188,7 @@ class DraftHead(Guesser):
 
     def _publish(self, text: DraftedText, ids: Sequence[int]) -> None:
         """Publish the keys of a text, without those of guesses."""
-        if text.first == 0:
+        if text.first_position == 0:
             computed = min(text.computed, len(ids) - 1)
             self.texts.kv.publish(text.tables, text.chain, ids, computed, computed=True)
 
@@ -197,7 +197,11 @@ class DraftHead(Guesser):
         return 0 if text is None else text.computed
 
     def _grow(self, text: DraftedText, tokens: int) -> bool:
-        return self.texts.kv.grow(text.tables, tokens - text.first)
+        """Give a text the blocks for its first `tokens` tokens; return False without memory.
+
+        The tokens before its first position have no keys.
+        """
+        return self.texts.kv.grow(text.tables, tokens - text.first_position)
 
     # --- the rows of the model's last step -----------------------------------------------------
 
@@ -244,7 +248,7 @@ class DraftHead(Guesser):
             self.learn(text, ids)
         # The row of a token needs the next token, and rejected drafts are not in the text.
         end = min(step.position + step.tokens, len(ids) - 1)
-        if not text.first:
+        if not text.first_position:
             self._reach(text, ids, step.position)
         if text.computed < step.position:
             self._begin_at(request, text, step.position)

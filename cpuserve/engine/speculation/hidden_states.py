@@ -34,8 +34,8 @@ class HiddenStates:
         self._texts = texts
         self._target = target
         self._ids = head.ids
-        # A row of the media buffer has the hidden state of an EAGLE-3 head before the inputs of the
-        # model's layers. Other heads read both in the same columns.
+        # The columns of a row of the media buffer: for EAGLE-3 heads, the head's own hidden state
+        # and then the inputs of the model's layers; for other heads, the one or the other.
         self._columns = head.program.media_width
         self._own_columns = head.spec.width if head.layers else 0
         self._last: dict[SlotId, int] = {}  # the row of each text's last token in the last step

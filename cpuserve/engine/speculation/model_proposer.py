@@ -94,7 +94,7 @@ class ModelProposer(Proposer):
         self._ended: dict[SlotId, Request] = {}  # the requests that have ended since the last round
         self._failed = False
 
-    def propose(self, requests: Sequence[Request], current: Round) -> int:
+    def propose(self, requests: Sequence[Request], this_round: Round) -> int:
         """Set the drafts of running requests that may have some (`most_drafts`), where it pays.
 
         An error ends no request: it ends the drafter. Each round needs another one.
@@ -109,7 +109,7 @@ class ModelProposer(Proposer):
                 self.texts.forget_all_but(slots | {r.id: slot for slot, r in ended.items()})
             self.guesser.begin_round(ended)
             self.texts.forget_all_but(slots)
-            self._round(requests, current.budget())
+            self._guess_round(requests, this_round.budget())
         except Exception:
             log.exception("the draft model failed; there are no drafts of it any more")
             self._failed = True
@@ -160,7 +160,7 @@ class ModelProposer(Proposer):
 
     # --- a round -----------------------------------------------------------------------------
 
-    def _round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
+    def _guess_round(self, requests: Sequence[Request], budget: DraftBudget) -> None:
         """Guess tokens after the texts that pay, one a step, while further guesses pay."""
         guesser, prices = self.guesser, self.guesser.prices
         turns = prices.choose(self._turns(requests), budget)

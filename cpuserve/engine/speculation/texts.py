@@ -58,7 +58,7 @@ class DraftedText:
     """The text of a request in a drafter.
 
     computed: how many of the first tokens of the text have keys in the cache.
-    first: the first of these tokens (of a DraftHead; a DraftModel has keys of all of them).
+    first_position: where these tokens begin (of a DraftHead; a DraftModel has keys of all tokens).
     base: the number of tokens of the text before `guesses`, the guesses for the tokens after it.
     kinds: the class of each guess.
     """
@@ -68,7 +68,7 @@ class DraftedText:
     chain: PrefixChain
     chances: Chances
     computed: int = 0
-    first: int = 0
+    first_position: int = 0
     base: int = 0
     guesses: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -81,9 +81,9 @@ class DraftedText:
     def chunk(self, tokens: list[int]) -> SeqChunk:
         """Return a chunk with the next tokens, which then count as computed; the last one samples.
 
-        Its position is counted from `first`.
+        Its position is counted from `first_position`.
         """
-        start, rows = self.computed - self.first, [LogitRow(len(tokens) - 1, num_top=0)]
+        start, rows = self.computed - self.first_position, [LogitRow(len(tokens) - 1, num_top=0)]
         self.computed += len(tokens)
         return SeqChunk(self.slot, tokens, start, self.tables, rows)
 

@@ -74,19 +74,19 @@ def guess_spec(spec: ModelSpec) -> ModelSpec:
     The layer of MiMo V2 has a window and no experts. The layer of DeepSeek V4 has a window and no
     pools, and no token has experts of its own. Other models say in parts["guess"] what differs.
     """
-    parts, guesses = spec.parts.copy(), FAMILIES.texts[spec.architecture].guesses
-    assert guesses is not None
+    parts, mtp_head = spec.parts.copy(), FAMILIES.texts[spec.architecture].guesses
+    assert mtp_head is not None
     head_parts = parts.pop("guess", {})
-    if guesses.dense and "windows" in parts:
+    if mtp_head.dense and "windows" in parts:
         parts["windows"] = (max(parts["windows"]),)
     if "dense_layers" in parts:
-        parts["dense_layers"] = (0,) if guesses.dense else ()
+        parts["dense_layers"] = (0,) if mtp_head.dense else ()
     if "hashed" in parts:
         parts |= {"kinds": ("sliding_attention",), "hashed": (False,), "kept": parts["window"]}
         parts.pop("indexer", None)
     if "attends" in parts:
         parts["attends"] = (True,)
-    if guesses.hidden_first:
+    if mtp_head.hidden_first:
         parts["hidden_first"] = True
     parts |= head_parts
     rope = None if spec.rope is None else structs.replace(spec.rope, axes=())
@@ -107,13 +107,13 @@ def guess_head(
     names: the tensors of the checkpoint; it may have an embedding and an output matrix of the head.
     gguf: whether the model is in a GGUF file, where a head is the last block.
     """
-    guesses = guesses_of(spec.architecture)
-    if guesses is None:
+    mtp_head = guesses_of(spec.architecture)
+    if mtp_head is None:
         return None
-    head_names = guesses.gguf if gguf else guesses.stored
+    head_names = mtp_head.gguf if gguf else mtp_head.stored
     if head_names is None:
         return None
-    if guesses.described and "guess" not in spec.parts:
+    if mtp_head.described and "guess" not in spec.parts:
         return None  # a head with layers that a head cannot have
     head_spec = guess_spec(spec)
     last = len(head_spec.parts.get("kinds", ())) - 1
@@ -172,8 +172,8 @@ def with_head(facts: ModelFacts, path: Path, option: str) -> tuple[ModelFacts, l
         return facts, [f"{error}; no tokens are guessed with it"]
     if found is None and option != AUTO:
         msg = f"{facts.name} has no head that guesses tokens; remove the method {option!r}"
-        guesses = guesses_of(facts.architecture)
-        if path.suffix == ".gguf" and guesses is not None and guesses.gguf is None:
+        mtp_head = guesses_of(facts.architecture)
+        if path.suffix == ".gguf" and mtp_head is not None and mtp_head.gguf is None:
             msg += ", or use its safetensors: the GGUF files of this model have no head"
         raise ModelError(msg)
     if found is None:
