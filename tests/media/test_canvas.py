@@ -174,7 +174,7 @@ def test_internvl_with_its_own_code_has_the_tiles_of_its_config(tmp_path):
     (tmp_path / "chat").mkdir()
     found = chat_family(tmp_path / "chat", max_dynamic_patch=12, min_dynamic_patch=2)
     assert found == replace(family_of(tmp_path), resample=3)
-    assert chat_family(tmp_path).most == 6
+    assert chat_family(tmp_path).max_tiles == 6
     whole = chat_family(tmp_path, dynamic_image_size=False, use_thumbnail=False)
     assert whole.layout(1000, 200).tiles == ((8, 8),)
 
@@ -208,7 +208,7 @@ def test_wide_pages_get_more_tiles(tmp_path):
     assert len(family.layout(480, 640).tiles) <= 6 + 1
 
 
-SMALL = CanvasTiles(tile=64, patch=8, merge=2, most=6, names=True)
+SMALL = CanvasTiles(tile=64, patch=8, merge=2, max_tiles=6, names=True)
 
 
 @pytest.mark.parametrize("most", [16, 20, 47, 48, 100, 1000])

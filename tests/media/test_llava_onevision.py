@@ -70,7 +70,7 @@ def cut(tiles):
 
 def test_pixels_and_prompts_of_one_picture_are_those_of_the_processors(tmp_path):
     family = family_of(written(tmp_path))
-    assert family.of_count(1) == family == FAMILY
+    assert family.for_pictures(1) == family == FAMILY
     images, prompts = processors()
     scaled = 0
     for number, (width, height) in enumerate(SIZES):
@@ -87,7 +87,7 @@ def test_pixels_and_prompts_of_one_picture_are_those_of_the_processors(tmp_path)
 
 
 def test_pixels_and_prompts_of_several_pictures_are_those_of_the_processors(tmp_path):
-    family = family_of(written(tmp_path)).of_count(2)
+    family = family_of(written(tmp_path)).for_pictures(2)
     images, prompts = processors()
     shown = [picture(*size, seed=number) for number, size in enumerate(SIZES)]
     found = images.preprocess([shown])
@@ -123,7 +123,7 @@ def test_a_picture_whose_square_would_take_all_memory_is_refused():
     long = (1 << 14, 1 << 11)
     assert FAMILY.layout(*long).rows
     with pytest.raises(InvalidRequest, match="a side may have at most 11585"):
-        FAMILY.of_count(2).layout(*long)
+        FAMILY.for_pictures(2).layout(*long)
 
 
 @pytest.mark.parametrize(

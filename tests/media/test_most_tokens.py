@@ -21,7 +21,7 @@ FAMILIES = {
     "idefics3": (SMALL, 12, [{"size": {"longest_edge": 512}}]),
     "lfm2_vl": (LFM2, 20, [{"max_image_tokens": 16}, {"max_tiles": 10}]),
     "lfm2_vl below a tile": (LFM2, 10, [{"max_image_tokens": 16}, {"max_tiles": 10}]),
-    "canvas": (CanvasTiles(tile=64, patch=8, merge=2, most=12), 64, [{"max_patches": 40}]),
+    "canvas": (CanvasTiles(tile=64, patch=8, merge=2, max_tiles=12), 64, [{"max_patches": 40}]),
     "gemma4": (
         Gemma4Pictures(budget=1120, limit=1120, patch=8, merge=2),
         300,

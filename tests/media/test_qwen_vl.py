@@ -166,7 +166,7 @@ def test_glm_counts_the_pixels_of_two_frames(most, tmp_path):
     assert half.layout(500, 500).rows == 1
     with pytest.raises(InvalidRequest, match="at least 512, which are one token"):
         family.changed({"max_pixels": 511, "min_pixels": 1})
-    assert family.page_side == SMALL.changed({"max_pixels": most // 2}).page_side
+    assert family.document_page_side == SMALL.changed({"max_pixels": most // 2}).document_page_side
 
 
 def test_the_least_tokens_of_a_picture_count_two_frames(tmp_path):

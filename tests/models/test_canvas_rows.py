@@ -60,7 +60,7 @@ def compare(path, layouts, tiles, want):
 
 def test_several_pictures_of_a_onevision_are_squares_with_an_end(tmp_path):
     theirs = write_tower_model(ONEVISION, tmp_path, side=SIDE, merge=1)
-    family = family_of(tmp_path).of_count(2)
+    family = family_of(tmp_path).for_pictures(2)
     layouts = [family.layout(*size) for size in SIZES]
     tiles = [random_tiles(1, SIDE, seed=seed) for seed in range(len(SIZES))]
     with torch.inference_mode():

@@ -71,7 +71,7 @@ class Sample:
 class SamplePictures(Family, frozen=True, kw_only=True):
     """Pictures of one row."""
 
-    page_side = 64
+    document_page_side = 64
 
 
 def read_pictures(files):

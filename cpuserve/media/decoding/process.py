@@ -46,6 +46,8 @@ from cpuserve.media.decoding.wire import (
 from cpuserve.media.pictures.families.base import Family
 from cpuserve.models.families import FAMILIES
 
+NO_FILE = -1  # in place of a descriptor
+
 
 def main() -> int:
     """Fork a process for each connection that arrives, until the server has ended."""
@@ -88,7 +90,7 @@ def _serve(sock: socket.socket) -> None:
         limit_memory(space + job.memory_bytes)
     limit_time(job.cpu_s, job.wall_s)
     kind, text = STOPPED, b"it needs more than %d MB of memory" % (job.memory_bytes >> 20)
-    descriptor = -1
+    descriptor = NO_FILE
 
     def tell(pixels: int) -> None:
         fault("picture_fork.send")
@@ -109,14 +111,14 @@ def _serve(sock: socket.socket) -> None:
     used_us = int(time.process_time() * 1e6).to_bytes(USED_BYTES, "little")
     fault("picture_fork.send")
     send(sock, kind, used_us, text)
-    if descriptor >= 0:
+    if descriptor != NO_FILE:
         socket.send_fds(sock, [b"f"], [descriptor])
 
 
 def _decoded(
     job: DecodeJob, family: Family, data: bytes, tell: Callable[[int], None]
 ) -> tuple[DecodedFile, int]:
-    """Return the pictures of a file, and the descriptor of a file with their patches or -1.
+    """Return the pictures of a file, and the descriptor of a file with their patches or NO_FILE.
 
     tell: sends the number of the pixels that will be decoded or drawn. To know the size of a PNG
       with EXIF, its pixels may be decoded.
@@ -125,17 +127,17 @@ def _decoded(
         if not job.document:
             msg = "is a PDF document: send it as a document or a file"
             raise InvalidRequest(msg)
-        document = PdfDocument(data, job.most_pages, family.page_side)
-        family = family.of_count(len(document))
+        document = PdfDocument(data, job.most_pages, family.document_page_side)
+        family = family.for_pictures(len(document))
         if job.measures:
-            return DecodedFile([_measured(family, size) for size in document.sizes()]), -1
+            return DecodedFile([_measured(family, size) for size in document.sizes()]), NO_FILE
         tell(sum(width * height for width, height in document.sizes(job.page)))
         return _written(family, document.pages(job.page))
     image = opened(data, job.most_pixels, job.left)
     if not job.measures or (image.format == "PNG" and may_have_exif(image, data)):
         tell(image.width * image.height)
     if job.measures:
-        return DecodedFile([_measured(family, shown_size(image, data))]), -1
+        return DecodedFile([_measured(family, shown_size(image, data))]), NO_FILE
     return _written(family, map(partial(rgb), [image]))
 
 

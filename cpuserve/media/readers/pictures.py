@@ -95,7 +95,7 @@ class PictureReader:
     def of_request(self, settings: Mapping[str, Any], count: int) -> PicturesOfRequest:
         """Return the reader of a request's pictures; InvalidRequest: a setting is impossible."""
         family = changed(self.family, settings) if settings else self.family
-        return PicturesOfRequest(family.of_count(count), self.most, PixelBudget(MOST_PIXELS))
+        return PicturesOfRequest(family.for_pictures(count), self.most, PixelBudget(MOST_PIXELS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Gemma4Pictures(OneTile, frozen=True, kw_only=True):
     after: str = "<image|>"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return math.isqrt(4 * self.budget * self.block**2 // 3)
 

@@ -56,7 +56,7 @@ class KimiPictures(OneTile, frozen=True, kw_only=True):
         return f"{self.begin}image<|media_content|>", "<|media_end|>"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         patches = min(self.limit, self.most_rows * self.merge**2)
         return math.isqrt(4 * patches * self.patch**2 // 3)

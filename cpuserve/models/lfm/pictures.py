@@ -60,7 +60,7 @@ class Lfm2Pictures(Family, frozen=True, kw_only=True):
     whole: str = "<|img_thumbnail|>"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         tiles = self.greatest * self.tile**2 if self.splits else 0
         return math.isqrt(4 * max(tiles, self.most * self.block**2) // 3)

@@ -76,7 +76,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return 3 * self.patch**2
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """
         raise NotImplementedError
 
-    def of_count(self, _count: int) -> Self:
+    def for_pictures(self, _count: int) -> Self:
         """Return the family for a request with so many pictures, pages of documents included."""
         return self
 

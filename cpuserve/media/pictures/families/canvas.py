@@ -43,27 +43,29 @@ class WideRule(msgspec.Struct, frozen=True):
 
     tiles: the most tiles of such a page; 0 = there is no rule.
     scale: the canvas of usual size must have less than this share of the page's width; 0 = any.
-    least, most: the aspect, width by height, must be above `least`, and not above `most`; 0 = any.
+    min_aspect, max_aspect: the aspect, width by height, must be above the first number, and not
+      above the second; 0 = any.
     """
 
     tiles: int = 0
     scale: float = 0.0
-    least: float = 0.0
-    most: float = 0.0
+    min_aspect: float = 0.0
+    max_aspect: float = 0.0
 
 
 class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     """The numbers of one checkpoint.
 
-    least, most: the number of tiles of a canvas; most = 1: the whole picture is the only tile.
+    min_tiles, max_tiles: the number of tiles of a canvas; max_tiles = 1: the whole picture is the
+      only tile.
     names: whether the prompt names the row and the column of each tile (Granite-Docling).
     numbered: the text before the number of each tile; "" = tiles have no numbers (Aya Vision).
     fine: whether tiles have four times as many rows as usual (Granite-Docling's `fine_route`).
     wide: which pages get more tiles.
     """
 
-    least: int = 1
-    most: int = 1
+    min_tiles: int = 1
+    max_tiles: int = 1
     names: bool = False
     numbered: str = ""
     fine: bool = False
@@ -72,7 +74,7 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     wide: WideRule = WideRule()
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         columns, rows = self._canvas(1275, 1650)
         return self.tile * max(columns, rows)
@@ -102,8 +104,10 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     def changed(self, settings: Mapping[str, Any]) -> CanvasTiles:
         """Return the family with settings; see Family."""
         family = super().changed(settings)
-        if family.least > family.most:
-            refuse_setting("min_patches", f"must be at most {family.most}, got {family.least}")
+        if family.min_tiles > family.max_tiles:
+            refuse_setting(
+                "min_patches", f"must be at most {family.max_tiles}, got {family.min_tiles}"
+            )
         return family
 
     def with_setting(self, name: str, value: Any) -> CanvasTiles:
@@ -113,9 +117,9 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
         if name == "crop_to_patches":
             return self if read_flag(name, value) else self.in_low_detail()
         if name == "min_patches":
-            return self.replaced(least=_number(name, value, 1, _MOST_TILES))
+            return self.replaced(min_tiles=_number(name, value, 1, _MOST_TILES))
         if name == "max_patches":
-            return self.replaced(most=_number(name, value, 1, _MOST_TILES))
+            return self.replaced(max_tiles=_number(name, value, 1, _MOST_TILES))
         if name == "max_tokens":
             number = _number(name, value, self.rows_of_tile)
             return self.replaced(most_rows=min(number, self.most_rows or number))
@@ -137,11 +141,11 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
 
     def in_low_detail(self) -> CanvasTiles:
         """Return the family that makes few rows of a picture."""
-        return self.replaced(least=1, most=1)
+        return self.replaced(min_tiles=1, max_tiles=1)
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """Return how many tiles the canvas of a picture has across and down."""
-        max_tiles = self.most
+        max_tiles = self.max_tiles
         if max_tiles > 1 and self._is_wide(width, height):
             max_tiles = self.wide.tiles
         if self.most_rows:  # the whole picture is one more tile
@@ -151,11 +155,11 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
     def _is_wide(self, width: int, height: int) -> bool:
         """Whether the page gets more tiles by the rule of Granite-Docling."""
         rule, aspect = self.wide, width / height
-        if not rule.tiles or (rule.scale <= 0 and rule.least <= 0):
+        if not rule.tiles or (rule.scale <= 0 and rule.min_aspect <= 0):
             return False
-        if (rule.least > 0 and aspect <= rule.least) or (0 < rule.most < aspect):
+        if (rule.min_aspect > 0 and aspect <= rule.min_aspect) or (0 < rule.max_aspect < aspect):
             return False
-        columns, _ = self._most_alike(width, height, self.most)
+        columns, _ = self._most_alike(width, height, self.max_tiles)
         return rule.scale <= 0 or columns * self.tile / width < rule.scale
 
     def _most_alike(self, width: int, height: int, max_tiles: int) -> tuple[int, int]:
@@ -169,7 +173,7 @@ class CanvasTiles(SquareTiles, frozen=True, kw_only=True):
                 (columns, rows)
                 for columns in range(1, side + 1)
                 for rows in range(1, side + 1)
-                if min(self.least, max_tiles) <= columns * rows <= max_tiles
+                if min(self.min_tiles, max_tiles) <= columns * rows <= max_tiles
             ),
             key=lambda grid: grid[0] * grid[1],
         )
@@ -316,7 +320,12 @@ def _tiles(
         raise ModelError(msg)
     resample = read_filter(processor, 3)
     return CanvasTiles(
-        tile=tile, patch=patch, merge=merge, least=min_tiles, most=number, resample=resample
+        tile=tile,
+        patch=patch,
+        merge=merge,
+        min_tiles=min_tiles,
+        max_tiles=number,
+        resample=resample,
     )
 
 

@@ -29,7 +29,7 @@ class DeepseekVLPictures(LlavaPictures, frozen=True, kw_only=True):
     border: tuple[int, int, int]
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return self.side
 

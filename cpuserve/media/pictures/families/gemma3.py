@@ -35,7 +35,7 @@ class Gemma3Pictures(OneTile, frozen=True, kw_only=True):
     gap: str = "\n\n"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return self.side
 

@@ -53,7 +53,7 @@ class Idefics3(SquareTiles, frozen=True, kw_only=True):
     around: str = "<fake_token_around_image>"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return max(self.longest, self.height, self.width, self.tile)
 

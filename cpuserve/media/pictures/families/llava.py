@@ -36,7 +36,7 @@ class LlavaPictures(OneTile, frozen=True, kw_only=True):
     marker: str = "<image>"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return 4 * self.side // 3
 

@@ -42,7 +42,7 @@ class LlavaNextPictures(Family, frozen=True, kw_only=True):
     marker: str = "<image>"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return self.side * max(self._canvas(1275, 1650))
 

@@ -73,7 +73,7 @@ class OnevisionPictures(LlavaNextPictures, frozen=True, kw_only=True):
         scaled = np.asarray(square.resize((self.side, self.side), filter_))
         return in_merge_order(scaled[None, :tile_side, :tile_side], self.patch, 1)
 
-    def of_count(self, count: int) -> OnevisionPictures:
+    def for_pictures(self, count: int) -> OnevisionPictures:
         """Return the family for a request with so many pictures, pages of documents included."""
         return self.replaced(alone=False) if count > 1 else self
 

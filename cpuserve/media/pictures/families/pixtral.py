@@ -39,7 +39,7 @@ class PixtralPictures(OneTile, frozen=True, kw_only=True):
     after: str = "[IMG_END]"
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         return self.edge
 

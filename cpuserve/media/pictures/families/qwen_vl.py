@@ -37,7 +37,7 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
     frames: how often the processor counts a picture, as if it were a video of so many frames.
     most_rows: the most rows of a picture.
     widens: whether a side shorter than a block is first scaled to one.
-    grows: whether a picture with such a side is first scaled, and keeps its aspect.
+    enlarges: whether a picture with such a side is first scaled, and keeps its aspect.
     """
 
     least: int
@@ -45,18 +45,18 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
     most_rows: int
     marker: str = "<|image_pad|>"
     widens: bool = False
-    grows: bool = False
+    enlarges: bool = False
     frames: int = 1
 
     @property
-    def page_side(self) -> int:
+    def document_page_side(self) -> int:
         """The length in pixels of the longer side of a page of a document."""
         max_pixels = min(self.most // self.frames, self.most_rows * self.block**2)
         return math.isqrt(4 * max_pixels // 3)
 
     @property
-    def row_pixels(self) -> int:
-        """The pixels of a row, as the processor counts them."""
+    def token_pixels(self) -> int:
+        """The pixels of one token, a row of the tower's output, as the processor counts them."""
         return self.block**2 * self.frames
 
     def with_setting(self, name: str, value: Any) -> QwenVL:
@@ -75,10 +75,10 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
                 refuse_setting(name, f"must be at least 1, got {value!r:.40}")
             return self.replaced(most_rows=min(self.most_rows, value))
         if name == "min_tokens":
-            max_rows = min(self.most_rows, self.most // self.row_pixels)
+            max_rows = min(self.most_rows, self.most // self.token_pixels)
             if not is_count(value, 1, max_rows):
                 refuse_setting(name, f"must be between 1 and {max_rows}, got {value!r:.40}")
-            return self.replaced(least=value * self.row_pixels)
+            return self.replaced(least=value * self.token_pixels)
         if name in ("fps", "num_frames", "do_sample_frames", "video"):
             refuse_setting(name, "is for videos, which this server does not read: send pictures")
         raise setting_error(
@@ -100,11 +100,11 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
                 refuse_setting(name, f"must be a number of pixels, got {value!r:.40}")
             pixels[edge] = value
         min_pixels, max_pixels = pixels.values()
-        if max_pixels < self.row_pixels or min_pixels > max_pixels:
+        if max_pixels < self.token_pixels or min_pixels > max_pixels:
             refuse_setting(
                 name,
                 f"means at least {min_pixels} and at most {max_pixels} pixels: the most must be at "
-                f"least {self.row_pixels}, which are one token, and not below the least",
+                f"least {self.token_pixels}, which are one token, and not below the least",
             )
         return self.replaced(least=min_pixels, most=max_pixels)
 
@@ -114,7 +114,7 @@ class QwenVL(OneTile, frozen=True, kw_only=True):
             width, height = round(width * self.block / height), self.block
         if self.widens and width < self.block:
             width, height = self.block, round(height * self.block / width)
-        if self.grows and min(width, height) < self.block:
+        if self.enlarges and min(width, height) < self.block:
             scale = max(self.block / height, self.block / width)
             width, height = int(width * scale), int(height * scale)
         if max(width, height) > _MOST_ASPECT * min(width, height):
@@ -145,7 +145,7 @@ def qwen_vl(
     frames: int = 1,
     *,
     widens: bool = False,
-    grows: bool = False,
+    enlarges: bool = False,
 ) -> QwenVL:
     """Return the family with the numbers of a checkpoint (FamilyReader).
 
@@ -182,7 +182,7 @@ def qwen_vl(
         resample=read_filter(processor, 3),
         marker=files.token("image", marker),
         widens=widens,
-        grows=grows,
+        enlarges=enlarges,
     )
 
 
@@ -210,4 +210,4 @@ def paddleocr_vl(files: PictureFiles) -> QwenVL:
 def glm_ocr(files: PictureFiles) -> QwenVL:
     """Return the family of GLM-OCR (FamilyReader); see qwen_vl."""
     frames = files.of_processor("temporal_patch_size", 2)
-    return qwen_vl(files, "<|image|>", frames, grows=True)
+    return qwen_vl(files, "<|image|>", frames, enlarges=True)
