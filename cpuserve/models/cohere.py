@@ -96,9 +96,10 @@ def _compass_ropes(config: Config) -> Config:
     _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
     rope_config = {**config, "rope_parameters": None}
     kinds = ("full_attention", "sliding_attention")
+    has_kinds = bool({*by_kind} & {*kinds})  # otherwise both kinds have the same RoPE
     ropes: dict[str, Rope | None] = {}
     for kind in kinds:
-        kind_rope = by_kind.get(kind, {}) if {*by_kind} & {*kinds} else by_kind
+        kind_rope = by_kind.get(kind, {}) if has_kinds else by_kind
         if kind_rope is None:
             ropes[kind] = None
         else:

@@ -268,10 +268,10 @@ SmolLm3 = DecoderRow(
 )
 
 
-def _both_sides(spec: ModelSpec, config: Config) -> ModelSpec:
+def _encoder_if_not_causal(spec: ModelSpec, config: Config) -> ModelSpec:
     """Return an encoder if the config has no causal mask (gte-Qwen2: is_causal is false)."""
-    both_sides = not read_bool(config, "is_causal", True)
-    return replace(spec, encoder=both_sides, pooled=both_sides)
+    is_encoder = not read_bool(config, "is_causal", True)
+    return replace(spec, encoder=is_encoder, pooled=is_encoder)
 
 
 def _qwen2_layers(b: Builder, s: ModelSpec) -> None:
@@ -288,7 +288,7 @@ Qwen2 = DecoderRow(
     bias=True,
     out_bias=False,
     read_arguments=read_qwen_windows,
-    finish=_both_sides,
+    finish=_encoder_if_not_causal,
 )
 
 Qwen3 = DecoderRow(

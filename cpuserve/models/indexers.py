@@ -116,12 +116,12 @@ def select_latent(
     layer = b.store_index_keys(keys, rope=rope, interleaved=paired or tail > 0)
     if pool > 1:
         layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{prefix}.indexer.{POOLS[0]}")
-    parts = {f"{prefix}.indexer.wq_b": heads * width}
+    rows_by_matrix = {f"{prefix}.indexer.wq_b": heads * width}
     if rope is not None and paired:
-        parts = unpaired(f"{prefix}.indexer.wq_b", heads, width, rope.rotary)
+        rows_by_matrix = unpaired(f"{prefix}.indexer.wq_b", heads, width, rope.rotary)
     if tail:
-        parts = _tail_first(f"{prefix}.indexer.wq_b", heads, width, tail)
-    queries = b.linear(low, list(parts), features=list(parts.values()))
+        rows_by_matrix = _tail_first(f"{prefix}.indexer.wq_b", heads, width, tail)
+    queries = b.linear(low, list(rows_by_matrix), features=list(rows_by_matrix.values()))
     if rope is not None:
         b.rotate(queries, heads=heads, rope=rope, head_dim=width)
     weights = b.linear(h, f"{prefix}.indexer.weights_proj", features=heads)
@@ -135,12 +135,12 @@ def _tail_first(name: str, heads: int, width: int, tail: int) -> dict[str, int]:
 
     tail: the number of rows at the end of a head, which the RoPE rotates.
     """
-    parts = {}
+    rows_by_matrix = {}
     for row in range(0, heads * width, width):
         for odd in range(2):
-            parts[rows(name, row + width - tail + odd, tail // 2, step=2)] = tail // 2
-        parts[rows(name, row, width - tail)] = width - tail
-    return parts
+            rows_by_matrix[rows(name, row + width - tail + odd, tail // 2, step=2)] = tail // 2
+        rows_by_matrix[rows(name, row, width - tail)] = width - tail
+    return rows_by_matrix
 
 
 def select_blocks(b: Builder, s: ModelSpec, prefix: str, h: ValueId) -> ValueId:

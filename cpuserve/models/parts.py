@@ -24,6 +24,7 @@ class Mixture(TypedDict, total=False):
     expert_limit, gate_limit: the largest gates and ups, of experts and of all gated MLPs.
     limits, shared_limits: those of chosen and of shared experts of each layer.
     sizes: the experts of layers that have their own numbers.
+    joined_gates: whether gate and up of each expert are one tensor, as in GGUF files (Step 3).
     """
 
     experts: int
@@ -47,6 +48,7 @@ class Mixture(TypedDict, total=False):
     near: float
     latent: int
     identities: int
+    joined_gates: bool
     router: str
     flat_bias: bool
     sizes: dict[int, SpecParts]
@@ -72,7 +74,13 @@ class LayerWindows(TypedDict, total=False):
 
 
 class AttentionForm(TypedDict, total=False):
-    """Queries, keys and values: their matrices, norms, limits and scales."""
+    """Queries, keys and values: their matrices, norms, limits and scales.
+
+    split: GGUF files have in several matrices what other files have in one: q, k and v (Baichuan,
+      Ling), gate and up (Granite), or the inputs of delta nets (Qwen3-Next).
+    fused: one matrix has q, k and v (MiMo V2).
+    joined: one tensor has the norms of all heads, as in GGUF files; others have one tensor a head.
+    """
 
     split: bool
     split_pairs: int
@@ -94,7 +102,10 @@ class AttentionForm(TypedDict, total=False):
 
 
 class LatentAttention(TypedDict, total=False):
-    """Latent attention (MLA): the ranks of queries and rows, and the widths of parts of heads."""
+    """Latent attention (MLA): the ranks of queries and rows, and the widths of parts of heads.
+
+    split: two matrices make keys and values of rows, as in GGUF files; other files have one matrix.
+    """
 
     q_rank: int
     rank: int
@@ -139,7 +150,12 @@ class Indexing(TypedDict, total=False):
 
 
 class Ngrams(TypedDict):
-    """The tables of n-grams: the layers that have a table, and numbers that all tables share."""
+    """The tables of n-grams: the layers that have a table, and numbers that all tables share.
+
+    Hashes of the last tokens are looked up in the table of a layer, and the embedding that is found
+    is added to all residual streams before the layer, in each with a gate of its own. Therefore
+    these tables are a part of ResidualStreams (models/qwen4_exp.py).
+    """
 
     layers: tuple[int, ...]
     width: int
@@ -182,6 +198,7 @@ class RecurrentLayers(TypedDict, total=False):
     """Layers with states: delta nets, Mamba, WKV, short convolutions, lightning attention.
 
     beta_factor: what the gates of writes are multiplied by: 2 lets eigenvalues be negative.
+    factors: constants that multiply the parts of a layer (Falcon-H1).
     """
 
     delta: DeltaSizes
@@ -240,7 +257,10 @@ class ModelEnds(TypedDict, total=False):
 
 
 class LayerForm(TypedDict, total=False):
-    """Norms, activations and the order of what a layer does."""
+    """Norms, activations and the order of what a layer does.
+
+    code: whether the model is the one for source code, whose MLPs differ (Jina v2).
+    """
 
     activation: Then
     act: Then

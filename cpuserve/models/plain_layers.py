@@ -40,12 +40,12 @@ def by_group(name: str) -> Queries:
 
     def parts(s: ModelSpec, prefix: str) -> dict[str, int]:
         d, queries = s.head_dim, s.q_heads // s.kv_heads
-        shares = {}
+        rows_by_matrix = {}
         for head, count in ((0, queries), (queries, 1), (queries + 1, 1)):
             for group in range(s.kv_heads):
                 begin = (group * (queries + 2) + head) * d
-                shares[rows(f"{prefix}.{name}", begin, count * d)] = count * d
-        return shares
+                rows_by_matrix[rows(f"{prefix}.{name}", begin, count * d)] = count * d
+        return rows_by_matrix
 
     return parts
 

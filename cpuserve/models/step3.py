@@ -97,7 +97,7 @@ class Step35:
             "dense_layers": _read_dense(settings, layers),
             "expert_scale": read_float(settings, "moe_router_scaling_factor", 1.0),
             # Only configs of GGUF files have this key.
-            "joined": read_bool(settings, "moe_gate_up_joined", False),
+            "joined_gates": read_bool(settings, "moe_gate_up_joined", False),
             "limits": read_limits(settings, "swiglu_limits", layers),
             "shared_limits": read_limits(settings, "swiglu_limits_shared", layers),
         }
@@ -232,7 +232,7 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) 
         return
     width, count = s.parts["expert_width"], s.parts["experts"]
     parts = [("gate_proj", 0, width), ("up_proj", 0, width), ("down_proj", 0, s.width)]
-    if s.parts["joined"]:
+    if s.parts["joined_gates"]:
         parts[:2] = [("gate_up_proj", 0, width), ("gate_up_proj", width, width)]
     limit = s.parts["limits"][layer]
     b.mixture(

@@ -23,7 +23,8 @@ _BLOCKS = {
     "ffn_up": "mlp.up_proj.linear",
     "ffn_down": "mlp.down_proj.linear",
 }
-_IN_ORDER = (1536, 2560)  # the widths of E2B and E4B, where a token sees those before it
+# The widths of E2B and E4B, where each token of a picture sees only the tokens before it.
+_CAUSAL_WIDTHS = (1536, 2560)
 
 
 def _tower(keys: Keys) -> dict[str, Any]:
@@ -41,11 +42,11 @@ def _tower(keys: Keys) -> dict[str, Any]:
         "standardize": keys.has("v.std_bias"),
     }
     # As in llama.cpp: files do not say in which models a token of a picture sees all of it.
-    has_encoder = keys.count("projection_dim") not in _IN_ORDER
+    sees_whole_picture = keys.count("projection_dim") not in _CAUSAL_WIDTHS
     return {
         "model_type": "gemma4",
         "vision_config": vision,
-        "text_config": {"use_bidirectional_attention": "vision" if has_encoder else None},
+        "text_config": {"use_bidirectional_attention": "vision" if sees_whole_picture else None},
         PICTURES: {
             **read_pixels(keys),
             "patch_size": vision["patch_size"],

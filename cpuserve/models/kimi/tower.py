@@ -28,7 +28,7 @@ _PREFIX, _JOIN = "vision_tower", "multi_modal_projector"
 _PATCHES, _PLACES = f"{_PREFIX}.patch_embed.proj", f"{_PREFIX}.patch_embed.pos_emb"
 _EPS = 1e-5  # the default of torch.nn.LayerNorm; the config has no key for it
 _K25_JOIN = "mm_projector"
-# The place of a frame in a video, which follows from its number; a picture has one frame.
+# The position embedding of video frames; it is not read, because a picture has one frame.
 _FRAMES = f"{_PREFIX}.patch_embed.pos_emb.time_weight"
 
 

@@ -130,8 +130,9 @@ _TOP = {
     "token_embd_norm": "model.layers.0.pre_norm",
     "output_norm": "model.norm",
 }
-# Tensors of the recurrent layers and of mixtures that are no weights of a module.
-_BARE = (
+# Tensors of the recurrent layers and of mixtures that are no weights of a module: their names do
+# not end in .weight.
+_WITHOUT_WEIGHT_SUFFIX = (
     *(".x_x", ".x_k", ".k_k", ".k_a", ".r_k", ".lora.2.bias"),
     *(".mu", ".x_proj.2.bias", "attn.bonus", *(f"attn.x_{part}.bias" for part in "rwkvg")),
 )
@@ -151,10 +152,15 @@ RWKV_6 = GgufArch(
     layer_norm=True,
     top=_TOP,
     states=True,
-    bare=_BARE,
+    bare=_WITHOUT_WEIGHT_SUFFIX,
 )
 QRWKV_6 = GgufArch(
-    "RWKV6Qwen2ForCausalLM", "rwkv6qwen2", _TIME_6, _rwkv6qwen2, states=True, bare=_BARE
+    "RWKV6Qwen2ForCausalLM",
+    "rwkv6qwen2",
+    _TIME_6,
+    _rwkv6qwen2,
+    states=True,
+    bare=_WITHOUT_WEIGHT_SUFFIX,
 )
 RWKV_7 = GgufArch(
     "RWKV7ForCausalLM",
@@ -170,6 +176,8 @@ RWKV_7 = GgufArch(
     layer_norm=True,
     top=_TOP,
     states=True,
-    bare=_BARE,
+    bare=_WITHOUT_WEIGHT_SUFFIX,
 )
-ARWKV_7 = GgufArch("RwkvHybridForCausalLM", "rwkv_hybrid", _TIME, _arwkv7, states=True, bare=_BARE)
+ARWKV_7 = GgufArch(
+    "RwkvHybridForCausalLM", "rwkv_hybrid", _TIME, _arwkv7, states=True, bare=_WITHOUT_WEIGHT_SUFFIX
+)
