@@ -124,7 +124,7 @@ def test_a_structured_output_comes_after_a_thought_with_calls_beside_it(family, 
     found = learned(family)[0]
     call = GenerateCall(tools=TOOLS, messages=[], **FORM)
     used = tool_use(call, found)
-    assert used.waits == found.thinks
+    assert used.opens_after_thought == found.thinks
     form = response_structure(call, used)
     header = {"gpt-oss": "<|channel|>final<|message|>"}.get(family, "")
     if found.turns is not None:
@@ -144,7 +144,7 @@ def test_a_structured_output_without_tools_comes_after_a_thought(family, allows)
     found = learned(family)[0]
     call = GenerateCall(messages=[], **FORM)
     used = tool_use(call, found)
-    assert (used is not None and used.waits) == found.thinks
+    assert (used is not None and used.opens_after_thought) == found.thinks
     assert allows(response_structure(call, used), '{"a": 1}')
     assert not allows(response_structure(call, used), '{"a": "x"}')
 

@@ -74,8 +74,8 @@ class RequestRecord:
     def ended(self, method: str, route: str, caller: str) -> EndedRequest:
         """Return the facts for the lines and the span, with one report for all of them."""
         report = None if self.report is None else self.report()
-        waits = sum_of([self.waits.seconds(), {} if report is None else report.waits])
-        return EndedRequest(method, route, caller, report, waits)
+        wait_seconds = sum_of([self.waits.seconds(), {} if report is None else report.wait_seconds])
+        return EndedRequest(method, route, caller, report, wait_seconds)
 
     def end(self) -> None:
         """Call the functions in `at_end`, each of them once."""
@@ -108,14 +108,14 @@ class EndedRequest:
     caller: the name of its API key ("key-1" for the first one without a name), or the client's
       address.
     report: the tokens and times of its generation; None = it reached no model.
-    waits: the seconds of each cause for which it waited before its first token (base/waits.py).
+    wait_seconds: by cause, how long it waited before its first token (base/waits.py).
     """
 
     method: str
     route: str
     caller: str
     report: GenerationReport | None
-    waits: Mapping[str, float] = field(default_factory=dict)
+    wait_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:

@@ -122,13 +122,13 @@ def facts_of(record: RequestRecord, ended: EndedRequest) -> dict[str, object]:
             "first_token_s": found.first_s and round(found.first_s, 6),
             "end": list(found.reasons),
         }
-    waits = {cause: round(seconds, 6) for cause, seconds in ended.waits.items()}
+    waits = {cause: round(seconds, 6) for cause, seconds in ended.wait_seconds.items()}
     return line | {"wait_s": round(sum(waits.values()), 6), "waits": waits}
 
 
 def _waits(ended: EndedRequest) -> list[str]:
     """Return for what the request waited, the longest part first, but no short parts."""
-    parts = sorted(ended.waits.items(), key=lambda part: -part[1])
+    parts = sorted(ended.wait_seconds.items(), key=lambda part: -part[1])
     causes = [f"{cause} {seconds:.3f} s" for cause, seconds in parts if seconds >= _SHOWN_WAIT_S]
     return [f"waited for {' + '.join(causes)}"] if causes else []
 

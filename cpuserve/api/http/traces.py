@@ -449,7 +449,7 @@ def _attributes(record: RequestRecord, request: EndedRequest) -> dict[str, Any]:
         "gen_ai.request.model": None if record.model is None else record.model[:100],
         "cpuserve.request_id": record.request_id,
         "cpuserve.caller": request.caller,
-        **{f"cpuserve.wait.{cause}": seconds for cause, seconds in request.waits.items()},
+        **{f"cpuserve.wait.{cause}": seconds for cause, seconds in request.wait_seconds.items()},
     }
 
 

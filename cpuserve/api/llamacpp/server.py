@@ -87,11 +87,11 @@ async def props(request: Request) -> Response:
 
 async def _props(context: ModelContext, name: str) -> Props:
     template, tokens = context.get_chat_template(), context.get_tokenizer().special_tokens
-    chats = context.pooling == "none"
+    is_chat_model = context.pooling == "none"
     # The traits are cached, unless the template process was stopped while the server started.
     source, tool_source = template.source or "", template.tool_source or ""
-    num_bytes = len(source) + len(tool_source)
-    traits = await run_rendering(num_bytes, template.traits) if chats else None
+    template_bytes = len(source) + len(tool_source)
+    traits = await run_rendering(template_bytes, template.traits) if is_chat_model else None
     return Props(
         default_generation_settings=GenerationSettings(context.max_model_len, _params(context)),
         total_slots=context.limits.slots,

@@ -267,7 +267,7 @@ class _Run:
             async for output in outputs:
                 if output.queue_full:
                     raise context.backlog.refusal(output.error or "The queue is full")
-                if sequence.tally.waits:
+                if sequence.tally.in_backlog:
                     self._begin(output)
                 check_failed(output)
                 if output.logprobs:

@@ -245,7 +245,7 @@ def admit(context: ModelContext, sequences: Sequence[SequencePlan]) -> None:
     if (allowance := sequences[0].tally.allowance) is not None:
         allowance.reserve(sum(s.tally.num_queued + (s.params.max_tokens or 0) for s in sequences))
     for sequence in sequences:
-        sequence.tally.held = sequence.tally.waits = True
+        sequence.tally.counted_active = sequence.tally.in_backlog = True
         context.active_sequences += 1
         context.backlog.enter(sequence.tally.num_queued, sequence.params.caller)
 
@@ -253,7 +253,7 @@ def admit(context: ModelContext, sequences: Sequence[SequencePlan]) -> None:
 def start(context: ModelContext, sequence: SequencePlan, cached_tokens: int) -> None:
     """Count `sequence` as running; `cached_tokens` of its prompt were found in the prefix cache."""
     tally = sequence.tally
-    tally.waits = False
+    tally.in_backlog = False
     tally.first_output = time.monotonic()
     computed = len(sequence.prompt.ids) - cached_tokens
     context.backlog.start(tally.num_queued, computed, sequence.params.caller)
@@ -269,14 +269,14 @@ def dismiss(context: ModelContext, sequence: SequencePlan, reason: str = "") -> 
       computed is not known here, and clients must not have long prompts computed for free.
     """
     tally = sequence.tally
-    if tally.waits:
+    if tally.in_backlog:
         context.backlog.leave(tally.num_queued, sequence.params.caller)
         if tally.allowance is not None and reason in ("abort", "late"):
             tally.allowance.spend(tally.num_queued)
-    if tally.held:
+    if tally.counted_active:
         tally.ended = time.monotonic()
-    context.active_sequences -= tally.held
-    tally.held = tally.waits = False
+    context.active_sequences -= tally.counted_active
+    tally.counted_active = tally.in_backlog = False
 
 
 def usage_of(prompt_tokens: int, sequences: Sequence[SequencePlan]) -> TokenUsage:

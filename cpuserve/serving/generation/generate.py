@@ -329,7 +329,7 @@ async def _run(context: ModelContext, sequence: SequencePlan, tools: ToolUse | N
                         yield [sequence.progress_of(output)]
                         continue
                     events, count = run.push(output)
-                    if tally.waits:
+                    if tally.in_backlog:
                         start(context, sequence, output.cached_tokens)
                         tally.cached_tokens = output.cached_tokens
                         if (why := cache_miss(sequence)) is not None:

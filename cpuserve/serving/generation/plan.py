@@ -26,8 +26,8 @@ class Tally:
     started, first_output: the times (time.monotonic()) when the object was made,
       and when the first output came; 0.0 = no output yet.
     ended: time.monotonic() at the end of the sequence (0.0 before).
-    held: True while the ModelContext counts the sequence as active.
-    waits: whether the backlog counts it, with num_queued prompt tokens.
+    counted_active: whether the ModelContext counts the sequence as active.
+    in_backlog: whether the backlog counts it, with num_queued prompt tokens.
     draft_tokens, accepted_tokens: how many tokens were drafts, and how many of them were right.
     meter: its times, while it runs and afterwards; None before.
     recent: the record of the prompt, which gets the response at its end; None = no record.
@@ -40,8 +40,8 @@ class Tally:
     reasoning_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    held: bool = False
-    waits: bool = False
+    counted_active: bool = False
+    in_backlog: bool = False
     num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
     first_output: float = 0.0

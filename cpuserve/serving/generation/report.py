@@ -43,8 +43,8 @@ class GenerationReport:
     fingerprint: of the model's files and settings; "" = it was not computed.
     params: the sampling parameters of the first sequence.
     is_vector: whether it computes vectors, scores or labels instead of text.
-    waits: the seconds of each cause for which the first sequence that ran has waited in the engine
-      before its first token; `queue_s` of them before it ran (base/waits.py).
+    wait_seconds: the seconds of each cause for which the first sequence that ran has waited in the
+      engine before its first token; `queue_s` of them before it ran (base/waits.py).
     """
 
     usage: TokenUsage
@@ -56,7 +56,7 @@ class GenerationReport:
     fingerprint: str
     params: SamplingParams
     is_vector: bool
-    waits: Mapping[str, float] = field(default_factory=dict)
+    wait_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def queue_s(self) -> float | None:

@@ -74,7 +74,7 @@ def decision_call(
 
 
 async def decision_prompts(
-    context: ModelContext, call: GenerateCall, asked: Decisions, num_bytes: int
+    context: ModelContext, call: GenerateCall, decisions: Decisions, num_bytes: int
 ) -> list[Prompt]:
     """Return the prompt of each question, in order; num_bytes: see chat_prompt.
 
@@ -83,28 +83,29 @@ async def decision_prompts(
         or the options of a question have no labels in this model's tokenizer.
     """
     rendered = await run_rendering(num_bytes, lambda: render_chat(context, call))
-    head, *rest = (rendered + _opening(context, rendered)).split(asked.mark)
+    head, *rest = (rendered + _opening(context, rendered)).split(decisions.mark)
     if not rest:
         msg = "the chat template leaves out the user's message: use another --chat-template"
         raise InvalidRequest(msg, role="messages")
-    tokenizer, mask = context.get_tokenizer(), context.get_chat_template().mask
+    tokenizer, hide = context.get_tokenizer(), context.get_chat_template().mask
 
-    def find_labels() -> list[_Asked]:
+    def find_labels() -> list[_PromptQuestion]:
         end = PromptEnd(tokenizer, rest[-1])
         finder = LabelFinder(end)
-        return [_Asked.of(finder, end, _masked(question, mask)) for question in asked.questions]
+        questions = [_without_control_texts(one, hide) for one in decisions.questions]
+        return [_PromptQuestion.of(finder, end, question) for question in questions]
 
-    asks = await run_tokenizing(len(rest[-1]), find_labels, waits=tokenizer.waits)
-    _check_number(asks)
-    texts = [ask.text for ask in asks]
+    questions = await run_tokenizing(len(rest[-1]), find_labels, waits=tokenizer.waits)
+    _check_number(questions)
+    texts = [question.text for question in questions]
     _check_size(len(head) + sum(map(len, rest)), texts)
     prompts = [text.join([head, *rest]) for text in texts]
     ids = await encode(context, prompts, add_special_tokens=False, masked=True)
-    return await run_sized(sum(map(len, ids)) // 8, lambda: _prompts(context, ids, asks))
+    return await run_sized(sum(map(len, ids)) // 8, lambda: _prompts(context, ids, questions))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PromptQuestion:
     """The text of a question in its prompts, and the labels of its options.
 
     text: the question with its labels.
@@ -116,7 +117,7 @@ class _Asked:
     labels: tuple[tuple[Ids, Labels], ...]
 
     @staticmethod
-    def of(finder: LabelFinder, end: PromptEnd, question: DecisionQuestion) -> _Asked:
+    def of(finder: LabelFinder, end: PromptEnd, question: DecisionQuestion) -> _PromptQuestion:
         """Return the text and labels of a question at the end of its prompts.
 
         Raises:
@@ -124,26 +125,31 @@ class _Asked:
         """
         if not question.as_texts:
             labels = finder.labels(question)
-            return _Asked(question_text(question, labels), (((), labels),))
+            return _PromptQuestion(question_text(question, labels), (((), labels),))
         texts = option_texts(end, question)
         nodes = [
             (before, Labels((), tuple((token,) for token in following), texts))
             for before, following in texts.nodes.items()
         ]
-        return _Asked(text_question(question), tuple(nodes))
+        return _PromptQuestion(text_question(question), tuple(nodes))
 
 
-def _masked(question: DecisionQuestion, mask: Callable[[str], str]) -> DecisionQuestion:
-    """Return a question with masks for control texts, as the rendered prompt has them."""
+def _without_control_texts(
+    question: DecisionQuestion, hide: Callable[[str], str]
+) -> DecisionQuestion:
+    """Return a question with masks for control texts, as the rendered prompt has them.
+
+    hide: ChatTemplate.mask.
+    """
     options = [
-        replace(option, name=mask(option.name), description=mask(option.description or ""))
+        replace(option, name=hide(option.name), description=hide(option.description or ""))
         for option in question.options
     ]
-    return replace(question, instructions=mask(question.instructions), options=tuple(options))
+    return replace(question, instructions=hide(question.instructions), options=tuple(options))
 
 
-def _check_number(asks: Sequence[_Asked]) -> None:
-    count = sum(len(ask.labels) for ask in asks)
+def _check_number(questions: Sequence[_PromptQuestion]) -> None:
+    count = sum(len(question.labels) for question in questions)
     if count > MAX_QUESTIONS:
         msg = (
             f"the options that are scored as texts need {count} prompts, one for each token: at "
@@ -170,15 +176,15 @@ def _check_size(around: int, texts: Sequence[str]) -> None:
 
 
 def _prompts(
-    context: ModelContext, ids: Sequence[list[int]], asks: Sequence[_Asked]
+    context: ModelContext, ids: Sequence[list[int]], questions: Sequence[_PromptQuestion]
 ) -> list[Prompt]:
-    found = [
-        ([*each, *before], labels)
-        for each, ask in zip(ids, asks, strict=True)
-        for before, labels in ask.labels
+    prompts = [
+        ([*prompt_ids, *before], labels)
+        for prompt_ids, question in zip(ids, questions, strict=True)
+        for before, labels in question.labels
     ]
-    shared = _num_shared(context, [each for each, _ in found])
-    return [Prompt(each, labels=labels, shared=shared) for each, labels in found]
+    shared = _num_shared(context, [prompt_ids for prompt_ids, _ in prompts])
+    return [Prompt(prompt_ids, labels=labels, shared=shared) for prompt_ids, labels in prompts]
 
 
 def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:
@@ -192,5 +198,5 @@ def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:
     block = info.get("block_size")
     if len(ids) == 1 or not isinstance(block, int) or not info.get("prefix_caching"):
         return 0
-    most = min(len(commonprefix(ids)), min(map(len, ids)) - 1)
-    return most // block * block
+    num_equal = min(len(commonprefix(ids)), min(map(len, ids)) - 1)
+    return num_equal // block * block

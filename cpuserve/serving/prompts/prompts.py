@@ -103,7 +103,7 @@ async def counted_prompt(context: ModelContext, call: GenerateCall, num_bytes: i
     """
     tools = tool_use(call, context.learned_format, context.thoughts)
     if tools is not None:
-        tools = replace(tools, waits=False)
+        tools = replace(tools, opens_after_thought=False)
     most = most_counted(context)
     return await chat_prompt(context, call, num_bytes, tools, most=most, measures=True)
 

@@ -45,7 +45,7 @@ class ToolUse:
     """How the tools and thoughts of a response are forced and parsed.
 
     opening: the forced beginning of the response; "" = nothing is forced.
-    waits: `opening` and the grammar come after the thought, if the prompt allows a thought.
+    opens_after_thought: `opening` and the grammar come after the thought, if the prompt allows one.
     most_calls: the response ends after this number of tool calls, None = any number.
     form: the grammar of the response after `opening`; None = there is no grammar.
     asked: the structured output that the response may be in place of calls; None = free text.
@@ -67,14 +67,16 @@ class ToolUse:
     ends_at_repeat: bool = False
     asked: StructuredOutputs | None = None
     custom: frozenset[str] = frozenset()
-    waits: bool = False
+    opens_after_thought: bool = False
 
     def begin(self, *, may_think: bool) -> tuple[str, str | None]:
         """Return the beginnings of the response in its prompt and after its thought (see Prompt).
 
         may_think: whether the model may think after the prompt.
         """
-        return ("", self.opening) if self.waits and may_think else (self.opening, None)
+        return (
+            ("", self.opening) if self.opens_after_thought and may_think else (self.opening, None)
+        )
 
     def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
         """Return the parser of the text that choice `index` has after `prompt` and `opening`."""
@@ -178,7 +180,7 @@ def _tool_use(
         ends_at_repeat=bool(used.kept) and (asked is not None or call.tool_choice == "required"),
         asked=asked,
         custom=custom,
-        waits=is_forced and found.thinks and call.reasoning_effort != "none",
+        opens_after_thought=is_forced and found.thinks and call.reasoning_effort != "none",
     )
 
 
