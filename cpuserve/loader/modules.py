@@ -245,7 +245,7 @@ def transformer_settings(path: Path) -> dict[str, Any]:
     return {}
 
 
-def pooling_of(module: Module) -> str:
+def pooling_name(module: Module) -> str:
     """Return the value of Head.pooling for a Pooling.
 
     Raises:

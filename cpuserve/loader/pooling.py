@@ -15,7 +15,7 @@ from cpuserve.loader.modules import (
     Module,
     Stack,
     layers_of,
-    pooling_of,
+    pooling_name,
     read_stack,
     settings_of,
     transformer_settings,
@@ -58,7 +58,7 @@ def checkpoint_pooling(
         kind = "rank" if stack.num_scores == 1 else "classify"
         return kind, f"{stack.of_text[-1].folder.name} computes scores"
     if stack.pooling is not None:
-        name = pooling_of(stack.pooling)
+        name = pooling_name(stack.pooling)
         return "several" if "+" in name else name, f"{stack.pooling.folder.name} says so"
     return "none", "the model generates text"
 
@@ -81,7 +81,7 @@ def module_head(path: Path, pooling: str) -> Head:
         raise ModelError(msg)
     if pooling == "several":
         assert stack.pooling is not None
-        pooling = pooling_of(stack.pooling)
+        pooling = pooling_name(stack.pooling)
     layers = layers_of(stack.of_text)
     while layers and isinstance(layers[-1], UnitLength):  # a request may ask for other lengths
         layers = layers[:-1]

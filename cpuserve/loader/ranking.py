@@ -18,7 +18,7 @@ from cpuserve.loader.modules import (
     Stack,
     activation_of,
     layers_of,
-    pooling_of,
+    pooling_name,
     read_stack,
     settings_of,
 )
@@ -110,7 +110,9 @@ def _of_modules(stack: Stack, activation: str) -> Head:
     """Return the head of a CrossEncoder that is made of modules; activation: of its scores."""
     assert stack.pooling is not None
     layers = (*layers_of(stack.of_text), Activation(activation))
-    return Head(pooling_of(stack.pooling), layers, unit=False, of_tokens=layers_of(stack.of_tokens))
+    return Head(
+        pooling_name(stack.pooling), layers, unit=False, of_tokens=layers_of(stack.of_tokens)
+    )
 
 
 def _activation_setting(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def mlx_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 def _as_named(key: str, value: Any, named: Callable[[str], str]) -> str:
     """Return a key of the settings with the name that a matrix has here; others are unchanged."""
+    # The settings of one matrix are an object, or false if it is not quantized.
     if not isinstance(value, Mapping | bool):
         return key
     return named(f"{key}.weight").removesuffix(".weight")

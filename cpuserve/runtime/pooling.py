@@ -223,27 +223,28 @@ class AllTokens(EachToken):
         return b"".join(found) if len(found) == len(self._parts) else None
 
 
-class Several:
+class PoolerGroup:
     """Runs several poolers over the same vectors, and joins their results in order."""
 
     def __init__(self, poolers: list[Pooler]) -> None:
         self._poolers = poolers
         self.reads_prefixes = all(pooler.reads_prefixes for pooler in poolers)
-        self._wanted: list[range] = []
+        self._ranges: list[range] = []  # the positions that each pooler needs
 
     def positions(self, start: int, end: int, length: int) -> range:
         """Return the positions from the first one that any pooler needs to the last one."""
-        self._wanted = [pooler.positions(start, end, length) for pooler in self._poolers]
-        needed = [each for each in self._wanted if each]
+        self._ranges = [pooler.positions(start, end, length) for pooler in self._poolers]
+        needed = [positions for positions in self._ranges if positions]
         if not needed:
             return range(end, end)
-        return range(min(each.start for each in needed), max(each.stop for each in needed))
+        return range(min(one.start for one in needed), max(one.stop for one in needed))
 
     def add(self, vectors: Sequence[object]) -> None:
         """Pass the vectors to each pooler that needs their positions."""
-        first = min((each.start for each in self._wanted if each), default=0)
-        for pooler, each in zip(self._poolers, self._wanted, strict=True):
-            pooler.add(vectors[each.start - first : each.stop - first] if each else [])
+        first = min((positions.start for positions in self._ranges if positions), default=0)
+        for pooler, positions in zip(self._poolers, self._ranges, strict=True):
+            begin, end = positions.start - first, positions.stop - first
+            pooler.add(vectors[begin:end] if positions else [])
 
     def result(self) -> bytes | None:
         """Return the results of the poolers, one after another; None if one is not finite."""
@@ -252,7 +253,7 @@ class Several:
         return b"".join(found) if len(found) == len(results) else None
 
 
-class JoinedPools(Several):
+class ConcatenatedPools(PoolerGroup):
     """Pools in several ways; the head gets their results one after another as one vector."""
 
     def __init__(self, head: Head) -> None:
@@ -288,11 +289,13 @@ def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
     if head.pooling not in POOLS and "+" not in head.pooling:
         return None
     poolers = [_pooler_of(_head_of(head, kind)) for kind in vectors.split("+")]
-    return poolers[0] if len(poolers) == 1 else Several(poolers)
+    return poolers[0] if len(poolers) == 1 else PoolerGroup(poolers)
 
 
 def _pooler_of(head: Head) -> Pooler:
-    return JoinedPools(head) if "+" in head.pooling else cast("Pooler", POOLS[head.pooling](head))
+    if "+" in head.pooling:
+        return ConcatenatedPools(head)
+    return cast("Pooler", POOLS[head.pooling](head))
 
 
 def _head_of(head: Head, kind: str) -> Head:

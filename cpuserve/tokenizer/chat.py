@@ -34,7 +34,7 @@ from cpuserve.tokenizer.rendering.client import (
     TemplateRefused,
     TemplateStopped,
     is_out_of_time,
-    learning,
+    limited_learning_time,
 )
 from cpuserve.tokenizer.traits import THOUGHTS, Traits, as_parts, find_traits
 
@@ -211,7 +211,7 @@ class ChatTemplate:
         The check also finds the traits of the templates, so that the first request need not wait.
         """
         uses = {"chat requests": self.source, "chat requests with tools": self.tool_source}
-        with learning():
+        with limited_learning_time():
             for which, source in uses.items():
                 if source is not None:
                     try:
@@ -224,7 +224,7 @@ class ChatTemplate:
         """Return the traits of a template; InvalidRequest if it is broken or reaches a limit."""
         found = self._traits.get(source)
         if found is None:
-            with learning():
+            with limited_learning_time():
                 found = self._traits[source] = self._learned_traits(source)
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message)

@@ -7,7 +7,7 @@ import pytest
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.rendering import client
-from cpuserve.tokenizer.rendering.client import RENDERER, learning
+from cpuserve.tokenizer.rendering.client import RENDERER, limited_learning_time
 from tests.helpers.bare_tokens import bare_tokens
 
 WORDS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -55,7 +55,7 @@ def test_later_requests_do_not_learn_a_slow_template_again(renders):
 
 def test_a_format_is_not_learned_from_a_slow_template(renders, caplog):
     template = ChatTemplate(SLOW_WITH_TOOLS, bare_tokens())
-    with learning():
+    with limited_learning_time():
         fault = template.fault()
         learned = learn_format(template)
     assert fault is not None or (learned.calls is None and "first renders" in learned.why)
@@ -64,7 +64,7 @@ def test_a_format_is_not_learned_from_a_slow_template(renders, caplog):
 
 def test_blocks_in_a_block_share_its_time(renders):
     quick = ChatTemplate(WORDS, bare_tokens())
-    with learning():
+    with limited_learning_time():
         client._LEFT.get().seconds = 0.0
         assert "first renders" in quick.fault()
     assert renders == []

@@ -25,7 +25,7 @@ from cpuserve.serving.threads import TOKENIZING
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
-from cpuserve.tokenizer.rendering.client import learning
+from cpuserve.tokenizer.rendering.client import limited_learning_time
 from cpuserve.tokenizer.unlocked import yield_to_streams
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     yield_to_streams(TOKENIZING)
     parses = config.control_tokens_in_messages
     tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template, parses)
-    with tokenizer.unloaded_on_error(), learning():
+    with tokenizer.unloaded_on_error(), limited_learning_time():
         fault = template.fault() if config.pooling == "none" else None
         if fault is not None:
             log.warning("%s: %s", config.served_model_names[0], fault)

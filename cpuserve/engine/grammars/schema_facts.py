@@ -286,8 +286,8 @@ class Reader:
 
     # --- schemas that exclude values ----------------------------------------------------------
 
-    def negated(self, schema: Any, base: Facts, at: str, *, partly: bool = False) -> Any:
-        """Return a schema for the values that have the facts `base` but do not fit `schema`.
+    def negated(self, schema: Any, allowed: Facts, at: str, *, partly: bool = False) -> Any:
+        """Return a schema for the values that have the facts `allowed` but do not fit `schema`.
 
         partly: the schema may be one for some of these values only.
         None: no keywords of JSON Schema that grammars can enforce express it.
@@ -300,19 +300,19 @@ class Reader:
         keys = schema.keys() - _ANNOTATIONS
         if keys == {"$ref"}:
             place, named = self.find(schema["$ref"], at)
-            return self.negated(named, base, place, partly=partly)
+            return self.negated(named, allowed, place, partly=partly)
         options: list[Any] = []
         if keys & {"const", "enum"}:
             values = self.facts({k: schema[k] for k in keys & {"const", "enum", "type"}}, at).values
             keys = keys - {"const", "enum", "type"}
-            options += _other_values(values or [], base)
+            options += _values_except(values or [], allowed)
         if "type" in keys:
-            options.append(self._other_types(schema["type"], base))
+            options.append(self._other_types(schema["type"], allowed))
             keys = keys - {"type"}
         for key, join in (("allOf", "anyOf"), ("anyOf", "allOf")):
             if key in keys:
                 parts = [
-                    self.negated(p, base, f"{at}/{key}/{i}", partly=partly)
+                    self.negated(p, allowed, f"{at}/{key}/{i}", partly=partly)
                     for i, p in enumerate(_schemas(schema, key))
                 ]
                 if partly and join == "anyOf":
@@ -320,8 +320,8 @@ class Reader:
                 options.append(None if None in parts else {join: parts})
                 keys = keys - {key}
         for key in sorted(keys & OPPOSITES.keys()):
-            options.append(opposite(key, schema[key], base.types))
-        options += self._without_members(schema, base, at, partly)
+            options.append(opposite(key, schema[key], allowed.types))
+        options += self._without_members(schema, allowed, at, partly)
         if not partly and (keys - {"properties", "required"} - OPPOSITES.keys() or None in options):
             return None
         options = [some for some in options if some is not None]
@@ -330,17 +330,17 @@ class Reader:
         options = [some for some in options if some is not False and some != {"enum": []}]
         return {"anyOf": options} if options else False
 
-    def _other_types(self, types: Any, base: Facts) -> Any:
+    def _other_types(self, types: Any, allowed: Facts) -> Any:
         given = set(filter(_is_text, types if isinstance(types, list) else [types]))
-        if "integer" in given and "number" in base.types and "number" not in given:
+        if "integer" in given and "number" in allowed.types and "number" not in given:
             return None
         if "number" in given:
             given |= {"integer"}
-        left = sorted(common_types(base.types, set(ALL_TYPES)) - given)
+        left = sorted(common_types(allowed.types, set(ALL_TYPES)) - given)
         return {"type": left} if left else False
 
     def _without_members(
-        self, schema: dict[str, Any], base: Facts, at: str, partly: bool
+        self, schema: dict[str, Any], allowed: Facts, at: str, partly: bool
     ) -> list[Any]:
         """Return a schema for each way to violate `properties` or `required`; None = not known."""
         found: list[Any] = []
@@ -349,7 +349,7 @@ class Reader:
         members = schema.get("properties")
         for name, some in members.items() if isinstance(members, dict) else ():
             of_member = Facts()
-            for known, known_at in base.members.get(name, ()):
+            for known, known_at in allowed.members.get(name, ()):
                 of_member.narrow(self.facts(known, known_at))
             place = f"{at}/properties/{escaped(name)}"
             against = self.negated(some, of_member, place, partly=partly)
@@ -404,23 +404,23 @@ class Reader:
             raise SchemaError(msg) from error
 
 
-def _other_values(values: list[Any], base: Facts) -> list[Any]:
-    """Return schemas for the values with the facts `base` that are not listed; None = not known."""
-    if base.values is not None:
-        return [{"enum": [v for v in base.values if not listed(v, values)]}]
+def _values_except(values: list[Any], allowed: Facts) -> list[Any]:
+    """Return schemas for the values with the facts `allowed` except `values`; None = not known."""
+    if allowed.values is not None:
+        return [{"enum": [v for v in allowed.values if not listed(v, values)]}]
     found: list[Any] = []
     texts = [value for value in values if isinstance(value, str)]
-    if "string" in base.types and texts:
+    if "string" in allowed.types and texts:
         pattern = other_texts(texts)
         found.append(None if pattern is None else {"type": "string", "pattern": pattern})
     excluded = {type_of(value) for value in values}
-    if "boolean" in base.types & excluded:
+    if "boolean" in allowed.types & excluded:
         found.append({"enum": [flag for flag in (True, False) if not listed(flag, values)]})
-    if base.types & excluded & {"integer", "number", "array", "object"}:
+    if allowed.types & excluded & {"integer", "number", "array", "object"}:
         found.append(None)
     # A number that is no integer has the type "number", which allows integers as well.
-    others = base.types - excluded - ({"number"} if "integer" in excluded else set())
-    if "number" in base.types and "integer" in excluded:
+    others = allowed.types - excluded - ({"number"} if "integer" in excluded else set())
+    if "number" in allowed.types and "integer" in excluded:
         found.append(None)
     return [*found, {"type": sorted(others)}] if others else found
 

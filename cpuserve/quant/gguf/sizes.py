@@ -4,10 +4,10 @@ from __future__ import annotations
 
 # Rows of these types cannot be packed as stored, so they are converted when they are read.
 BUILT = ("NVFP4", "TQ1_0", "PTQ1_0")
-# The bytes of a block (in the file, in memory) for types that take more memory. They take more
-# because 4-bit and 6-bit scales become whole bytes, because every four blocks of a row get an
-# fp32 scale (NVFP4), because the values that a code selects from a grid are written out (IQ1 to
-# IQ3), or because they are converted.
+# The types that take more memory than in the file: (bytes of a block in the file, bytes of the same
+# block in memory). They take more because 4-bit and 6-bit scales become whole bytes, because every
+# four blocks of a row get an fp32 scale (NVFP4), because the values that a code selects from a grid
+# are written out (IQ1 to IQ3), or because they are converted.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),

@@ -38,7 +38,7 @@ from cpuserve.serving.tools.thoughts import (
     tags_of,
 )
 from cpuserve.tokenizer.described import CALL_GAP
-from cpuserve.tokenizer.rendering.client import LEARN_S, is_out_of_time, learning
+from cpuserve.tokenizer.rendering.client import LEARN_S, is_out_of_time, limited_learning_time
 from cpuserve.tokenizer.traits import THOUGHTS
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def learn_format(
     source = template.tool_source
     if source is None:
         return NO_TEMPLATE
-    with learning():
+    with limited_learning_time():
         return _learned_format(template, source, calls, reasoning)
 
 

@@ -71,7 +71,7 @@ class TemplateStopped(InvalidRequest):
 
 
 class _TimeLeft:
-    """The seconds that are left for the renders of a block; see `learning`."""
+    """The seconds that are left for the renders of a block; see `limited_learning_time`."""
 
     def __init__(self) -> None:
         self.seconds = LEARN_S
@@ -81,7 +81,7 @@ _LEFT: ContextVar[_TimeLeft | None] = ContextVar("_LEFT", default=None)
 
 
 @contextmanager
-def learning() -> Iterator[None]:
+def limited_learning_time() -> Iterator[None]:
     """Let the renders of this thread in the block take LEARN_S together; then they are refused.
 
     A start renders a template some 60 times to learn its traits and its format of calls. Blocks
@@ -98,7 +98,7 @@ def learning() -> Iterator[None]:
 
 
 def is_out_of_time() -> bool:
-    """Return whether the renders of this `learning` block have taken all of its time."""
+    """Return whether the renders of this limited_learning_time have taken all of it."""
     left = _LEFT.get()
     return left is not None and left.seconds <= 0
 
@@ -230,7 +230,7 @@ class Renderer:
         return self._timed(source, data).decode("utf-8", "surrogatepass")
 
     def _timed(self, source: str, data: bytes | None) -> bytes:
-        """Return the rendered text of `_do`, which counts for a block of `learning`."""
+        """Return the rendered text of `_do`, which counts for `limited_learning_time`."""
         if (left := _LEFT.get()) is None:
             return self._do(source, data)
         if left.seconds <= 0:
