@@ -89,8 +89,8 @@ def quark_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     if packing not in ("reorder", "order"):
         expect({"pack_method": packing}, "a quark", pack_method="reorder or order")
     algorithms = settings.get("algo_config") or []
-    for each in algorithms if isinstance(algorithms, list) else [algorithms]:
-        if isinstance(each, Mapping) and any(each.get(key) for key in ROTATED):
+    for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
+        if isinstance(algorithm, Mapping) and any(algorithm.get(key) for key in ROTATED):
             msg = f"quark checkpoint with rotated activations is not supported; {REMEDY}"
             raise ModelError(msg)
     return QuarkWeights(store, settings, reorder=packing == "reorder")
@@ -112,8 +112,8 @@ class QuarkWeights(IntWeights):
         own = settings.get("layer_quant_config")
         # Programs call the text part of a model of images as a model of its own.
         self._own = [
-            (re.compile(translate(TEXT_PART.sub("model.", pattern))), each)
-            for pattern, each in (own.items() if isinstance(own, Mapping) else ())
+            (re.compile(translate(TEXT_PART.sub("model.", pattern))), layer_settings)
+            for pattern, layer_settings in (own.items() if isinstance(own, Mapping) else ())
         ]
         self._specs: dict[str, Settings] = {}
         self._settings = settings
@@ -137,7 +137,7 @@ class QuarkWeights(IntWeights):
         """Return the settings of the weight of a matrix."""
         if stem not in self._specs:
             name = stem.removesuffix(".")
-            own = (each for pattern, each in self._own if pattern.match(name))
+            own = (settings for pattern, settings in self._own if pattern.match(name))
             layer = next(own, self._settings.get("global_quant_config"))
             found = layer.get("weight") if isinstance(layer, Mapping) else None
             self._specs[stem] = found if isinstance(found, Mapping) else {}
@@ -187,12 +187,12 @@ class QuarkWeights(IntWeights):
         """Return the number of outputs, of inputs, and of groups of inputs of an integer matrix."""
         rows, width = matrix_shape(self.part(stem, "weight"))
         scales = self.part(stem, "weight_scale").shape
-        each = 1 if self._bits(stem) == EIGHT else WORD
+        codes_per_word = 1 if self._bits(stem) == EIGHT else WORD
         if not self._grouped(stem):
             if math.prod(scales) not in (1, rows):
                 raise self._refuse(stem)
-            return rows, width * each, 1
-        fits = len(scales) == 2 and scales[0] and width == -(-scales[1] // each)
+            return rows, width * codes_per_word, 1
+        fits = len(scales) == 2 and scales[0] and width == -(-scales[1] // codes_per_word)
         if not fits or rows % scales[0]:
             raise self._refuse(stem)
         return scales[1], rows, scales[0]
@@ -256,8 +256,8 @@ class QuarkWeights(IntWeights):
             one = stored.data.view("<i4").astype(np.float32) + least
             return np.broadcast_to(one.reshape(1, 1), (count, groups))
         if bits == FOUR:
-            each = _columns(stored, rows)
-            points = self._unpacked(each)[:, :count].T ^ np.uint8(self._least(stem))
+            packed_points = _columns(stored, rows)
+            points = self._unpacked(packed_points)[:, :count].T ^ np.uint8(self._least(stem))
             return np.ascontiguousarray(points).astype(np.float32)
         points = stored.data.reshape(groups, -1).T ^ np.uint8(self._least(stem))
         return np.broadcast_to(points, (n, groups))[rows].astype(np.float32)

@@ -209,8 +209,8 @@ class KvManager:
         assert not any(tables), "only a new sequence can adopt a prefix"
         self.published.judge(chain, match.entries)
         self._share(match.blocks)
-        for table, begin in zip(tables, match.tables, strict=True):
-            table.extend(begin)
+        for table, prefix_blocks in zip(tables, match.tables, strict=True):
+            table.extend(prefix_blocks)
         for entry in match.entries:
             chain.advance(entry)
         chain.found = FoundPrefix()
@@ -275,27 +275,27 @@ class KvManager:
         """
         if not self.prefix_caching or (self.has_states and not computed):
             return
-        full = num_tokens // self.block_size
-        if chain.num_entries >= full:
+        num_full = num_tokens // self.block_size
+        if chain.num_entries >= num_full:
             return
-        self.index.name(chain, token_ids, full)
-        made: list[CachedBlock] = []
-        ours = zip(*(table[chain.num_entries : full] for table in tables), strict=True)
-        for blocks in map(list, ours):
+        self.index.name(chain, token_ids, num_full)
+        new_entries: list[CachedBlock] = []
+        new_blocks = zip(*(table[chain.num_entries : num_full] for table in tables), strict=True)
+        for blocks in map(list, new_blocks):
             if self.slides and not self._leave_out(blocks, chain):
                 break
             entry = self.index.insert(chain, blocks)
             if entry is None:
                 break
             if entry.blocks is blocks:
-                made.append(entry)
+                new_entries.append(entry)
             elif not computed:
                 break
             else:
                 self._unite(tables, chain, entry)
             chain.advance(entry)
-        self.published.keep(made)
-        chain.own += made
+        self.published.keep(new_entries)
+        chain.own += new_entries
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
         """Replace each of `blocks`, the next of the chain, that cannot be published by FORGOTTEN.

@@ -394,27 +394,27 @@ class DenseBuilder(ExpertsBuilder):
         vocab, width = vocab or self._spec.vocab, width or self._spec.width
         weight = self._matrix(name, vocab, width, use=use)
         out = self._value(name, width)
-        out = self._looked_up(Embed(out, weight, vocab, width, scale, media, other or 0))
+        out = self._append_embedding(Embed(out, weight, vocab, width, scale, media, other or 0))
         self._route_adapters()
         adapters = self._adapters
         if adapters is not None and adapters.in_tables and name in adapters.modules:
             columns = adapters.in_tables * adapters.rank
             table = self._matrix(name_table(name), vocab, columns)
-            found = self._value(f"{name} of adapters", columns)
-            self._ops.append(Embed(found, table, vocab, columns, scale, "zero"))
-            self._add_adapters_of_table(found, name, out)
+            adapter_rows = self._value(f"{name} of adapters", columns)
+            self._ops.append(Embed(adapter_rows, table, vocab, columns, scale, "zero"))
+            self._add_adapters_of_table(adapter_rows, name, out)
         return out
 
-    def _looked_up(self, op: Embed) -> ValueId:
+    def _append_embedding(self, op: Embed) -> ValueId:
         """Append `op`, restore its rows if the table is rotated, and return the rows.
 
         Rows of the media buffer are not rotated, so they are added after that.
         """
         rotated = self._spec.rotation is not None and op.weight in self._spec.rotation.tables
-        pictures = rotated and op.media == "row"
-        self._ops.append(structs.replace(op, media="zero") if pictures else op)
+        adds_media = rotated and op.media == "row"
+        self._ops.append(structs.replace(op, media="zero") if adds_media else op)
         out = self._restored(op.out, op.weight)
-        if pictures:
+        if adds_media:
             self.add_media(out, column=0)
         return out
 

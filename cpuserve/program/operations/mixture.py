@@ -184,12 +184,12 @@ def with_guesses(program: Program) -> Program:
     All other values are the same: only the pool of experts of a native executor uses guesses.
     """
     ops, values = list(program.ops), list(program.values)
-    routes = [i for i, op in enumerate(ops) if isinstance(op, Route)]
-    for this, following in reversed(list(pairwise(routes))):
-        found = _router_of(program, this, following)
-        if found is None:
+    route_indexes = [i for i, op in enumerate(ops) if isinstance(op, Route)]
+    for route_index, next_index in reversed(list(pairwise(route_indexes))):
+        norm_and_linear = _router_of(program, route_index, next_index)
+        if norm_and_linear is None:
             continue
-        norm, linear = found
+        norm, linear = norm_and_linear
         width = next(v.width for v in values if v.id == norm.out)
         x, out = (ValueId(max(v.id for v in values) + n) for n in (1, 2))
         values += [
@@ -197,23 +197,24 @@ def with_guesses(program: Program) -> Program:
             Value(out, f"{linear.weights[0]} guess", sum(linear.features)),
         ]
         early = msgspec.structs.replace(norm, out=x)
-        ops[this + 1 : this + 1] = [early, Guess(x, out, linear.weights[0], linear.biases[0])]
+        guess = Guess(x, out, linear.weights[0], linear.biases[0])
+        ops[route_index + 1 : route_index + 1] = [early, guess]
     return replace(program, ops=tuple(ops), values=tuple(values))
 
 
 def _router_of(
-    program: Program, this: int, following: int
+    program: Program, route_index: int, next_index: int
 ) -> tuple[RmsNorm | LayerNorm, Linear] | None:
-    """Return the norm and the linear before Route op `following`; None if they are others.
+    """Return the norm and the linear before the Route op `next_index`; None if they are others.
 
-    this: the index of the Route before, after which the norm must be able to run.
+    route_index: that of the Route before, after which the norm must be able to run.
     """
 
     def writer(value: ValueId) -> Op | None:
-        between = program.ops[this + 1 : following]
+        between = program.ops[route_index + 1 : next_index]
         return next((op for op in reversed(between) if op.written() == value), None)
 
-    route = program.ops[following]
+    route = program.ops[next_index]
     if isinstance(route, Route) and route.table is not None:
         return None  # the router does not choose
     (logits,) = route.reads()
@@ -223,7 +224,7 @@ def _router_of(
     norm = writer(linear.x)
     if not isinstance(norm, RmsNorm | LayerNorm):
         return None
-    known = any(op.written() == norm.x for op in program.ops[:this])
+    known = any(op.written() == norm.x for op in program.ops[:route_index])
     return (norm, linear) if known else None
 
 

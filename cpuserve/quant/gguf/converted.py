@@ -148,10 +148,10 @@ class Factors:
         self._check_type(matrix, self._of[matrix])
         factors = self._store.get(self._of[matrix])
         shape = self._store.get(matrix).shape
-        each = math.prod(shape[:-2])
-        if factors.dtype != "F32" or factors.shape not in ((1,), (each,)):
-            of = f"for the {each} matrices of {matrix}" if each > 1 else f"for {matrix}"
-            msg = f"{factors.name} is {factors.dtype} {list(factors.shape)}, not F32 [{each}] {of}"
+        count = math.prod(shape[:-2])
+        if factors.dtype != "F32" or factors.shape not in ((1,), (count,)):
+            of = f"for the {count} matrices of {matrix}" if count > 1 else f"for {matrix}"
+            msg = f"{factors.name} is {factors.dtype} {list(factors.shape)}, not F32 [{count}] {of}"
             raise ModelError(msg)
 
     def _check_type(self, matrix: str, name: str) -> None:
@@ -173,14 +173,14 @@ def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
     """
     *outer, k = stored.shape
     count, blocks = math.prod(outer), k // WEIGHTS
-    each = count // len(factors)  # number of rows that share an fp32 factor
+    rows_per_factor = count // len(factors)
 
     def build(rows: slice) -> Bytes:
         data = stored.cut(rows, blocks * SIZE).reshape(-1, blocks, SIZE)
         return nvfp4_rows(
             _pairs(data[..., 4:]).reshape(len(data), -1),
             _scales(data[..., :4], stored.name).reshape(len(data), -1),
-            factors[np.arange(*rows.indices(count)) // each],
+            factors[np.arange(*rows.indices(count)) // rows_per_factor],
         )
 
     size = count * row_bytes("nvfp4", k)

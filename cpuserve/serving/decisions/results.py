@@ -74,18 +74,18 @@ def results_of(
     prompts: the labels and the first token of each prompt, in the order of the questions.
     A question has one prompt; if its options are texts, one for each node of their tree.
     """
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     diagnostics: dict[str, LabelDiagnostics] = {}
-    at = 0
+    begin = 0
     for question in questions:
-        labels = prompts[at][0]
+        labels = prompts[begin][0]
         assert labels is not None, "the prompt of a question has labels"
-        end = at + (1 if labels.texts is None else len(labels.texts.nodes))
-        rows = [row for _, row in prompts[at:end]]
-        found[question.id], diagnostics[question.id] = decided(question, labels, rows)
-        at = end
-    assert at == len(prompts), "each prompt belongs to a question"
-    return found, diagnostics
+        end = begin + (1 if labels.texts is None else len(labels.texts.nodes))
+        rows = [row for _, row in prompts[begin:end]]
+        results[question.id], diagnostics[question.id] = decided(question, labels, rows)
+        begin = end
+    assert begin == len(prompts), "each prompt belongs to a question"
+    return results, diagnostics
 
 
 def decided(

@@ -56,15 +56,19 @@ class SequenceRun:
         self._opening: list[int] = []  # the forced beginning, which the model did not generate
         self._held: list[Event] = []  # events held back until it is known whether the model thinks
         self._num_held = 0  # the number of tokens in the events of `_held`
-        waits = sequence.after_thought is not None
-        self._processor = self._begin(sequence.prompt.opening, waits=waits)
+        opens_after_thought = sequence.after_thought is not None
+        self._processor = self._begin(
+            sequence.prompt.opening, opens_after_thought=opens_after_thought
+        )
         if tools is not None:
-            self._processor.watch_thought(tools.thoughts.budget, waits=waits)
+            self._processor.watch_thought(
+                tools.thoughts.budget, opens_after_thought=opens_after_thought
+            )
 
-    def _begin(self, opening: str, *, waits: bool = False) -> TextProcessor:
+    def _begin(self, opening: str, *, opens_after_thought: bool = False) -> TextProcessor:
         """Return a new TextProcessor, which reads the response from its first token.
 
-        waits: a structured output begins only after the thought.
+        opens_after_thought: a structured output begins only after the thought.
         """
         sequence, tools, context = self._sequence, self._tools, self._context
         processor = TextProcessor(
@@ -72,7 +76,7 @@ class SequenceRun:
         )
         if tools is not None:
             parser = tools.parser(sequence.index, sequence.prompt, opening)
-            if not waits:
+            if not opens_after_thought:
                 parser = self._after(tools, parser)
             processor.find_calls(parser, context.shown_ids, tells_thoughts=tools.thoughts.told)
         if sequence.lines is not None:

@@ -164,7 +164,7 @@ class TextProcessor:
         self._calls: ToolParser | None = None
         self._tells_thoughts = True
         self._budget: int | None = None
-        self._waits = False
+        self._opens_after_thought = False
         self._lines: LineLimits | None = None
         self._thought = False  # whether the response has contained a thought
         self.turn: NextTurn | None = None
@@ -185,17 +185,18 @@ class TextProcessor:
         """End the response where LineRules end it; its finish reason is then "length"."""
         self._lines = LineLimits(rules)
 
-    def watch_thought(self, budget: int | None, *, waits: bool) -> None:
-        """Set `turn` when the thought has `budget` tokens, and if `waits`, at the thought's end."""
+    def watch_thought(self, budget: int | None, *, opens_after_thought: bool) -> None:
+        """Set `turn` after `budget` tokens of a thought and, if opens_after_thought, at its end."""
         assert self._calls is not None
-        self._budget, self._waits, self._thought = budget, waits, self._calls.in_thought
+        self._budget, self._thought = budget, self._calls.in_thought
+        self._opens_after_thought = opens_after_thought
         if budget == 0 and self._thought:
             self.turn = NextTurn.OPEN
 
     @property
     def is_undecided(self) -> bool:
         """Whether a forced beginning or a grammar waits for a thought that may still begin."""
-        return self._waits and self.turn is None and not self._thought
+        return self._opens_after_thought and self.turn is None and not self._thought
 
     def go_on(
         self,
@@ -213,7 +214,7 @@ class TextProcessor:
         is_last: these tokens reach max_tokens, so the response ends.
         """
         assert self._calls is not None
-        self.turn, self._budget, self._waits = None, None, False
+        self.turn, self._budget, self._opens_after_thought = None, None, False
         text = self._detokenizer.push(ids)
         pieces = self._calls.push(text.removesuffix(opening))
         pieces += self._calls.force(opening)
@@ -247,7 +248,7 @@ class TextProcessor:
         if finish == "stop" and not self._include:
             num_shown = num_shown[:-1]  # the text of a stop token is not part of the response
         pieces = self._read(num_shown, text)
-        if self.turn is None and self._waits and finish == "stop":
+        if self.turn is None and self._opens_after_thought and finish == "stop":
             self.turn = NextTurn.OPEN if self._thought else NextTurn.NONE
             text.token_ids = text.token_ids[: len(num_shown)]
         count = len(text.token_ids)
@@ -322,7 +323,7 @@ class TextProcessor:
 
     @property
     def _watches(self) -> bool:
-        return self._waits or self._budget is not None
+        return self._opens_after_thought or self._budget is not None
 
     def _turn(self, pieces: list[Piece]) -> NextTurn | None:
         """Return why another engine request must follow the last token; None = no request must.
@@ -334,7 +335,7 @@ class TextProcessor:
             self._thought = True
             spent = self._budget is not None and self.num_reasoning >= self._budget
             return NextTurn.OPEN if spent else None
-        if not self._waits:
+        if not self._opens_after_thought:
             return None
         said = any(not isinstance(piece, Thought) for piece in pieces)
         if said:

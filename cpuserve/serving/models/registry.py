@@ -344,11 +344,11 @@ class ModelRegistry:
         self._add(CreatedName(name, preset, adapter), slot)
 
     def _add(self, created: CreatedName, slot: _Slot) -> None:
-        earlier = self._by_name.get(created.name)
+        replaced_slot = self._by_name.get(created.name)
         self._created[created.name] = created
         self._by_name[created.name] = slot
-        if earlier is not None:
-            self._retire(earlier)
+        if replaced_slot is not None:
+            self._retire(replaced_slot)
 
     def drop(self, name: str) -> None:
         """Stop serving a created model; requests that run now may finish."""
