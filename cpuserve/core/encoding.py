@@ -111,22 +111,22 @@ class EncodedMedia:
 
         If an item has to be encoded before more of them can run, it is queued.
         """
-        found, number = request.chain.placeholders, request.id
-        if found is None:
+        placeholders, request_id = request.chain.placeholders, request.id
+        if placeholders is None:
             return count
-        self._held.pop(number, None)
-        for run in found.runs(start, start + count):
-            item = found.items[run.index]
+        self._held.pop(request_id, None)
+        for run in placeholders.runs(start, start + count):
+            item = placeholders.items[run.index]
             key = item.digest
-            self._held.setdefault(number, key)
-            self._count(number, run.index, is_hit=key in self._encoded)
+            self._held.setdefault(request_id, key)
+            self._count(request_id, run.index, is_hit=key in self._encoded)
             if key not in self._encoded:
                 self._want(request, run.index, key, item)
                 if run.begin == start:
-                    self.blocked.add(number)
+                    self.blocked.add(request_id)
                 return run.begin - start
             self._encoded.move_to_end(key)
-        self._stop_waiting(number)
+        self._stop_waiting(request_id)
         return count
 
     def least(self, request: Request, start: int) -> int:

@@ -32,7 +32,7 @@ class Router:
         # The least recently requested prefix comes first.
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
-        self._chosen = [0] * num_replicas
+        self._chosen_turns = [0] * num_replicas
 
     def choose(
         self,
@@ -52,7 +52,7 @@ class Router:
         matched = self._matched(prefixes, serving)
 
         def order(i: int) -> tuple[float, int]:
-            return loads[i] or 0.0, self._chosen[i]
+            return loads[i] or 0.0, self._chosen_turns[i]
 
         least = min(serving, key=order)
         best = min(serving, key=lambda i: (-matched[i], *order(i)))
@@ -61,7 +61,7 @@ class Router:
         choice = best if stays else least
         self._remember(prefixes, choice)
         self._turn += 1
-        self._chosen[choice] = self._turn
+        self._chosen_turns[choice] = self._turn
         return choice
 
     def forget(self, replica: int) -> None:

@@ -174,8 +174,8 @@ class ChatTemplate:
 
     def mask(self, text: str) -> str:
         """Return a text for a rendered prompt, with its control texts masked."""
-        found: str = self._masked(text)
-        return found
+        masked_text: str = self._masked(text)
+        return masked_text
 
     def _masked(self, value: Any, but: Collection[str] = ()) -> Any:
         masks = self._tokenizer.masks

@@ -39,12 +39,12 @@ def sequence_timings(sequence: SequencePlan) -> dict[str, object]:
 def _timings(
     sequence: SequencePlan, now: float, prompt: int, cached: int, completion: int
 ) -> dict[str, object]:
-    begun = sequence.tally.first_output or now
+    prompt_end = sequence.tally.first_output or now
     miss = cache_miss(sequence)
     return {
         "cache_n": cached,
-        **_rates("prompt", prompt - cached, 1e3 * (begun - sequence.tally.started)),
-        **_rates("predicted", completion, 1e3 * (now - begun)),
+        **_rates("prompt", prompt - cached, 1e3 * (prompt_end - sequence.tally.started)),
+        **_rates("predicted", completion, 1e3 * (now - prompt_end)),
         **({} if miss is None else {"cache_miss": miss}),
         **_waits(sequence),
     }

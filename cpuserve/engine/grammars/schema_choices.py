@@ -136,13 +136,13 @@ def distinct(values: Sequence[Any], least: int, most: int | None) -> list[Any] |
 
     If not all orders fit into the limit, the items have the order of `values`.
     """
-    num = len(values)
-    if not 0 < num <= MAX_COMBINATIONS:
+    num_values = len(values)
+    if not 0 < num_values <= MAX_COMBINATIONS:
         return None
-    sizes = range(least, min(num, num if most is None else most) + 1)
+    sizes = range(least, min(num_values, num_values if most is None else most) + 1)
     ways = (itertools.permutations, math.perm), (itertools.combinations, math.comb)
     for arrange, count in ways:
-        if sum(count(num, size) for size in sizes) in _FEW:
+        if sum(count(num_values, size) for size in sizes) in _FEW:
             return [
                 {
                     "type": "array",

@@ -102,11 +102,11 @@ def listed(value: Any, values: list[Any]) -> bool:
 
 def common_types(left: set[str], right: set[str]) -> set[str]:
     """Return the types that are allowed by both sets; an integer is a number as well."""
-    found = left & right
-    for one, other in ((left, right), (right, left)):
-        if "integer" in one and "number" in other:
-            found.add("integer")
-    return found
+    common = left & right
+    for narrow, wide in ((left, right), (right, left)):
+        if "integer" in narrow and "number" in wide:
+            common.add("integer")
+    return common
 
 
 class Reader:

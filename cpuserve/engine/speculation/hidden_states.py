@@ -38,7 +38,7 @@ class HiddenStates:
         # and then the inputs of the model's layers; for other heads, the one or the other.
         self._columns = head.program.media_width
         self._own_columns = head.spec.width if head.layers else 0
-        self._last: dict[SlotId, int] = {}  # the row of each text's last token in the last step
+        self._last_rows: dict[SlotId, int] = {}  # of each text's last token in the last step
 
     def take_step(self) -> None:
         """Note the rows of the step that the model has run."""
@@ -51,7 +51,7 @@ class HiddenStates:
           text. All chunks have the one or the other.
         """
         executor = self._texts.executor
-        head_rows = [self._last[chunk.slot] for chunk in chunks if chunk.media is None]
+        head_rows = [self._last_rows[chunk.slot] for chunk in chunks if chunk.media is None]
         model_rows = [row for chunk in chunks for row in chunk.media or ()]
         source = executor if head_rows else self._target
         states = source.read_hidden(np.array(head_rows or model_rows, np.int32))
@@ -59,7 +59,7 @@ class HiddenStates:
         offsets = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         for chunk, begin, end in zip(chunks, offsets, offsets[1:], strict=False):
             chunk.media = list(range(begin, end))
-            self._last[chunk.slot] = end - 1
+            self._last_rows[chunk.slot] = end - 1
         results = self._texts.run(chunks)
         if self._ids is not None:
             for row in results:

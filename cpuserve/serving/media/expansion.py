@@ -41,7 +41,7 @@ class Expansion:
         """The marker of an item with the texts that chat templates write around it."""
         return f"{self._texts.before}{self.spaced(self._texts.marker)}{self._texts.after}"
 
-    def found(self, text: str, count: int) -> str:
+    def with_markers(self, text: str, count: int) -> str:
         """Return a rendered prompt with a marker in place of each `MarkerTexts.written`.
 
         count: the number of items. If the prompt has another number of these texts, a user may

@@ -199,7 +199,9 @@ class MediaReader:
 
         Source: the processors of transformers, which read texts only.
         """
-        return self.spaced(self.found(text, (self.part_kinds.get(p.kind, "") for p in parts)))
+        return self.spaced(
+            self.with_markers(text, (self.part_kinds.get(p.kind, "") for p in parts))
+        )
 
     def processed_ids(self, ids: Sequence[int]) -> list[int]:
         """Return the token ids of such a prompt, with those of the text around each marker."""
@@ -207,7 +209,7 @@ class MediaReader:
             ids = expansion.spaced_ids(ids)
         return list(ids)
 
-    def found(self, text: str, kinds: Iterable[str]) -> str:
+    def with_markers(self, text: str, kinds: Iterable[str]) -> str:
         """Return a rendered prompt with markers in place of other texts that templates write.
 
         kinds: the kind of each item.
@@ -215,7 +217,7 @@ class MediaReader:
         counts = Counter(kinds)
         for kind, expansion in self._expansions.items():
             if counts[kind]:
-                text = expansion.found(text, counts[kind])
+                text = expansion.with_markers(text, counts[kind])
         return text
 
     def unmarked(self, text: str, items: Sequence[ReadItem]) -> set[str]:

@@ -59,7 +59,7 @@ async def chat_prompt(
     messages, items = await read_media(context, call, measures=measures)
     text = await run_rendering(num_bytes, lambda: render_chat(context, call, messages))
     if items and (reader := context.media) is not None:
-        text = reader.found(text, (item.kind for item in items))
+        text = reader.with_markers(text, (item.kind for item in items))
         if unmarked := reader.unmarked(text, items):
             shown, marks = _with_marks(reader, messages, unmarked)
             text = await run_rendering(num_bytes, lambda: render_chat(context, call, shown))

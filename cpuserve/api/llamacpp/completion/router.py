@@ -311,8 +311,8 @@ class LlamaCompletionWriter:
     def _is_full(self, sequence: SequencePlan) -> bool:
         """Whether the prompt and the response together fill the context."""
         bounds = self._request.context.bounds
-        most = min(bounds.max_model_len, bounds.kv_tokens + 1)
-        return len(sequence.prompt.ids) + sequence.tally.completion_tokens >= most
+        max_tokens = min(bounds.max_model_len, bounds.kv_tokens + 1)
+        return len(sequence.prompt.ids) + sequence.tally.completion_tokens >= max_tokens
 
     def _settings(self, sequence: SequencePlan) -> dict[str, Any]:
         body = self._body

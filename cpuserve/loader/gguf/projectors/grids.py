@@ -129,10 +129,10 @@ def _qwen25_omni(keys: Keys) -> dict[str, Any]:
 
 
 def _grid_vision(keys: Keys) -> dict[str, Any]:
-    """Return `_vision` with the names of Qwen for two numbers."""
+    """Return the numbers of read_vision, two of them under the names of Qwen as well."""
     vision = read_vision(keys)
-    more = {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"]}
-    return {**vision, **more}
+    qwen_names = {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"]}
+    return {**vision, **qwen_names}
 
 
 def _qwen3_vl(keys: Keys) -> dict[str, Any]:
