@@ -300,9 +300,9 @@ def test_the_time_of_a_slow_file_is_work_of_its_caller(monkeypatch):
 def test_slow_files_use_up_the_pixels_of_a_request(monkeypatch):
     api, jobs = picture_api(most=64), []
 
-    def slow(*_, used, **__):
+    def slow(*_, charge_seconds, **__):
         jobs.append(1)
-        used(4.9)
+        charge_seconds(4.9)
         raise InvalidRequest("is damaged")
 
     monkeypatch.setattr(DECODER, "decode", slow)
