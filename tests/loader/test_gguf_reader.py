@@ -186,7 +186,7 @@ def test_a_type_of_another_program_is_named_with_what_to_do(path, kind, what):
         " Q4_K,",
         " Q1_0,",
         " Q2_0,",
-        " PTQ1_0,",
+        " PTQ1_0;",
         " IQ1_S",
         "; download the model as Q4_K_M or",
     ):

@@ -2,7 +2,7 @@
 
 The keys "prism.hadamard.*" say which matrices are rotated and how (program/rotation.py). A file
 that is read without its rotation gives senseless text, so every value that is not known here is
-refused. Source: the loader of PrismML-Eng/llama.cpp, and llama.cpp issue 29058.
+refused. Source: the loader of llama.cpp in the fork of PrismML-Eng, and llama.cpp issue 29058.
 """
 
 from __future__ import annotations
