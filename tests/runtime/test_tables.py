@@ -147,7 +147,8 @@ def test_the_memory_plan_knows_which_tables_are_mapped(stored):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mapped"), [("Q4_0", True), ("Q4_K", True), ("IQ3_XXS", True), ("TQ2_0", False)]
+    ("dtype", "mapped"),
+    [("Q4_0", True), ("Q4_K", True), ("IQ3_XXS", True), ("TQ2_0", True), ("TQ1_0", False)],
 )
 def test_the_memory_plan_counts_the_tables_of_gguf_files_as_it_counts_files(
     dtype, mapped, tmp_path
