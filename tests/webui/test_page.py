@@ -29,6 +29,7 @@ from tests.webui.visit import (
     server,
     set_field,
     shows,
+    wait_for_response,
     write,
 )
 
@@ -263,7 +264,7 @@ def test_a_restart_of_the_server_is_survived(browser):
     browser.until("document.querySelector('.trouble .wrong')?.innerText.includes('reached')")
     with scripted_server(pace_s=0.0, port=port):
         browser.click(".trouble button")
-        shows(browser, "word399")
+        wait_for_response(browser, "word399")
 
 
 @pytest.mark.deep

@@ -27,6 +27,7 @@ from tests.webui.visit import (
     set_field,
     shows,
     stored,
+    wait_for_response,
     write,
 )
 
@@ -318,7 +319,7 @@ def test_a_model_that_is_gone_does_not_stay_selected(browser):
         browser.until("document.querySelector('#model').value === 'stays'")
         assert "no model goes" in browser.run("document.querySelector('#notice').innerText")
         write(browser, "[[say After.]]")
-        shows(browser, "After.")
+        wait_for_response(browser, "After.")
         sent = [x.body["model"] for x in server.exchanges if x.path.endswith("chat/completions")]
         assert sent == ["stays"]
     with scripted_server(names=("another",), port=port) as server:
@@ -327,7 +328,7 @@ def test_a_model_that_is_gone_does_not_stay_selected(browser):
         browser.until("document.querySelector('.trouble .wrong') !== null")
         browser.until("document.querySelector('#model').value === 'another'")
         browser.click(".trouble button")
-        shows(browser, "Late.")
+        wait_for_response(browser, "Late.")
 
 
 @pytest.mark.deep

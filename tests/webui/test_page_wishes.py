@@ -28,6 +28,7 @@ from tests.webui.visit import (
     set_field,
     shows,
     stored,
+    wait_for_response,
     write,
 )
 
@@ -129,7 +130,7 @@ def test_the_progress_of_a_long_prompt_is_shown(browser):
         assert "of" in browser.run(f"{LAST}.querySelector('.progress').innerText")
         step.set()
         go.set()
-        shows(browser, "Read.")
+        wait_for_response(browser, "Read.")
         assert browser.run(f"{LAST}.querySelector('.progress').hidden")
 
 

@@ -206,7 +206,12 @@ def at_once(page):
 def shows(page, text):
     """Wait until the last response has a text and has ended; nothing looks at the rest of it."""
     with at_once(page):
-        page.until(f"{LAST}?.innerText.includes({json.dumps(text)}) && {IDLE}")
+        wait_for_response(page, text)
+
+
+def wait_for_response(page, text):
+    """Wait until the last response of any server has a text and has ended."""
+    page.until(f"{LAST}?.innerText.includes({json.dumps(text)}) && {IDLE}")
 
 
 def count_of(page, selector):
